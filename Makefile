@@ -1,0 +1,110 @@
+# Every target works on a fresh clone with Python 3.11 or newer and make: it brings .venv in line
+# with the committed pins first (scripts/venv.sh), which takes no time when it already is.
+# Written for GNU make 3.81 and later, because that is what macOS has.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+BIN := .venv/bin
+VENV := sh scripts/venv.sh
+TREES := $(wildcard src tests scripts bench)
+COVERAGE := --cov --cov-report=term:skip-covered
+
+# PYTHON=… names the interpreter to build .venv from; without it one is looked for.
+export PYTHON
+
+.PHONY: help
+help:
+	@echo "Headwater: make <target>"
+	@echo
+	@echo "  demo         run the main job end to end, on this machine, with nothing else installed"
+	@echo "  test         a fair sample of everything, with coverage      (ARGS='tests/store -k name')"
+	@echo "  check        ruff, mypy --strict, layers, tidy, exports"
+	@echo "  format       let ruff put right what it can"
+	@echo
+	@echo "  bench        measure Headwater                               (ARGS=… to each program)"
+	@echo "  bench-peers  the same work on what one would pick instead, installed on demand"
+	@echo "  interop      tests against real servers; skips say why       (ARGS='-k minio')"
+	@echo "  torture      full counts of simulated histories              (ROOM= SCENARIO= SEED= ROUNDS=)"
+	@echo
+	@echo "  java         find Java 17 or newer, or install one into .venv; prints JAVA_HOME"
+	@echo "  pins         renew requirements/*.txt from pyproject.toml    (UPGRADE=1 for newer versions)"
+	@echo "  clean        remove .venv, caches and build output"
+	@echo
+	@echo "PYTHON=/path/to/python names the interpreter to use (3.11 or newer)."
+
+.PHONY: venv
+venv:
+	@$(VENV) dev
+
+.PHONY: demo
+demo: venv
+	@$(BIN)/python -m headwater.cli demo $(ARGS)
+
+# Coverage is a promise of the whole run: a part of it (ARGS) is not measured.
+.PHONY: test
+test: venv
+	$(BIN)/python -m pytest -m "not interop and not torture" $(if $(ARGS),$(ARGS),$(COVERAGE))
+
+.PHONY: check
+check: venv
+	@$(BIN)/ruff check $(TREES) || { echo "→ make format mends what can be mended by itself"; exit 1; }
+	@$(BIN)/ruff format --check $(TREES) || { echo "→ run: make format"; exit 1; }
+	@$(BIN)/mypy --strict $(TREES)
+	@$(BIN)/python scripts/check_layers.py
+	@$(BIN)/python scripts/tidy.py
+	@$(BIN)/python -m pytest -q --no-header tests/project/test_exports.py
+
+.PHONY: format
+format: venv
+	$(BIN)/ruff check --fix-only --quiet $(TREES)
+	$(BIN)/ruff format $(TREES)
+
+.PHONY: bench
+bench: venv
+	@set -e; found=; for program in bench/*.py; do \
+	  case $$program in bench/\**|bench/_*) continue;; esac; \
+	  found=1; echo "── $$program"; $(BIN)/python $$program $(ARGS); \
+	done; [ -n "$$found" ] || echo "There are no benchmarks in bench/ yet."
+
+.PHONY: bench-peers
+bench-peers: venv
+	@set -e; found=; for program in bench/peers/*.py; do \
+	  case $$program in bench/peers/\**|bench/peers/_*) continue;; esac; \
+	  found=1; echo "── $$program"; $(BIN)/python $$program $(ARGS); \
+	done; [ -n "$$found" ] || echo "There are no comparisons in bench/peers/ yet."
+
+# A server that cannot be installed is a skip with its reason, not a failure.
+.PHONY: interop
+interop: venv
+	@$(VENV) interop || echo "→ going on without requirements/interop.txt; what needs it is skipped"
+	$(BIN)/python -m pytest tests/interop -m interop -rs -v $(ARGS)
+
+.PHONY: torture
+torture: venv
+	$(BIN)/python -m tests.torture $(if $(ROOM),--room $(ROOM)) $(if $(SCENARIO),--scenario $(SCENARIO)) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
+
+.PHONY: java
+java: venv
+	@$(BIN)/python scripts/java.py
+
+# all.txt is the one source of versions; the other sets are its parts.
+UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-emit-find-links --no-annotate --no-header $(if $(UPGRADE),--upgrade)
+
+.PHONY: pins
+pins: venv
+	$(UV_COMPILE) --all-extras pyproject.toml requirements/all.in -o requirements/all.txt
+	$(UV_COMPILE) -c requirements/all.txt pyproject.toml -o requirements/base.txt
+	$(UV_COMPILE) -c requirements/all.txt --extra dev pyproject.toml -o requirements/dev.txt
+	$(UV_COMPILE) -c requirements/all.txt --extra spark pyproject.toml -o requirements/spark.txt
+	$(UV_COMPILE) -c requirements/all.txt requirements/java.in -o requirements/java.txt
+	$(UV_COMPILE) -c requirements/all.txt requirements/interop.in -o requirements/interop.txt
+	@if grep -nE '://|index-url|find-links' requirements/*; then echo "pins name no address"; exit 1; fi
+
+.PHONY: clean
+clean:
+	rm -rf .venv .venv.lock .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find src tests scripts $(wildcard bench) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""Hypothesis profiles, and a closing table of the time each room took."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+# No deadline: how long an example takes says more about the machine than about the code. In CI the
+# examples are the same on every run, so that a red build is red again when it is looked at.
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+BUDGETS_MINUTES = {
+    "ground": 1,
+    "buffer": 3,
+    "spark": 5,
+    "coordinator": 1,
+    "log": 2,
+    "tier": 2,
+    "node": 2,
+    "pipeline": 3,
+    "front door": 1,
+}
+"""What `make test` may spend on each room, on two cores; 20 minutes in all."""
+TOTAL_MINUTES = 20
+
+ROOMS = {
+    "core": "ground",
+    "store": "ground",
+    "testing": "ground",
+    "cli": "ground",
+    "project": "ground",
+    "server": "front door",
+    "front_door": "front door",
+}
+"""Folders whose time is booked under another name than their own."""
+
+_spent_s: defaultdict[str, float] = defaultdict(float)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    parts = report.nodeid.split("::")[0].split("/")
+    folder = parts[1] if parts[0] == "tests" and len(parts) > 2 else "project"
+    _spent_s[ROOMS.get(folder, folder)] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # The table informs and never fails: a slow machine is not a broken change.
+    if not _spent_s:
+        return
+    terminalreporter.section("time by room")
+    for line in _table(dict(_spent_s)):
+        terminalreporter.write_line(line)
+
+
+def _table(spent_s: dict[str, float]) -> Iterator[str]:
+    order = [*BUDGETS_MINUTES, *sorted(spent_s.keys() - BUDGETS_MINUTES.keys())]
+    for room in order:
+        if room in spent_s:
+            yield _row(room, spent_s[room], BUDGETS_MINUTES.get(room))
+    yield _row("total", sum(spent_s.values()), TOTAL_MINUTES)
+
+
+def _row(room: str, spent_s: float, budget_minutes: int | None) -> str:
+    row = f"{room:<12} {spent_s / 60:6.2f} min"
+    if budget_minutes is None:
+        return f"{row}  (no budget)"
+    return f"{row} of {budget_minutes:2d}{'  over budget' if spent_s > budget_minutes * 60 else ''}"
