@@ -1,0 +1,403 @@
+"""The disk, as far as durability goes: the few calls whose order decides what a crash leaves.
+
+Files that Headwater keeps for good go through a `Disk`, so that the same code runs on the
+operating system's disk and on one that loses, tears and reorders whatever was not synced.
+
+What a caller may rely on, and nothing more:
+
+- bytes are safe once `sync` of that file returned;
+- a name (created, linked, renamed, removed) is safe once `sync_dir` of its folder returned;
+- `rename` and `link` happen wholly or not at all, for readers and across a crash;
+- after `sync` or `sync_dir` raised, nothing is known of what was written since the last one
+  that returned. The kernel may have marked the pages clean: a second sync proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat as _stat
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Final, NamedTuple, NoReturn
+
+from headwater.core.errors import (
+    AlreadyExists,
+    Bug,
+    Denied,
+    DiskFailed,
+    HeadwaterError,
+    LimitExceeded,
+    NoSpace,
+    NotFound,
+    NotSupported,
+    Unavailable,
+)
+
+Buffer = bytes | bytearray | memoryview
+
+# Linux writes at most this many bytes a call; more is silently cut.
+_WRITE_MAX_BYTES: Final = 0x7FFF_F000
+# How /proc/self/mountinfo spells blanks and backslashes; other bytes stand as they are.
+_OCTAL: Final = re.compile(rb"\\([0-7]{3})")
+
+
+class FileStat(NamedTuple):
+    """What identifies the content of a file: every replacement changes at least one of these."""
+
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    is_dir: bool
+
+
+class DiskFile(ABC):
+    """An open file: appended to at its end, read at any offset."""
+
+    @abstractmethod
+    def append(self, data: Buffer) -> None:
+        """Write all of `data` at the end. When it raises, a part may stand there all the same."""
+
+    @abstractmethod
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`; fewer only at the end of the file."""
+
+    @abstractmethod
+    def truncate(self, size_bytes: int) -> None:
+        """Cut the file to `size_bytes`."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Return once everything appended is on stable storage."""
+
+    @abstractmethod
+    def stat(self) -> FileStat:
+        """Size, modification time and inode."""
+
+    @abstractmethod
+    def set_mtime_ns(self, mtime_ns: int) -> None:
+        """Set the modification time."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the file back. Syncs nothing."""
+
+    def __enter__(self) -> DiskFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Disk(ABC):
+    """Names, files and locks under absolute paths."""
+
+    @abstractmethod
+    def create(self, path: str) -> DiskFile:
+        """A new, empty file; fails if the name is taken."""
+
+    @abstractmethod
+    def open(self, path: str, *, write: bool = False) -> DiskFile:
+        """An existing file."""
+
+    @abstractmethod
+    def stat(self, path: str) -> FileStat:
+        """What stands at `path`; NotFound if nothing does."""
+
+    @abstractmethod
+    def list_dir(self, path: str) -> list[tuple[str, bool]]:
+        """The (name, is a folder) pairs in a folder, in no order; empty if there is none."""
+
+    @abstractmethod
+    def make_dir(self, path: str) -> bool:
+        """Create one folder; False if it was there."""
+
+    @abstractmethod
+    def rename(self, source: str, target: str) -> None:
+        """Move a file over whatever stands at `target`."""
+
+    @abstractmethod
+    def link(self, source: str, target: str) -> bool:
+        """Give a file a second name; False if that name is taken."""
+
+    @abstractmethod
+    def unlink(self, path: str) -> bool:
+        """Remove a file's name; False if it was not there."""
+
+    @abstractmethod
+    def sync_dir(self, path: str) -> None:
+        """Return once the names in a folder are on stable storage."""
+
+    @abstractmethod
+    def lock(self, path: str) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock file at `path` alone, among threads and processes of this machine."""
+
+    @abstractmethod
+    def file_system(self, path: str) -> str:
+        """The type of the file system that holds `path`, as the system names it."""
+
+
+class OsFile(DiskFile):
+    """A file of the operating system."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor = descriptor
+        self._path = path
+
+    def append(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        try:
+            while len(view) > 0:
+                view = view[os.write(self._descriptor, view[:_WRITE_MAX_BYTES]) :]
+        except OSError as error:
+            raise_for(error, self._path)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, length, offset)
+            if len(data) in (0, length):
+                return data
+            parts, done = [data], len(data)
+            while done < length and (
+                data := os.pread(self._descriptor, length - done, offset + done)
+            ):
+                parts.append(data)
+                done += len(data)
+            return b"".join(parts)
+        except OSError as error:
+            raise_for(error, self._path)
+
+    def truncate(self, size_bytes: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, size_bytes)
+        except OSError as error:
+            raise_for(error, self._path)
+
+    def sync(self) -> None:
+        _sync_descriptor(self._descriptor, self._path)
+
+    def stat(self) -> FileStat:
+        try:
+            return _file_stat(os.fstat(self._descriptor))
+        except OSError as error:
+            raise_for(error, self._path)
+
+    def set_mtime_ns(self, mtime_ns: int) -> None:
+        try:
+            os.utime(self._descriptor, ns=(mtime_ns, mtime_ns))
+        except OSError as error:
+            raise_for(error, self._path)
+
+    def close(self) -> None:
+        # Forgotten first: the system gives the number to the next file that is opened, and a late
+        # call on this one must not reach it.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class OsDisk(Disk):
+    """The operating system's disk, on Linux and macOS."""
+
+    def create(self, path: str) -> DiskFile:
+        return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+
+    def open(self, path: str, *, write: bool = False) -> DiskFile:
+        return self._open(path, os.O_RDWR | os.O_APPEND if write else os.O_RDONLY)
+
+    def _open(self, path: str, flags: int) -> DiskFile:
+        try:
+            return OsFile(os.open(path, flags | os.O_CLOEXEC, 0o644), path)
+        except OSError as error:
+            raise_for(error, path)
+
+    def stat(self, path: str) -> FileStat:
+        try:
+            return _file_stat(os.stat(path))
+        except OSError as error:
+            raise_for(error, path)
+
+    def list_dir(self, path: str) -> list[tuple[str, bool]]:
+        try:
+            with os.scandir(path) as entries:
+                return [(entry.name, entry.is_dir()) for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise_for(error, path)
+
+    def make_dir(self, path: str) -> bool:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise_for(error, path)
+        return True
+
+    def rename(self, source: str, target: str) -> None:
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            raise_for(error, target)
+
+    def link(self, source: str, target: str) -> bool:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise_for(error, target)
+        return True
+
+    def unlink(self, path: str) -> bool:
+        try:
+            os.unlink(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise_for(error, path)
+        return True
+
+    def sync_dir(self, path: str) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise_for(error, path)
+        try:
+            _sync_descriptor(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def lock(self, path: str) -> Iterator[None]:
+        # Opened anew each time: a lock belongs to the open file, so a descriptor shared by two
+        # threads, or by a forked child, would let both in.
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise_for(error, path)
+        owner = os.getpid()
+        try:
+            _flock(descriptor, fcntl.LOCK_EX, path)
+            yield
+        finally:
+            # A child forked meanwhile holds a copy of the descriptor, so closing this one would
+            # leave the lock taken for as long as the child lives. Not the child's to release.
+            if os.getpid() == owner:
+                _flock(descriptor, fcntl.LOCK_UN, path)
+            os.close(descriptor)
+
+    def file_system(self, path: str) -> str:
+        return _macos_file_system(path) if sys.platform == "darwin" else _linux_file_system(path)
+
+
+def raise_for(error: OSError, path: str) -> NoReturn:
+    """Say what an operating system's error means for the caller."""
+    kind, advice = _meaning(error.errno)
+    raise kind(f"{path}: {os.strerror(error.errno or 0)}{advice}") from error
+
+
+def raise_for_sync(error: OSError, path: str) -> NoReturn:
+    """Say that a sync failed. A full disk is no exception: its pages are dropped as well."""
+    raise DiskFailed(
+        f"{path}: sync failed ({os.strerror(error.errno or 0)}); whether the bytes are safe "
+        "is unknown and a second try would prove nothing"
+    ) from error
+
+
+def _meaning(number: int | None) -> tuple[type[HeadwaterError], str]:
+    match number:
+        case errno.ENOENT | errno.ENOTDIR:
+            return NotFound, ""
+        case errno.EACCES | errno.EPERM:
+            return Denied, "; give this user read and write access to the folder"
+        case errno.EROFS:
+            return Denied, "; the file system is mounted read-only"
+        case errno.ENOSPC | errno.EDQUOT:
+            return NoSpace, "; free some space"
+        case errno.EEXIST:
+            return AlreadyExists, ""
+        case errno.EFBIG:
+            return LimitExceeded, "; raise the limit of a file's size (ulimit -f)"
+        case errno.EXDEV:
+            return NotSupported, "; both names must lie on one file system"
+        case errno.EBADF | errno.EINVAL:
+            return Bug, "; a file was used after it was closed, or in a way it was not opened for"
+        case errno.EMFILE | errno.ENFILE:
+            return Unavailable, "; raise the limit of open files (ulimit -n)"
+        case errno.EISDIR | errno.ENAMETOOLONG | errno.ELOOP:
+            return NotSupported, ""
+        case errno.EMLINK | errno.EOPNOTSUPP | errno.ENOSYS:
+            return NotSupported, "; the file system lacks hard links"
+        case errno.EIO:
+            return DiskFailed, "; the disk reports an error, look at the kernel's log"
+        case _:
+            return Unavailable, ""
+
+
+def _sync_descriptor(descriptor: int, path: str) -> None:
+    try:
+        if sys.platform == "darwin":
+            # fsync on macOS leaves the bytes in the drive's own cache.
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
+    except OSError as error:
+        raise_for_sync(error, path)
+
+
+def _flock(descriptor: int, operation: int, path: str) -> None:
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        raise_for(error, path)
+
+
+def _file_stat(found: os.stat_result) -> FileStat:
+    return FileStat(found.st_size, found.st_mtime_ns, found.st_ino, _stat.S_ISDIR(found.st_mode))
+
+
+def _linux_file_system(path: str) -> str:
+    """The type of the mount that `path` lies under."""
+    device = _device(path)
+    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    real = os.fsencode(os.path.realpath(path))
+    best, kind = (False, -1), "unknown"
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        for line in mounts:
+            fields, _, after = line.partition(b" - ")
+            columns = fields.split(b" ")
+            point = _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), columns[4])
+            under = real == point or real.startswith(point.rstrip(b"/") + b"/")
+            # The device decides, for a mount may hide another's longer path. Some file systems
+            # give their files a device of their own; the longest path is then the best guess.
+            rank = (columns[2] == wanted, len(point))
+            if under and rank >= best:
+                best, kind = rank, after.split(b" ")[0].decode()
+    return kind
+
+
+def _device(path: str) -> int:
+    try:
+        return os.stat(path).st_dev
+    except OSError as error:
+        raise_for(error, path)
+
+
+def _macos_file_system(path: str) -> str:
+    listing = subprocess.run(["/sbin/mount"], capture_output=True, text=True, check=True).stdout
+    real = os.path.realpath(path)
+    best, kind = -1, "unknown"
+    for line in listing.splitlines():
+        # "//user@host/share on /Volumes/share (smbfs, nodev)"
+        point, _, options = line.partition(" on ")[2].rpartition(" (")
+        under = real == point or real.startswith(point.rstrip("/") + "/")
+        if under and len(point) > best:
+            best, kind = len(point), options.rstrip(")").split(",")[0]
+    return kind

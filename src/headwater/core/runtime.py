@@ -1,0 +1,183 @@
+"""The seam: clock, randomness, ids, sleeping, tasks and blocking work.
+
+Nothing outside this room asks the operating system for the time, for random bytes, for a
+task or for a thread; it calls the functions at the end of this file, and they ask the
+*current* runtime. The simulator installs its own, and the same code then runs in virtual
+time, in one thread, in an order drawn from a seed.
+
+The runtime is a context variable and not a parameter: tasks inherit it from whoever spawned
+them, so no constructor can forget to hand it on, and two actors of one simulation can have
+clocks that disagree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import random as _random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from headwater.core.ids import UlidFactory
+from headwater.core.limits import BLOCKING_THREADS
+
+T = TypeVar("T")
+
+TOKEN_BYTES = 16
+
+
+class Runtime(ABC):
+    """Where time, chance, tasks and threads come from."""
+
+    outside_allowed = True
+    """Whether code may bring threads and sockets of its own, as native clients do. A simulated
+    runtime says no, and whoever would open such a client refuses."""
+
+    def __init__(self) -> None:
+        self._ulids = UlidFactory(self.wall_ms, lambda bits: self.random().getrandbits(bits))
+
+    @abstractmethod
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970, for people and for objects' times; may jump or go back."""
+
+    @abstractmethod
+    def monotonic_s(self) -> float:
+        """Seconds on a clock that never goes back; only differences mean anything."""
+
+    @abstractmethod
+    def random(self) -> _random.Random:
+        """The source of chance: jitter, tokens, ids."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None:
+        """Let others run for at least so long."""
+
+    @abstractmethod
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Run beside the caller. The runtime keeps the task alive until it ends."""
+
+    @abstractmethod
+    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
+        """Run something that blocks (a file, a lock) where it holds nobody up."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return self.wall_ns() // 1_000_000
+
+    def new_ulid(self, *, above: str | None = None) -> str:
+        """A new ULID, above every one this runtime gave and above `above`."""
+        return self._ulids.new(above=above)
+
+    def new_token(self) -> bytes:
+        """Sixteen bytes nobody else has: what makes a write recognisable."""
+        return self.random().getrandbits(TOKEN_BYTES * 8).to_bytes(TOKEN_BYTES, "big")
+
+
+class RealRuntime(Runtime):
+    """The operating system's clock, randomness and threads, and asyncio's tasks."""
+
+    def __init__(self) -> None:
+        self._random = _random.SystemRandom()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._threads: ThreadPoolExecutor | None = None
+        super().__init__()
+        # A forked child (PySpark's worker daemon forks) inherits the pool but not its threads:
+        # work given to it would wait for ever.
+        os.register_at_fork(after_in_child=self._forget_threads)
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def random(self) -> _random.Random:
+        return self._random
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        # asyncio keeps only a weak reference; a task nobody holds may vanish half-way.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="headwater-io")
+        run = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *args)
+
+    def _forget_threads(self) -> None:
+        self._threads = None
+
+
+_current: contextvars.ContextVar[Runtime] = contextvars.ContextVar("headwater_runtime")
+_real = RealRuntime()
+
+
+def current() -> Runtime:
+    """The runtime of this task: the real one unless somebody installed another."""
+    return _current.get(_real)
+
+
+@contextlib.contextmanager
+def installed(runtime: Runtime) -> Iterator[Runtime]:
+    """Make `runtime` current here and in every task spawned from here."""
+    before = _current.set(runtime)
+    try:
+        yield runtime
+    finally:
+        _current.reset(before)
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970, from the current runtime."""
+    return current().wall_ms()
+
+
+def wall_ns() -> int:
+    """Nanoseconds since 1970, from the current runtime."""
+    return current().wall_ns()
+
+
+def monotonic_s() -> float:
+    """Seconds on a clock that never goes back, from the current runtime."""
+    return current().monotonic_s()
+
+
+def random() -> _random.Random:
+    """The current runtime's source of chance."""
+    return current().random()
+
+
+def new_ulid(*, above: str | None = None) -> str:
+    """A new ULID from the current runtime, above every earlier one and above `above`."""
+    return current().new_ulid(above=above)
+
+
+def new_token() -> bytes:
+    """Sixteen bytes nobody else has, from the current runtime."""
+    return current().new_token()
+
+
+async def sleep(seconds: float) -> None:
+    """Let others run for at least so long."""
+    await current().sleep(seconds)
+
+
+def spawn(coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+    """Run a coroutine beside the caller."""
+    return current().spawn(coroutine, name=name)
+
+
+async def run_blocking(function: Callable[..., T], *args: Any) -> T:
+    """Run something that blocks where it holds nobody up."""
+    return await current().run_blocking(function, *args)
