@@ -1,0 +1,50 @@
+"""Object storage: the one thing that must survive.
+
+Enters: an address (`memory://`, `file://`, `s3://`, `gs://`, `az://`) and names of credentials.
+Leaves: `Store` (get, put, put-if-absent, put-if-unchanged, list, delete, head, streams), and two
+building blocks on it: `Register` (read, change, write if unchanged) and `Sequence` (numbered
+entries above a floor).
+
+Always holds:
+
+- an unclear outcome is settled by looking, or raised as `OutcomeUnknown`; it is never guessed;
+- a write that was reported is durable, and no reader ever sees a part of an object;
+- a content that was written conditionally never comes back (every one carries a nonce);
+- waits, attempts, sizes and keys are bounded by named limits;
+- credentials are names: no pickle, repr, log line or traceback holds one.
+"""
+
+from headwater.store.address import open_store
+from headwater.store.backend import IF_ABSENT, Backend, Condition, IfAbsent, PreconditionFailed
+from headwater.store.keys import check_key, check_prefix
+from headwater.store.local import LocalBackend
+from headwater.store.memory import MemoryBackend
+from headwater.store.objects import ByteRange, Object, ObjectMeta, Version
+from headwater.store.register import Register, Revision
+from headwater.store.sequence import Entry, Sequence
+from headwater.store.stats import OperationStats, StoreStats
+from headwater.store.store import Store
+
+__all__ = [
+    "Backend",
+    "ByteRange",
+    "Condition",
+    "Entry",
+    "IF_ABSENT",
+    "IfAbsent",
+    "LocalBackend",
+    "MemoryBackend",
+    "Object",
+    "ObjectMeta",
+    "OperationStats",
+    "PreconditionFailed",
+    "Register",
+    "Revision",
+    "Sequence",
+    "Store",
+    "StoreStats",
+    "Version",
+    "check_key",
+    "check_prefix",
+    "open_store",
+]

@@ -1,0 +1,275 @@
+"""What one client alone can see of a store: reads, writes, conditions, listings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from headwater.core.errors import AlreadyExists, Conflict, NotFound, Unavailable
+from headwater.core.limits import LIST_PAGE_KEYS, MIB
+from headwater.store.conformance_bench import Bench, Skip, Violation, each, expect, nonce
+from headwater.store.objects import ByteRange
+
+# A store that is right only most of the time is caught by asking more than once.
+ROUNDS: Final = 5
+
+
+async def read_your_write(bench: Bench) -> str:
+    """A new object is there at once, whole, under the version the write answered with."""
+    for number in range(ROUNDS):
+        key, data = bench.key(f"object-{number}"), b"written " + nonce()
+        version = await bench.store.put(key, data)
+        found = await bench.store.get(key)
+        expect(found.data == data, "a read right after a write gave other bytes")
+        expect(found.version == version, f"written as {version}, read as {found.version}")
+    return f"{ROUNDS} objects"
+
+
+async def overwrite(bench: Bench) -> str:
+    """A replaced object shows its new content at once."""
+    key = bench.key("object")
+    for number in range(ROUNDS):
+        data = b"content %d " % number + nonce()
+        await bench.store.put(key, data)
+        found = await bench.store.get(key)
+        expect(found.data == data, f"after overwrite {number} a read gave an earlier content")
+    return f"{ROUNDS} contents of one object"
+
+
+async def empty_object(bench: Bench) -> str:
+    """An object may have no bytes."""
+    key = bench.key("object")
+    await bench.store.put(key, b"")
+    found = await bench.store.get(key)
+    size_bytes = (await bench.store.head(key)).size_bytes
+    expect(len(found.data) == 0 and size_bytes == 0, f"no bytes became {size_bytes}")
+    return ""
+
+
+async def head(bench: Bench) -> str:
+    """Size and version without the bytes, and a plain answer for what is not there."""
+    key, data = bench.key("object"), b"described " + nonce()
+    await bench.store.put(key, data)
+    meta, found = await bench.store.head(key), await bench.store.get(key)
+    expect(meta.size_bytes == len(data), f"{len(data)} bytes are said to be {meta.size_bytes}")
+    expect(meta.version == found.version, f"head says {meta.version}, get {found.version}")
+    expect(await _is_absent(bench, bench.key("nothing")), "an object nobody wrote is there")
+    return ""
+
+
+async def ranges(bench: Bench) -> str:
+    """Any part of an object, with the version of the whole."""
+    key = bench.key("object")
+    data = bytes(number % 251 for number in range(1000))
+    version = await bench.store.put(key, data)
+    wanted = {
+        "the beginning": (ByteRange(0, 10), data[:10]),
+        "the middle": (ByteRange(400, 600), data[400:600]),
+        "the end": (ByteRange(990, 1000), data[990:]),
+        "everything": (ByteRange(0, 1000), data),
+        "over the end": (ByteRange(900, 5000), data[900:]),
+        "past the end": (ByteRange(2000, 3000), b""),
+        "nothing": (ByteRange(500, 500), b""),
+        "the last 10": (ByteRange(-10), data[-10:]),
+        "more than there is from the end": (ByteRange(-5000), data),
+    }
+    for name, (byte_range, expected) in wanted.items():
+        try:
+            found = await bench.store.get(key, byte_range)
+        except Unavailable as error:
+            await bench.store.get(key)  # if this fails as well, it was not the range
+            raise Violation(f"{name} cannot be read though the whole can: {error}") from error
+        expect(found.data == expected, f"{name}: {len(found.data)} bytes, or other ones, came")
+        expect(found.version == version, f"{name} came with another version than the whole")
+    return f"{len(wanted)} ranges"
+
+
+async def create_if_absent(bench: Bench) -> str:
+    """A create succeeds where nothing is, and is refused with what is there."""
+    key, first, second = bench.key("object"), nonce(), nonce()
+    version = await bench.store.put_if_absent(key, first, token=first)
+    try:
+        await bench.store.put_if_absent(key, second, token=second)
+    except AlreadyExists as refused:
+        current = refused.current
+        expect(current.data == first, "the refusal does not show the content that is there")
+        expect(current.version == version, "the refusal shows another version than was written")
+    else:
+        raise Violation("an existing object was created again: the condition is ignored")
+    expect((await bench.store.get(key)).data == first, "the refused content is there")
+    return ""
+
+
+async def replace_if_unchanged(bench: Bench) -> str:
+    """A replacement succeeds on the version it names, and on no other."""
+    key, texts = bench.key("object"), [nonce() for _ in range(4)]
+    first = await bench.store.put_if_absent(key, texts[0], token=texts[0])
+    second = await bench.store.put_if_unchanged(key, texts[1], first, token=texts[1])
+    found = await bench.store.get(key)
+    expect(found.data == texts[1], "an accepted replacement is not there")
+    expect(found.version == second, "an accepted replacement has another version than answered")
+    try:
+        await bench.store.put_if_unchanged(key, texts[2], first, token=texts[2])
+    except Conflict as refused:
+        expect(
+            refused.current is not None and refused.current.data == texts[1],
+            "the refusal does not show the content that is there",
+        )
+    else:
+        raise Violation("a replacement of an outdated version was accepted: If-Match is ignored")
+    gone = bench.key("gone")
+    try:
+        await bench.store.put_if_unchanged(gone, texts[3], second, token=texts[3])
+    except Conflict as refused:
+        expect(refused.current is None, "a refused replacement of nothing shows something")
+    else:
+        raise Violation("a replacement of an object that does not exist was accepted")
+    expect(await _is_absent(bench, gone), "a refused replacement of nothing created it")
+    return ""
+
+
+async def version_changes(bench: Bench) -> str:
+    """Every content has a version of its own, even of one size and within one instant."""
+    key = bench.key("object")
+    versions = [await bench.store.put(key, nonce()) for _ in range(ROUNDS * 2)]
+    expect(
+        len(set(versions)) == len(versions),
+        f"{len(versions)} contents of one object had {len(set(versions))} versions",
+    )
+    return f"{len(versions)} contents, as many versions"
+
+
+async def identical_rewrite(bench: Bench) -> str:
+    """Information: whether a version names a write or merely its bytes."""
+    key, data = bench.key("object"), nonce()
+    first = await bench.store.put(key, data)
+    await bench.store.put(key, nonce())
+    again = await bench.store.put(key, data)
+    if first == again:
+        return "versions are hashes of the content; fine, as Headwater never repeats a content"
+    return "every write has a version of its own"
+
+
+async def list_complete(bench: Bench) -> str:
+    """All keys, in the order of their bytes, right after the last of them was written."""
+    names = "0 9 A Z _ a-b a. a/b a/b-c a=c a_b ab a-z/1 a-z/10 a-z/9 z.1 z=1 zz".split()
+    keys = [bench.key(name) for name in names]
+    await each(keys, lambda key: bench.store.put(key, key.encode()))
+    metas = [meta async for meta in bench.store.list(bench.folder)]
+    _compare([meta.key for meta in metas], sorted(keys))
+    sizes = {meta.key: meta.size_bytes for meta in metas}
+    expect(all(sizes[key] == len(key) for key in keys), "a listing shows wrong sizes")
+    late = bench.key("zzz")
+    await bench.store.put(late, b"late")
+    await bench.store.delete(keys[0])
+    _compare(await _list(bench), sorted({*keys[1:], late}))
+    return f"{len(keys)} keys"
+
+
+async def list_start_after(bench: Bench) -> str:
+    """A listing begins above the key it is given, whether that key exists or not."""
+    keys = [bench.key(f"{number:02d}") for number in range(0, 20, 2)]
+    await each(keys, lambda key: bench.store.put(key, b"x"))
+    for start_after in (keys[4], bench.key("09"), keys[-1], f"{bench.folder}/"):
+        above = [key for key in keys if key > start_after]
+        _compare(await _list(bench, start_after=start_after), above)
+    return ""
+
+
+async def list_folder(bench: Bench) -> str:
+    """A folder's listing holds what is in the folder and nothing whose name merely begins so."""
+    inside = [bench.key("a/1"), bench.key("a/b/2")]
+    outside = [bench.key(name) for name in ("a-b", "a=", "ab/1", "b/a/1")]
+    await each([*inside, *outside], lambda key: bench.store.put(key, b"x"))
+    _compare(await _list(bench, "a"), inside)
+    _compare(await _list(bench, "nothing"), [])
+    return ""
+
+
+async def list_pages(bench: Bench) -> str:
+    """A listing longer than one page is complete, in order, and can be taken up in the middle."""
+    count = bench.sizes.listed
+    if count < 1:
+        raise Skip("asked for no objects")
+    keys = [bench.key(f"{number:06d}") for number in range(count)]
+    written = 0
+
+    async def write(key: str) -> None:
+        nonlocal written
+        await bench.store.put(key, b"x")
+        written += 1
+        bench.advance(written, count)
+
+    await each(keys, write)
+    _compare(await _list(bench), keys)
+    middle = count // 2
+    _compare(await _list(bench, start_after=keys[middle]), keys[middle + 1 :])
+    pages = "more than one page" if count > LIST_PAGE_KEYS else "one page only"
+    return f"{count:,} keys, {pages}"
+
+
+async def delete(bench: Bench) -> str:
+    """A deleted object is gone for every way of asking; deleting nothing succeeds."""
+    key, again = bench.key("object"), nonce()
+    await bench.store.put(key, nonce())
+    await bench.store.delete(key)
+    expect(await _is_absent(bench, key), "a deleted object can still be read")
+    _compare(await _list(bench), [])
+    await bench.store.delete(key)
+    await bench.store.put_if_absent(key, again, token=again)
+    expect((await bench.store.get(key)).data == again, "a deleted key cannot be used again")
+    return ""
+
+
+async def large_object(bench: Bench) -> str:
+    """An object sent in parts is one object, to be read whole or as a stream."""
+    size = bench.sizes.large_bytes
+    if size < 1:
+        raise Skip("asked for no bytes")
+    key, start = bench.key("object"), nonce()
+    block = bytes(range(256)) * (MIB // 256)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield start
+        for offset in range(len(start), size, len(block)):
+            bench.advance(offset, 2 * size)
+            yield block[: size - offset]
+
+    version = await bench.store.put_stream(key, parts())
+    expected = b"".join([part async for part in parts()])
+    found = await bench.store.get(key)
+    expect(found.data == expected, "an object sent in parts is not what was sent")
+    expect(found.version == version, "an object sent in parts has another version than answered")
+    read = 0
+    async for chunk in bench.store.get_stream(key):
+        expect(chunk == expected[read : read + len(chunk)], "a stream differs from the object")
+        read += len(chunk)
+        bench.advance(size + read, 2 * size)
+    expect(read == size, f"a stream of {size:,} bytes ended after {read:,}")
+    return f"{size / MIB:.0f} MiB"
+
+
+async def _is_absent(bench: Bench, key: str) -> bool:
+    """Absent for a get and for a head; a store where the two disagree is caught here too."""
+    answers = []
+    for ask in (bench.store.get, bench.store.head):
+        try:
+            await ask(key)
+        except NotFound:
+            answers.append(True)
+        else:
+            answers.append(False)
+    return all(answers)
+
+
+async def _list(bench: Bench, folder: str = "", *, start_after: str = "") -> list[str]:
+    prefix = f"{bench.folder}/{folder}"
+    return [meta.key async for meta in bench.store.list(prefix, start_after=start_after)]
+
+
+def _compare(listed: list[str], expected: list[str]) -> None:
+    missing, extra = set(expected) - set(listed), set(listed) - set(expected)
+    first = min(missing or extra, default="")
+    expect(not missing, f"{len(missing)} of {len(expected)} keys are not listed, first {first}")
+    expect(not extra, f"{len(extra)} keys are listed and should not be, first {first}")
+    expect(listed == expected, "a listing is not in the order of its keys, or repeats some")

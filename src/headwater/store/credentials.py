@@ -1,0 +1,87 @@
+"""Credentials travel by name: an environment, or a profile in the AWS files.
+
+What is resolved here is handed to obstore and kept nowhere else. A store that is sent to
+another process carries the name and resolves it there.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.core.errors import Denied, Refused
+from headwater.core.secret import Secret
+
+# What people pass by habit, and where it belongs instead.
+_SECRET_OPTIONS: Final = frozenset(
+    "access_key access_key_id account_key aws_access_key_id aws_secret_access_key "
+    "aws_session_token bearer_token client_secret connection_string key password sas_key "
+    "sas_token secret secret_access_key secret_key service_account_key session_token token".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a profile of the AWS files holds."""
+
+    access_key_id: Secret
+    secret_access_key: Secret
+    session_token: Secret | None
+    region: str | None
+    endpoint: str | None
+
+
+def refuse_secrets(options: Mapping[str, object], where: str) -> None:
+    """Options are shown, logged and shipped; a credential among them is refused unread."""
+    for name in options:
+        if name.lower() in _SECRET_OPTIONS:
+            raise Refused(
+                f"{name} in {where}: credentials are not passed as options, which are shown, "
+                "logged and sent to other machines. Set them in the environment there (for S3 "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), or name a profile: profile=…"
+            )
+
+
+def read_profile(name: str, environment: Mapping[str, str] | None = None) -> Profile:
+    """The static credentials of a profile in the AWS credentials and config files."""
+    env = os.environ if environment is None else environment
+    home = env.get("HOME") or os.path.expanduser("~")
+    files = (
+        env.get("AWS_CONFIG_FILE") or f"{home}/.aws/config",
+        env.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials",
+    )
+    found: dict[str, str] = {}
+    for path, section in zip(files, (_config_section(name), name), strict=True):
+        found.update(_section(path, section))
+    if not found:
+        raise Refused(f"there is no profile {name!r} in {files[1]} or {files[0]}")
+    if "aws_access_key_id" not in found or "aws_secret_access_key" not in found:
+        raise Denied(
+            f"profile {name!r} holds no static keys. Put temporary ones into the environment: "
+            f"eval $(aws configure export-credentials --profile {name} --format env)"
+        )
+    token = found.get("aws_session_token")
+    return Profile(
+        access_key_id=Secret(found["aws_access_key_id"]),
+        secret_access_key=Secret(found["aws_secret_access_key"]),
+        session_token=Secret(token) if token else None,
+        region=found.get("region"),
+        endpoint=found.get("endpoint_url"),
+    )
+
+
+def _config_section(name: str) -> str:
+    return name if name == "default" else f"profile {name}"
+
+
+def _section(path: str, section: str) -> dict[str, str]:
+    # No interpolation: keys contain "%". Errors of this parser quote lines of the file.
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        raise Refused(f"{path} cannot be read as an AWS credentials file") from None
+    return dict(parser.items(section)) if parser.has_section(section) else {}

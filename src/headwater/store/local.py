@@ -1,0 +1,341 @@
+"""A directory as an object store: durable, atomic, with both conditional writes.
+
+An object is a plain file at its key's path, so that any tool can read it. A write goes to an
+unfinished file under `.headwater/tmp`, is synced, and is then given its name in one step;
+the folder is synced before the write is reported. So no reader, and no crash, ever shows a
+part of an object, and whatever was reported survives a power loss.
+
+Always holds:
+
+- a key's content changes only while its lock is held, or from absent to present by a hard
+  link, which the kernel lets exactly one contender make;
+- every replacement has a later modification time than what it replaces, so a version (time,
+  inode, size) never comes back while the key exists. The kernel's own times tick every few
+  milliseconds and inodes are reused at once: without this, two writes could look alike;
+- after a failed sync nothing more is written through this object: what the disk kept is
+  unknown, and a second sync would not tell.
+
+A folder's sync comes after the name is visible. On a file system with an ordered journal
+(ext4, XFS, Btrfs, APFS) whatever somebody wrote because of what they saw is not safe before
+what they saw. Network file systems promise neither that nor the locks, and are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from typing import Final, TypeVar
+
+from headwater.core import runtime
+from headwater.core.disk import Disk, DiskFile, FileStat, OsDisk
+from headwater.core.errors import DiskFailed, NotFound, NotSupported, Unavailable
+from headwater.core.limits import LIST_PAGE_KEYS
+from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
+from headwater.store.keys import RESERVED_SEGMENT
+from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+
+T = TypeVar("T")
+
+LOCK_STRIPES: Final = 256
+# An unfinished file this old belongs to a process that was killed. Should its writer live after
+# all, giving it its name fails and the write is tried again from the start.
+ABANDONED_AFTER_MS: Final = 24 * 60 * 60 * 1000
+
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    "9p afpfs afs beegfs ceph cifs coda davfs drvfs fhgfs glusterfs gpfs lustre ncpfs nfs nfs4 "
+    "ocfs2 orangefs prl_fs smb3 smbfs vboxsf virtiofs vmhgfs webdav".split()
+)
+
+
+class LocalBackend(Backend):
+    """Objects as files below one directory."""
+
+    scheme = "file"
+    is_local = True
+
+    def __init__(self, root: str, disk: Disk | None = None) -> None:
+        self._root = root.rstrip("/") or "/"
+        self._disk = disk or OsDisk()
+        self._tmp = f"{self._root}/{RESERVED_SEGMENT}/tmp"
+        self._locks = f"{self._root}/{RESERVED_SEGMENT}/locks"
+        self._safe_folders: set[str] = set()
+        self._ready = False
+        self._failed: DiskFailed | None = None
+        self._refuse_network_file_system()
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+        return await runtime.run_blocking(self._get, key, byte_range)
+
+    async def head(self, key: str) -> ObjectMeta:
+        return await runtime.run_blocking(self._head, key)
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        return await runtime.run_blocking(self._put, key, data, condition)
+
+    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
+        stream = _Stream(self, key)
+        try:
+            async for chunk in chunks:
+                await runtime.run_blocking(stream.append, chunk)
+            return await runtime.run_blocking(stream.finish)
+        finally:
+            await runtime.run_blocking(stream.discard)
+
+    async def delete(self, key: str) -> None:
+        await runtime.run_blocking(self._delete, key)
+
+    async def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
+        walk = self._walk(prefix, start_after)
+        while page := await runtime.run_blocking(self._page, walk):
+            yield page
+
+    # Below here everything blocks and runs through the runtime.
+
+    def _get(self, key: str, byte_range: ByteRange | None) -> Object:
+        with self._disk.open(self._path(key)) as file:
+            meta = _meta(key, file.stat())
+            start, end = (byte_range or ByteRange(0, meta.size_bytes)).resolve(meta.size_bytes)
+            return Object(meta, file.read_at(start, max(0, end - start)))
+
+    def _head(self, key: str) -> ObjectMeta:
+        return _meta(key, self._disk.stat(self._path(key)))
+
+    def _put(self, key: str, data: Buffer, condition: Condition) -> Version:
+        path, file = self._stage()
+        try:
+            file.append(data)
+            return self._finish(key, path, file, condition)
+        finally:
+            self._discard(path, file)
+
+    def _delete(self, key: str) -> None:
+        self._prepare()
+        path = self._path(key)
+        with self._locked(key):
+            if self._disk.unlink(path):
+                self._sync_folder(os.path.dirname(path))
+
+    def _stage(self) -> tuple[str, DiskFile]:
+        self._prepare()
+        path = f"{self._tmp}/{runtime.new_ulid()}"
+        return path, self._retry_if_gone(lambda: self._disk.create(path))
+
+    def _discard(self, path: str, file: DiskFile) -> None:
+        file.close()
+        self._disk.unlink(path)
+
+    def _finish(self, key: str, staged: str, file: DiskFile, condition: Condition) -> Version:
+        """Make a staged file safe and give it its name, if the condition holds."""
+        mtime_ns = self._stamp(file, runtime.wall_ns())
+        self._guard_sync(file.sync)
+        target = self._path(key)
+        self._make_folder(os.path.dirname(target), key)
+        if isinstance(condition, IfAbsent):
+            if not self._retry_if_gone(lambda: self._disk.link(staged, target)):
+                self._refuse_folder(target, key)
+                raise PreconditionFailed(f"{key} exists")
+            self._sync_folder(os.path.dirname(target))
+            return _version(file.stat())
+        with self._locked(key):
+            found = self._stat_object(target, key)
+            if condition is not None and (found is None or _version(found) != condition):
+                raise PreconditionFailed(f"{key} is not at the expected version")
+            if found is not None and found.mtime_ns >= mtime_ns:
+                self._stamp(file, found.mtime_ns + 1)
+                self._guard_sync(file.sync)
+            version = _version(file.stat())
+            self._retry_if_gone(lambda: self._disk.rename(staged, target))
+            self._sync_folder(os.path.dirname(target))
+        return version
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            lock = self._disk.lock(self._lock_path(key))
+            self._retry_if_gone(lambda: held.enter_context(lock))
+            yield
+
+    def _retry_if_gone(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except NotFound as error:
+            # A folder or the staged file was removed from under us: begin again.
+            self._safe_folders.clear()
+            self._ready = False
+            raise Unavailable(f"{error}; the directory was changed from outside") from error
+
+    def _stamp(self, file: DiskFile, mtime_ns: int) -> int:
+        file.set_mtime_ns(mtime_ns)
+        kept_ns = file.stat().mtime_ns
+        if kept_ns != mtime_ns:
+            raise NotSupported(
+                f"the file system below {self._root} keeps modification times too coarsely "
+                f"({mtime_ns} ns became {kept_ns} ns); conditional writes need nanoseconds, "
+                "as ext4, XFS, Btrfs, ZFS, tmpfs and APFS keep them"
+            )
+        return mtime_ns
+
+    def _stat_object(self, path: str, key: str) -> FileStat | None:
+        try:
+            found = self._disk.stat(path)
+        except NotFound:
+            return None
+        if found.is_dir:
+            raise _both(key, key)
+        return found
+
+    def _refuse_folder(self, path: str, key: str) -> None:
+        self._stat_object(path, key)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _lock_path(self, key: str) -> str:
+        return f"{self._locks}/{zlib.crc32(key.encode()) % LOCK_STRIPES:02x}"
+
+    def _guard_sync(self, sync: Callable[[], None]) -> None:
+        try:
+            sync()
+        except DiskFailed as error:
+            self._failed = error
+            raise
+
+    def _sync_folder(self, path: str) -> None:
+        self._guard_sync(lambda: self._disk.sync_dir(path))
+
+    def _prepare(self) -> None:
+        if self._failed is not None:
+            raise DiskFailed(
+                f"an earlier sync below {self._root} failed and nothing more is written to it; "
+                f"check the disk, then open the store again ({self._failed})"
+            )
+        if not self._ready:
+            self._make_folder(self._tmp, RESERVED_SEGMENT)
+            self._make_folder(self._locks, RESERVED_SEGMENT)
+            self._sweep()
+            self._ready = True
+
+    def _make_folder(self, path: str, key: str) -> None:
+        """Create a folder and those above it, each name synced in the folder that holds it."""
+        if path in self._safe_folders:
+            return
+        above = os.path.dirname(path)
+        if above != path:
+            if not self._is_folder(path):
+                self._make_folder(above, key)
+                self._disk.make_dir(path)
+                if not self._is_folder(path):
+                    raise _both(path.removeprefix(self._root + "/"), key)
+            # Also when somebody else made it: whether they synced it yet is unknown. Folders
+            # above the root are the user's; one that was there before is taken as safe.
+            if path.startswith(self._root):
+                self._sync_folder(above)
+        self._safe_folders.add(path)
+
+    def _is_folder(self, path: str) -> bool:
+        try:
+            return self._disk.stat(path).is_dir
+        except NotFound:
+            return False
+
+    def _sweep(self) -> None:
+        """Remove unfinished files of processes that were killed long ago."""
+        oldest_ns = (runtime.wall_ms() - ABANDONED_AFTER_MS) * 1_000_000
+        for name, _ in self._disk.list_dir(self._tmp):
+            path = f"{self._tmp}/{name}"
+            try:
+                if self._disk.stat(path).mtime_ns < oldest_ns:
+                    self._disk.unlink(path)
+            except NotFound:
+                continue  # finished or swept by another process meanwhile
+
+    def _page(self, walk: Iterator[ObjectMeta]) -> Page:
+        page: Page = []
+        for meta in walk:
+            page.append(meta)
+            if len(page) == LIST_PAGE_KEYS:
+                break
+        return page
+
+    def _walk(self, folder: str, start_after: str) -> Iterator[ObjectMeta]:
+        """Objects below `folder` ("" or "a/b/") in the order of their keys."""
+        entries = self._disk.list_dir(self._path(folder.removesuffix("/")))
+        # "a/b" sorts after "a-b": a folder takes its place with the slash that follows it.
+        for name in sorted(f"{name}/" if is_dir else name for name, is_dir in entries):
+            key = folder + name
+            if key.endswith("/"):
+                ours = key == f"{RESERVED_SEGMENT}/"
+                if not ours and (key > start_after or start_after.startswith(key)):
+                    yield from self._walk(key, start_after)
+            elif key > start_after:
+                try:
+                    yield _meta(key, self._disk.stat(self._path(key)))
+                except NotFound:
+                    continue  # deleted since the folder was read
+
+    def _refuse_network_file_system(self) -> None:
+        existing = self._root
+        while not self._is_folder(existing) and os.path.dirname(existing) != existing:
+            existing = os.path.dirname(existing)
+        kind = self._disk.file_system(existing)
+        if kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse"):
+            raise NotSupported(
+                f"{self._root} is on a network or user-space file system ({kind}), where neither "
+                "locks nor syncs can be relied on. Use a local disk (under WSL: a path inside the "
+                "Linux file system, not /mnt/c), or an object store: s3://, gs://, az://."
+            )
+
+
+class _Stream:
+    """A file that grows by chunks. Its steps run one at a time: a caller that is cancelled gives
+    the file up while a thread may still be writing to it."""
+
+    def __init__(self, backend: LocalBackend, key: str) -> None:
+        self._backend = backend
+        self._key = key
+        self._mutex = threading.Lock()
+        self._staged: tuple[str, DiskFile] | None = None
+        self._over = False
+
+    def append(self, chunk: Buffer) -> None:
+        """Add a chunk."""
+        with self._mutex:
+            self._open()[1].append(chunk)
+
+    def finish(self) -> Version:
+        """Give the object its name."""
+        with self._mutex:
+            return self._backend._finish(self._key, *self._open(), None)
+
+    def discard(self) -> None:
+        """Remove what is left of it."""
+        with self._mutex:
+            self._over = True
+            if self._staged is not None:
+                self._backend._discard(*self._staged)
+
+    def _open(self) -> tuple[str, DiskFile]:
+        if self._over:
+            raise Unavailable(f"{self._key}: the write was given up")
+        if self._staged is None:
+            self._staged = self._backend._stage()
+        return self._staged
+
+
+def _both(object_key: str, key: str) -> NotSupported:
+    return NotSupported(
+        f"{object_key} cannot be an object and a folder at once in a local store (writing {key})"
+    )
+
+
+def _version(found: FileStat) -> Version:
+    return Version(e_tag=f"{found.mtime_ns:x}-{found.inode:x}-{found.size_bytes:x}")
+
+
+def _meta(key: str, found: FileStat) -> ObjectMeta:
+    if found.is_dir:
+        raise NotFound(f"{key} does not exist")
+    return ObjectMeta(key, found.size_bytes, _version(found), found.mtime_ns // 1_000_000)

@@ -1,0 +1,55 @@
+"""What a store gives back: versions, descriptions of objects, and objects."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Version(NamedTuple):
+    """Identifies one content of one key; opaque, and only ever compared for equality.
+
+    Most stores identify content by `e_tag`; Google's conditions use the `generation`.
+    """
+
+    e_tag: str | None = None
+    generation: str | None = None
+
+
+class ObjectMeta(NamedTuple):
+    """What a listing or a HEAD tells of an object."""
+
+    key: str
+    size_bytes: int
+    version: Version
+    modified_ms: int
+
+
+class Object(NamedTuple):
+    """An object's bytes, or the range asked for, with what identifies the content."""
+
+    meta: ObjectMeta
+    data: bytes | memoryview
+
+    @property
+    def version(self) -> Version:
+        """The content's version, for a conditional write."""
+        return self.meta.version
+
+
+Page = list[ObjectMeta]
+"""Part of a listing."""
+
+
+class ByteRange(NamedTuple):
+    """`start` inclusive, `end` exclusive; a negative start counts from the end (end unused)."""
+
+    start: int
+    end: int = 0
+
+    def resolve(self, size_bytes: int) -> tuple[int, int]:
+        """The absolute start and end within an object of that size."""
+        if self.start < 0:
+            return max(0, size_bytes + self.start), size_bytes
+        return min(self.start, size_bytes), min(self.end, size_bytes)

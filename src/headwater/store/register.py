@@ -1,0 +1,271 @@
+"""A value changed by read, change, write-if-unchanged, that tells each caller its own outcome.
+
+The object is JSON:
+
+    {"register":1,"id":…,"revision":7,"token":…,"history":[…],"crc32":…,"value":…}
+
+`revision` grows by one per change, `token` is the nonce of the change that made it, `history`
+holds the tokens of the revisions before, newest first.
+
+Always holds:
+
+- each revision is written once: a write names the version it replaces, and no two contents
+  ever have the same bytes (the nonce), hence never the same version;
+- so whether a change that was to become revision r landed is a fact that stays: the token at
+  r is its own, or another's. The history keeps that fact for REGISTER_HISTORY changes. After
+  more it is gone, and the caller gets `OutcomeUnknown` instead of a guess. Searching for
+  one's own *effect* in the value is the obvious alternative; it fails when somebody else has
+  undone the effect meanwhile, as a queue's consumer does with every entry;
+- a register that vanishes, goes back or is replaced by another one is reported as such.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import (
+    Conflict,
+    Contended,
+    Corrupt,
+    LimitExceeded,
+    NotFound,
+    NotSupported,
+    OutcomeUnknown,
+    Refused,
+    RolledBack,
+    Unavailable,
+)
+from headwater.store.objects import Object, Version
+from headwater.store.store import Store
+
+T = TypeVar("T")
+
+FORMAT: Final = 1
+
+
+class Revision(msgspec.Struct, Generic[T], frozen=True):
+    """A value as it stood at one revision."""
+
+    value: T
+    number: int
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    register: int
+    id: str
+    revision: int
+    token: str
+    history: list[str]
+    crc32: str
+    value: msgspec.Raw
+
+    def token_at(self, revision: int) -> str | None:
+        """The token of the change that made a revision, while the history goes back so far."""
+        if revision == self.revision:
+            return self.token
+        back = self.revision - revision - 1
+        return self.history[back] if 0 <= back < len(self.history) else None
+
+
+class _Found(msgspec.Struct, frozen=True):
+    envelope: _Envelope
+    version: Version
+
+
+class Register(Generic[T]):
+    """One value under one key. Handles are cheap; every process may have its own."""
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        kind: type[T],
+        *,
+        policy: RetryPolicy | None = None,
+        history: int = limits.REGISTER_HISTORY,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._kind = kind
+        self._policy = policy or RetryPolicy()
+        self._history = history
+        self._seen: tuple[str, int] | None = None
+
+    @property
+    def key(self) -> str:
+        """Where the register stands."""
+        return self._key
+
+    async def read(self) -> Revision[T]:
+        """The present value; `NotFound` if the register was never written."""
+        found = await self._load()
+        if found is None:
+            raise NotFound(f"{self._key} does not exist")
+        return self._revision(found)
+
+    async def update(self, change: Callable[[T | None], T]) -> Revision[T]:
+        """Apply `change` to the present value (None if never written) and store the result.
+
+        Returns the revision that *this* call made; by then others may have made later ones.
+        `change` may be applied several times, to ever newer values: it must not do anything
+        but compute. If it returns its argument itself, or raises, nothing is written.
+
+        `OutcomeUnknown`: the change may have landed or may still land. `Contended`: it has
+        not and will not.
+        """
+        budget = self._policy.start(attempts=limits.REGISTER_ATTEMPTS)
+        base = await self._load()
+        while True:
+            before = None if base is None else self._revision(base)
+            value = change(None if before is None else before.value)
+            if before is not None and value is before.value:
+                return before
+            token = runtime.new_token().hex()
+            revision = 1 if base is None else base.envelope.revision + 1
+            landed, current = await self._write(base, value, token)
+            if landed:
+                return Revision(value, revision)
+            base = current
+            if not await budget.pause():
+                raise Contended(f"{self._key}: others won {budget.used} times in a row")
+
+    async def _write(self, base: _Found | None, value: T, token: str) -> tuple[bool, _Found | None]:
+        """Whether the write landed; if not, what is there instead."""
+        data = self._encode(base, value, token)
+        try:
+            if base is None:
+                await self._store.put_if_absent(self._key, data, token=token.encode())
+            else:
+                await self._store.put_if_unchanged(
+                    self._key, data, base.version, token=token.encode()
+                )
+        except Conflict as conflict:
+            current = None if conflict.current is None else self._decode(conflict.current)
+            return self._settle(base, token, current, None), current
+        except OutcomeUnknown as unknown:
+            try:
+                current = await self._load()
+            except (Unavailable, Refused):
+                raise unknown from None  # not knowing stays not knowing
+            return self._settle(base, token, current, unknown), current
+        if base is None:
+            self._see(token, 1)
+        else:
+            self._see(base.envelope.id, base.envelope.revision + 1)
+        return True, None
+
+    def _settle(
+        self,
+        base: _Found | None,
+        token: str,
+        current: _Found | None,
+        unknown: OutcomeUnknown | None,
+    ) -> bool:
+        """Whether the change that was to follow `base` landed, from what is there now."""
+        if base is not None:
+            self._refuse_older((base.envelope.id, base.envelope.revision), current)
+        if current is not None:
+            self._see(current.envelope.id, current.envelope.revision)
+        before = 0 if base is None else base.envelope.revision
+        after = 0 if current is None else current.envelope.revision
+        if after == before:
+            # Nothing followed the base yet: a request still under way may land at any time.
+            raise OutcomeUnknown(f"{self._key}: the change may still land") from unknown
+        assert current is not None
+        found = current.envelope.token_at(before + 1)
+        if found is None:
+            raise OutcomeUnknown(
+                f"{self._key}: {after - before} changes later the history of {self._history} no "
+                "longer says whether this change landed"
+            ) from unknown
+        return found == token
+
+    async def _load(self) -> _Found | None:
+        seen = self._seen  # before the request: a response may be older than what others saw
+        try:
+            found = self._decode(await self._store.get(self._key))
+        except NotFound:
+            found = None
+        if seen is not None:
+            self._refuse_older(seen, found)
+        if found is not None:
+            self._see(found.envelope.id, found.envelope.revision)
+        return found
+
+    def _refuse_older(self, seen: tuple[str, int], found: _Found | None) -> None:
+        identity, revision = seen
+        if found is None:
+            raise RolledBack(f"{self._key} was at revision {revision} and is gone")
+        if found.envelope.id != identity:
+            raise RolledBack(f"{self._key} was replaced by another register of the same name")
+        if found.envelope.revision < revision:
+            raise RolledBack(
+                f"{self._key} went back from revision {revision} to {found.envelope.revision}"
+            )
+
+    def _revision(self, found: _Found) -> Revision[T]:
+        try:
+            value = msgspec.json.decode(found.envelope.value, type=self._kind)
+        except msgspec.ValidationError as error:
+            raise Corrupt(f"{self._key}: the value does not fit: {error}") from error
+        return Revision(value, found.envelope.revision)
+
+    def _encode(self, base: _Found | None, value: T, token: str) -> bytes:
+        encoded = msgspec.json.encode(value, order="sorted")
+        if base is None:
+            head = _head(token, 1, token, [])
+        else:
+            last = base.envelope
+            history = [last.token, *last.history][: self._history]
+            head = _head(last.id, last.revision + 1, token, history)
+        crc = zlib.crc32(head + encoded)
+        data = b'%b,"crc32":"%08x","value":%b}\n' % (head, crc, encoded)
+        if len(data) > limits.REGISTER_MAX_BYTES:
+            raise LimitExceeded(
+                f"{self._key}: {len(data):,} bytes; REGISTER_MAX_BYTES is "
+                f"{limits.REGISTER_MAX_BYTES:,}"
+            )
+        return data
+
+    def _decode(self, found: Object) -> _Found:
+        return _Found(decode_envelope(self._key, found.data), found.version)
+
+    def _see(self, identity: str, revision: int) -> None:
+        if self._seen is None or revision > self._seen[1]:
+            self._seen = (identity, revision)
+
+
+def _head(identity: str, revision: int, token: str, history: list[str]) -> bytes:
+    fields = msgspec.json.encode(
+        {
+            "register": FORMAT,
+            "id": identity,
+            "revision": revision,
+            "token": token,
+            "history": history,
+        }
+    )
+    return fields[:-1]  # without the closing brace: the checksum and the value follow
+
+
+def decode_envelope(key: str, data: bytes | memoryview) -> _Envelope:
+    """The envelope of a register, checked; `Corrupt` says what is wrong with it."""
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"{key} is not a register: {error}") from error
+    if envelope.register != FORMAT:
+        raise NotSupported(
+            f"{key} is a register of format {envelope.register}; this version reads format "
+            f"{FORMAT}. Upgrade Headwater."
+        )
+    head = _head(envelope.id, envelope.revision, envelope.token, envelope.history)
+    if f"{zlib.crc32(head + bytes(envelope.value)):08x}" != envelope.crc32:
+        raise Corrupt(f"{key}: the checksum does not match; the file was damaged or edited by hand")
+    return envelope

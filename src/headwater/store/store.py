@@ -1,0 +1,425 @@
+"""The store that every room uses: checked keys, bounded retries, resolved outcomes, counters.
+
+A write whose response is lost may have landed. Conditional writes are therefore repeated with
+the same bytes under the same condition, which at most one attempt can satisfy, and a refusal
+is settled by *looking*: if the object holds exactly these bytes, and they carry a token that
+nobody else writes, then the write that landed was ours. What looking cannot settle is raised
+as `OutcomeUnknown`, never reported as failure.
+
+Looking sees only the present. A write that landed and was then replaced by somebody else's
+looks like one that never landed; the object itself must remember its recent writers to tell
+them apart. `Register` and `Sequence` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from headwater.core import limits, runtime
+from headwater.core.backoff import Budget, RetryPolicy
+from headwater.core.errors import (
+    AlreadyExists,
+    Conflict,
+    Contended,
+    HeadwaterError,
+    LimitExceeded,
+    NotFound,
+    NotSupported,
+    OutcomeUnknown,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+from headwater.store.backend import (
+    IF_ABSENT,
+    Backend,
+    IfAbsent,
+    PreconditionFailed,
+    Unreachable,
+)
+from headwater.store.keys import check_key, check_prefix
+from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+from headwater.store.stats import StoreStats
+
+T = TypeVar("T")
+
+
+class Store:
+    """Object storage under one root. Safe to share between tasks; one event loop at a time."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        url: str = "",
+        policy: RetryPolicy | None = None,
+        reopen: Callable[[], tuple[Any, ...]] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._policy = policy or RetryPolicy()
+        self._reopen = reopen
+        self.url = url or f"{backend.scheme}://"
+        self.stats = StoreStats(backend.scheme)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a request costs no network."""
+        return self._backend.is_local
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._reopen is None:
+            raise TypeError(f"{self!r} lives in this process alone and cannot be sent elsewhere")
+        return self._reopen()
+
+    async def __aenter__(self) -> Store:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Give back connections and whatever else is held."""
+        await self._backend.close()
+
+    # Reading
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+        """An object, or a part of it; a part past the end is cut or empty. `NotFound` if absent."""
+        check_key(key)
+        size = limits.MULTIPART_ABOVE_BYTES if byte_range is None else _length(byte_range)
+
+        async def whole() -> Object:
+            found = await self._backend.get(key, byte_range)
+            expected = found.meta.size_bytes
+            if byte_range is not None:
+                start, end = byte_range.resolve(expected)
+                expected = max(0, end - start)
+            if len(found.data) != expected:
+                raise Unavailable(f"{key}: {len(found.data)} of {expected} bytes arrived")
+            return found
+
+        found = await self._repeat("get", key, whole, size_bytes=size)
+        self.stats.of("get").bytes_received += len(found.data)
+        return found
+
+    async def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> Sequence[Object]:
+        """Several parts of one object at once; refuses parts of different contents."""
+        parts = await asyncio.gather(*(self.get(key, part) for part in ranges))
+        if len({part.version for part in parts}) > 1:
+            raise Conflict(f"{key} was replaced while parts of it were read; read it again")
+        return parts
+
+    async def get_stream(
+        self, key: str, *, chunk_bytes: int = limits.STREAM_CHUNK_BYTES
+    ) -> AsyncIterator[bytes | memoryview]:
+        """An object of any size in chunks, of one content throughout."""
+        offset, first = 0, None
+        while first is None or offset < first.meta.size_bytes:
+            part = await self.get(key, ByteRange(offset, offset + chunk_bytes))
+            first = first or part
+            if part.version != first.version:
+                raise Conflict(f"{key} was replaced while it was read; read it again")
+            offset += len(part.data)
+            if part.data:
+                yield part.data
+
+    async def head(self, key: str) -> ObjectMeta:
+        """Size, version and time of an object. `NotFound` if absent."""
+        check_key(key)
+        return await self._repeat("head", key, lambda: self._backend.head(key))
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectMeta]:
+        """Objects below the folder `prefix`, in the order of their keys, above `start_after`."""
+        folder = check_prefix(prefix)
+        after = start_after
+        budget = self._policy.start()
+        while True:
+            asked = after
+            try:
+                async for page in self._pages(folder, asked):
+                    for meta in page:
+                        if meta.key <= asked:
+                            continue  # some stores ignore where to start
+                        if meta.key <= after:
+                            raise _unordered(meta.key, after)
+                        after = meta.key
+                        yield meta
+                    budget = self._policy.start()
+                return
+            except Unavailable as error:
+                await self._pause_or_raise("list", budget, error)
+
+    # Writing
+
+    async def put(self, key: str, data: Buffer) -> Version:
+        """Write an object whatever is there.
+
+        Only for keys that one writer alone ever writes, with one content: a slow attempt may
+        land after a later put of the same key.
+        """
+        check_key(key)
+        self._check_size(key, data)
+        if len(data) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
+            return await self._put_in_parts(key, data)
+        return await self._repeat(
+            "put", key, lambda: self._backend.put(key, data), sent=len(data), write=True
+        )
+
+    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
+        """Write an object of any size from parts, once: what fails is for the caller to repeat."""
+        check_key(key)
+        stats = self.stats.of("put_stream")
+
+        async def counted() -> AsyncIterator[Buffer]:
+            total = 0
+            async for chunk in chunks:
+                total += len(chunk)
+                if total > limits.OBJECT_MAX_BYTES:
+                    raise _too_large(key, total)
+                stats.bytes_sent += len(chunk)
+                yield chunk
+
+        stats.requests += 1
+        started_s = runtime.monotonic_s()
+        try:
+            return await self._backend.put_stream(key, counted())
+        except HeadwaterError:
+            stats.failures += 1
+            raise
+        finally:
+            stats.latency_s.observe(runtime.monotonic_s() - started_s)
+
+    async def put_if_absent(self, key: str, data: Buffer, *, token: bytes | None) -> Version:
+        """Create an object, or raise `AlreadyExists` with what is there.
+
+        `token` is something inside `data` that no other writer writes; with it an unclear
+        outcome is settled by looking. With None it is raised as `OutcomeUnknown`.
+        """
+        check_key(key)
+        self._check_conditional(key, data, token)
+        return await self._put_conditionally(key, data, IF_ABSENT, token)
+
+    async def put_if_unchanged(
+        self, key: str, data: Buffer, version: Version, *, token: bytes | None
+    ) -> Version:
+        """Replace the content that `version` names, or raise `Conflict` with what is there.
+
+        A `Conflict` says that the present content is not this one. Whether this one was there
+        for a while, only the content's own history can say: see `Register`.
+        """
+        check_key(key)
+        self._check_conditional(key, data, token)
+        return await self._put_conditionally(key, data, version, token)
+
+    async def delete(self, key: str) -> None:
+        """Remove an object; removing an absent one succeeds."""
+        check_key(key)
+        await self._repeat("delete", key, lambda: self._backend.delete(key), write=True)
+
+    # How requests are tried
+
+    async def _put_conditionally(
+        self, key: str, data: Buffer, condition: IfAbsent | Version, token: bytes | None
+    ) -> Version:
+        operation = "put_if_absent" if condition is IF_ABSENT else "put_if_unchanged"
+        budget = self._policy.start(size_bytes=len(data))
+        maybe_landed = False
+        while True:
+            try:
+                return await self._once(
+                    operation, budget, lambda: self._backend.put(key, data, condition), len(data)
+                )
+            except (PreconditionFailed, NotFound) as refusal:
+                current = await self._look(key)
+                if self._is_ours(key, current, data, token):
+                    assert current is not None
+                    return current.version
+                self._raise_if_taken(key, current, condition, refusal)
+                # Refused although the condition holds: a concurrent request was under way. Or
+                # ours created the object, was refused by mistake, and the object was deleted.
+                maybe_landed |= condition is IF_ABSENT
+                if not await self._pause(operation, budget, refusal):
+                    raise _gave_up(key, budget, refusal, maybe_landed) from refusal
+            except (OutcomeUnknown, Unavailable) as error:
+                maybe_landed |= not isinstance(error, Unreachable)
+                if not await self._pause(operation, budget, error):
+                    raise _gave_up(key, budget, error, maybe_landed) from error
+            except Refused as error:
+                if maybe_landed:
+                    raise _still_unknown(key, error) from error
+                raise
+
+    async def _look(self, key: str) -> Object | None:
+        try:
+            return await self.get(key)
+        except NotFound:
+            return None
+        except (Unavailable, Refused) as error:
+            raise OutcomeUnknown(f"{key}: refused, and looking why failed: {error}") from error
+
+    def _is_ours(self, key: str, current: Object | None, data: Buffer, token: bytes | None) -> bool:
+        """Whether what is there is what this call wrote, though it was told otherwise."""
+        if current is None or current.data != data:
+            return False
+        if token is None:
+            raise OutcomeUnknown(
+                f"{key} holds these very bytes, which carry no token of their own: they may be "
+                "another writer's"
+            )
+        return True
+
+    def _raise_if_taken(
+        self,
+        key: str,
+        current: Object | None,
+        condition: IfAbsent | Version,
+        refusal: HeadwaterError,
+    ) -> None:
+        """Raise if what is there contradicts the condition."""
+        if condition is IF_ABSENT:
+            if current is not None:
+                raise AlreadyExists(f"{key} exists", current=current) from refusal
+        elif current is None or current.version != condition:
+            raise Conflict(f"{key} was changed", current=current) from refusal
+
+    async def _put_in_parts(self, key: str, data: Buffer) -> Version:
+        view = memoryview(data)
+        part = limits.MULTIPART_PART_BYTES
+
+        async def parts() -> AsyncIterator[Buffer]:
+            for offset in range(0, len(view), part):
+                yield view[offset : offset + part]
+
+        budget = self._policy.start(size_bytes=len(data))
+        maybe_landed = False
+        while True:
+            try:
+                return await self.put_stream(key, parts())
+            except (OutcomeUnknown, Unavailable) as error:
+                maybe_landed |= not isinstance(error, Unreachable)
+                if not await self._pause("put_stream", budget, error):
+                    raise _gave_up(key, budget, error, maybe_landed) from error
+            except Refused as error:
+                if maybe_landed:
+                    raise _still_unknown(key, error) from error
+                raise
+
+    async def _repeat(
+        self,
+        operation: str,
+        key: str,
+        call: Callable[[], Awaitable[T]],
+        *,
+        size_bytes: int = 0,
+        sent: int = 0,
+        write: bool = False,
+    ) -> T:
+        """Try a request that may be repeated without harm until it works or the budget ends."""
+        budget = self._policy.start(size_bytes=size_bytes + sent)
+        maybe_landed = False
+        while True:
+            try:
+                return await self._once(operation, budget, call, sent)
+            except (OutcomeUnknown, Unavailable) as error:
+                maybe_landed |= write and not isinstance(error, Unreachable)
+                if not await self._pause(operation, budget, error):
+                    raise _gave_up(key, budget, error, maybe_landed) from error
+            except Refused as error:
+                if maybe_landed:
+                    raise _still_unknown(key, error) from error
+                raise
+
+    async def _once(
+        self, operation: str, budget: Budget, call: Callable[[], Awaitable[T]], sent: int
+    ) -> T:
+        """One attempt, timed and counted. An attempt that takes too long has an unknown outcome."""
+        stats = self.stats.of(operation)
+        stats.requests += 1
+        stats.bytes_sent += sent
+        timeout_s = budget.attempt_timeout_s
+        started_s = runtime.monotonic_s()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call()
+        except TimeoutError as error:
+            stats.failures += 1
+            raise OutcomeUnknown(f"no answer to {operation} within {timeout_s:.0f} s") from error
+        except HeadwaterError:
+            stats.failures += 1
+            raise
+        finally:
+            stats.latency_s.observe(runtime.monotonic_s() - started_s)
+
+    async def _pages(self, folder: str, after: str) -> AsyncIterator[Page]:
+        pages = self._backend.list(folder, after)
+        first = True
+        while True:
+            budget = self._policy.start()
+            try:
+                page = await self._once("list", budget, lambda: anext(pages), 0)
+            except StopAsyncIteration:
+                # The page before said that it was the last: no request was sent.
+                self.stats.of("list").requests -= not first
+                return
+            except OutcomeUnknown as error:
+                raise Unavailable(str(error)) from error
+            first = False
+            yield page
+
+    async def _pause(self, operation: str, budget: Budget, error: HeadwaterError) -> bool:
+        stats = self.stats.of(operation)
+        throttled = isinstance(error, Throttled)
+        stats.throttled += throttled
+        goes_on = await budget.pause(throttled=throttled)
+        stats.retries += goes_on
+        return goes_on
+
+    async def _pause_or_raise(self, operation: str, budget: Budget, error: HeadwaterError) -> None:
+        if not await self._pause(operation, budget, error):
+            raise error
+
+    def _check_conditional(self, key: str, data: Buffer, token: bytes | None) -> None:
+        self._check_size(key, data)
+        if token is not None and (not token or token not in bytes(data)):
+            raise Refused(f"the token of a conditional write to {key} must stand in its bytes")
+
+    def _check_size(self, key: str, data: Buffer) -> None:
+        if len(data) > limits.OBJECT_MAX_BYTES:
+            raise _too_large(key, len(data))
+
+
+def _gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool) -> HeadwaterError:
+    tries = f"after {budget.used} attempts"
+    if maybe_landed:
+        return OutcomeUnknown(f"{key}: may or may not be written, {tries}: {cause}")
+    if isinstance(cause, PreconditionFailed):
+        return Contended(f"{key}: refused although its condition holds, {tries}: {cause}")
+    if isinstance(cause, Throttled):
+        return Throttled(f"{key}: throttled, {tries}: {cause}")
+    return Unavailable(f"{key}: {tries}: {cause}")
+
+
+def _still_unknown(key: str, error: Refused) -> OutcomeUnknown:
+    """A refusal of this attempt says nothing of an earlier one whose response was lost."""
+    return OutcomeUnknown(f"{key}: may or may not be written; a later attempt failed: {error}")
+
+
+def _length(byte_range: ByteRange) -> int:
+    return max(0, -byte_range.start if byte_range.start < 0 else byte_range.end - byte_range.start)
+
+
+def _too_large(key: str, size_bytes: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"{key}: {size_bytes:,} bytes; OBJECT_MAX_BYTES is {limits.OBJECT_MAX_BYTES:,}"
+    )
+
+
+def _unordered(key: str, after: str) -> NotSupported:
+    return NotSupported(
+        f"this store lists {key} after {after}; Headwater needs listings in the order of keys"
+    )
