@@ -1,0 +1,32 @@
+"""Tools to try things out and to break them: public, for users' tests as well as ours.
+
+Enters: a seed, and the code under test, unchanged.
+Leaves: `simulate` (virtual time, one thread, an order drawn from the seed), `FaultyStore` and
+`FaultyDisk` (whatever a store or a disk may do), `explore` (a crash at every point), `Scenario`
+and `run_scenarios` (many histories, resumable, each with the command that replays it).
+
+Always holds:
+
+- the same seed gives the same history and the same fingerprint, in every process;
+- nothing in a simulation reaches a clock, thread, socket or source of chance outside it;
+- no other room imports this one.
+"""
+
+from headwater.testing.disk import FaultyDisk
+from headwater.testing.sim import Event, Outcome, Process, SimRuntime, Simulation, simulate
+from headwater.testing.store import Faults, FaultyStore
+from headwater.testing.torture import Scenario, run_scenarios
+
+__all__ = [
+    "Event",
+    "Faults",
+    "FaultyDisk",
+    "FaultyStore",
+    "Outcome",
+    "Process",
+    "Scenario",
+    "SimRuntime",
+    "Simulation",
+    "run_scenarios",
+    "simulate",
+]

@@ -1,0 +1,194 @@
+"""While a simulation runs, whoever reaches outside meets `SimulationEscape`.
+
+Two nets, because neither catches all:
+
+- the interpreter's audit events catch sockets and processes, and in newer versions threads and
+  real sleeping, in any code, also in libraries that the code under test calls;
+- clocks and sources of chance raise no such event, so their functions are replaced for as long
+  as the guard stands. Libraries may still use them (a logger stamps its lines); code of
+  Headwater may not. Starting a thread and sleeping are replaced for everybody.
+
+An escape also ends the simulation when the code swallows the error: the guard reports it.
+
+Not caught here: `datetime.now` (a C type's method; the check of layers forbids it in the
+source), a reference to a clock taken before the guard stood (forbidden likewise), and native
+code with threads of its own. Stores that bring such a runtime ask `Runtime.outside_allowed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+from _thread import get_ident
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from headwater.testing.sim_errors import SimulationError, SimulationEscape
+
+_GUARDED: Final = "headwater"
+_OWN_MODULES: Final = frozenset(
+    f"headwater.testing.{name}" for name in ("guard", "sim", "sim_loop", "sim_task", "torture")
+)
+# Modules that pass a call on: the one who asked stands behind them.
+_GO_BETWEENS: Final = frozenset({"os", "random", "secrets", "uuid"})
+
+_EVENT_PREFIXES: Final = ("socket.", "_thread.start", "os.exec", "os.fork", "os.posix_spawn")
+_EVENTS: Final = frozenset({"os.spawn", "os.system", "pty.spawn", "subprocess.Popen", "time.sleep"})
+# Asked only about this machine; no packet leaves it. uuid and tempfile do so on import.
+_HARMLESS_EVENTS: Final = frozenset({"socket.gethostname"})
+
+_REPLACED: Final = {
+    "os": ("getrandom", "urandom"),
+    "random": (
+        "_urandom",
+        "betavariate",
+        "choice",
+        "choices",
+        "expovariate",
+        "gammavariate",
+        "gauss",
+        "getrandbits",
+        "lognormvariate",
+        "normalvariate",
+        "paretovariate",
+        "randbytes",
+        "randint",
+        "random",
+        "randrange",
+        "sample",
+        "seed",
+        "shuffle",
+        "triangular",
+        "uniform",
+        "vonmisesvariate",
+        "weibullvariate",
+    ),
+    "secrets": ("choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe"),
+    "time": (
+        "gmtime",
+        "localtime",
+        "monotonic",
+        "monotonic_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "time",
+        "time_ns",
+    ),
+    "uuid": ("uuid1", "uuid4"),
+}
+_REPLACED_FOR_ALL: Final = {
+    "_thread": ("start_joinable_thread", "start_new_thread"),
+    "threading": ("_start_joinable_thread", "_start_new_thread"),
+    "time": ("sleep",),
+}
+# A time handed in is only converted; without one these read the clock.
+_CONVERTERS: Final = frozenset({"time.gmtime", "time.localtime"})
+
+
+class _Watch(NamedTuple):
+    thread: int
+    report: Callable[[SimulationEscape], None]
+
+
+class _Replacement(NamedTuple):
+    module: Any
+    name: str
+    original: Any
+    guarded: Any
+
+
+_watch: _Watch | None = None
+
+
+@contextlib.contextmanager
+def guarded(report: Callable[[SimulationEscape], None]) -> Iterator[None]:
+    """Refuse whatever leaves the simulation that this thread runs, and tell `report` of it."""
+    global _watch
+    if _watch is not None:
+        raise SimulationError("simulations run one at a time in a process")
+    _listen()
+    replacements = _replacements()
+    _watch = _Watch(get_ident(), report)
+    for module, name, _, replacement in replacements:
+        setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        for module, name, original, _ in replacements:
+            setattr(module, name, original)
+        _watch = None
+
+
+def _escaped(watch: _Watch, what: str) -> SimulationEscape:
+    error = SimulationEscape(f"{what} reached outside the simulation")
+    watch.report(error)
+    return error
+
+
+def _audit(event: str, _args: tuple[Any, ...]) -> None:
+    watch = _watch
+    if watch is None or watch.thread != get_ident():
+        return
+    if event in _EVENTS or (event.startswith(_EVENT_PREFIXES) and event not in _HARMLESS_EVENTS):
+        raise _escaped(watch, event)
+
+
+@functools.cache
+def _listen() -> None:
+    """Add the hook once: the interpreter never takes one away."""
+    sys.addaudithook(_audit)
+
+
+@functools.cache
+def _replacements() -> list[_Replacement]:
+    found = []
+    for table, guarding in ((_REPLACED, _for_headwater), (_REPLACED_FOR_ALL, _for_all)):
+        for module_name, names in table.items():
+            module = importlib.import_module(module_name)
+            for name in names:
+                original = getattr(module, name, None)
+                if original is not None:
+                    what = f"{module_name}.{name.lstrip('_')}"
+                    found.append(_Replacement(module, name, original, guarding(original, what)))
+    return found
+
+
+def _for_headwater(original: Callable[..., Any], what: str) -> Callable[..., Any]:
+    converter = what in _CONVERTERS
+
+    @functools.wraps(original)
+    def guarding(*args: Any, **options: Any) -> Any:
+        watch = _watch
+        converts = converter and bool(args) and args[0] is not None
+        if watch is not None and watch.thread == get_ident() and not converts:
+            module = _asker(sys._getframe(1))
+            if module.split(".")[0] == _GUARDED and module not in _OWN_MODULES:
+                raise _escaped(watch, f"{what}, called by {module},")
+        return original(*args, **options)
+
+    return guarding
+
+
+def _for_all(original: Callable[..., Any], what: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def guarding(*args: Any, **options: Any) -> Any:
+        watch = _watch
+        if watch is not None and watch.thread == get_ident():
+            raise _escaped(watch, what)
+        return original(*args, **options)
+
+    return guarding
+
+
+def _asker(frame: FrameType) -> str:
+    """The module behind a call, past those that only pass it on."""
+    current: FrameType | None = frame
+    while current is not None:
+        module = str(current.f_globals.get("__name__", ""))
+        if module not in _GO_BETWEENS and module != __name__:
+            return module
+        current = current.f_back
+    return ""

@@ -1,0 +1,382 @@
+"""The simulator: the real coroutines, in virtual time, in an order drawn from a seed.
+
+    outcome = simulate(scenario, seed=7)
+
+`scenario` gets a `Simulation`. It starts processes, lets them fail, records what happened and
+raises when something is wrong. The same seed gives the same run, down to the fingerprint, in
+every process; a failure says how to repeat it.
+
+Always holds:
+
+- nothing in a simulation touches a real clock, thread, socket or source of chance;
+- the code under test, the scheduler, blocking work and the scenario draw from streams of their
+  own: a change in one leaves the draws of the others alone;
+- a killed process runs nothing more: no callback, no timer, no `finally` that awaits. What it
+  had begun on a thread is lost as well.
+
+Processes share nothing but the store they are given. An asyncio lock or queue between two
+processes would be something no real pair has, and the death of one could block the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import hashlib
+import random
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+from headwater.core.runtime import Runtime, installed
+from headwater.testing.guard import guarded
+from headwater.testing.sim_errors import ProcessKilled
+from headwater.testing.sim_loop import MAX_STEPS, MAX_VIRTUAL_S, STALL_MAX_S, SimLoop
+from headwater.testing.sim_task import GROUP, Group
+
+T = TypeVar("T")
+
+HISTORY_MAX_EVENTS: Final = 1_000_000
+REPLAY: Final = "simulate(…, seed={seed})"
+
+# Some instant of 2026: a clock that always started alike would hide what depends on it.
+_EPOCH_NS: Final = 1_767_225_600_000_000_000
+_EPOCH_SPREAD_S: Final = 365 * 86_400
+# Blocking work takes between these to begin, and again to be heard of.
+_BLOCKING_MIN_S: Final = 0.000_01
+_BLOCKING_MAX_S: Final = 0.02
+# Most work finds an idle thread at once; work that has begun cannot be cancelled any more.
+_BLOCKING_QUEUED: Final = 0.25
+_NOTE_EVENTS: Final = 20
+_SHOWN_BYTES: Final = 32
+
+
+def stream(seed: int, name: str) -> random.Random:
+    """A source of chance of its own for every name, all drawn from one seed."""
+    return random.Random(f"{seed}/{name}")
+
+
+class SimRuntime(Runtime):
+    """The seam's simulated side: one clock, which may be wrong, over the loop's virtual time."""
+
+    outside_allowed = False
+
+    def __init__(self, loop: SimLoop, seed: int) -> None:
+        self._loop = loop
+        self._random = stream(seed, "runtime")
+        self._blocking = stream(seed, "blocking")
+        self._start_ns = _EPOCH_NS + stream(seed, "epoch").randrange(_EPOCH_SPREAD_S) * 10**9
+        self._since_s = 0.0
+        self._monotonic_base_s = 0.0
+        self._rate = 1.0
+        super().__init__()
+
+    def skewed(self, ms: float = 0, *, drift_ppm: float = 0) -> SimRuntime:
+        """A runtime on the same loop whose clock is off by `ms` and gains or loses from here on.
+
+        Drift moves the monotonic clock too: two machines do not agree on what a second is.
+        """
+        other = object.__new__(SimRuntime)
+        other._loop = self._loop
+        other._random = self._random
+        other._blocking = self._blocking
+        other._since_s = self._loop.now_s
+        other._monotonic_base_s = self.monotonic_s()
+        other._start_ns = self.wall_ns() - round(other._monotonic_base_s * 1e9)
+        other._rate = self._rate * (1 + drift_ppm / 1e6)
+        Runtime.__init__(other)
+        other.jump(ms)
+        return other
+
+    def jump(self, ms: float) -> None:
+        """Set the wall clock forward, or back."""
+        self._start_ns += round(ms * 1e6)
+
+    def wall_ns(self) -> int:
+        return self._start_ns + round(self.monotonic_s() * 1e9)
+
+    def monotonic_s(self) -> float:
+        return self._monotonic_base_s + (self._loop.now_s - self._since_s) * self._rate
+
+    def random(self) -> random.Random:
+        return self._random
+
+    async def sleep(self, seconds: float) -> None:
+        woken: asyncio.Future[None] = self._loop.create_future()
+        if seconds > 0:
+            delay_s = seconds / self._rate
+            timer: asyncio.Handle = self._loop.call_later(delay_s, _deliver, woken, None, None)
+        else:
+            timer = self._loop.call_soon(_deliver, woken, None, None)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        return self._loop.create_task(coroutine, name=name)
+
+    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
+        """Run `function` here, at an instant of its own, and hand its result over at a later one.
+
+        Cancelling the caller does not undo work that has begun, as with a real thread.
+        """
+        heard: asyncio.Future[T] = self._loop.create_future()
+        queued = self._blocking.random() < _BLOCKING_QUEUED
+
+        def work() -> None:
+            if queued and heard.cancelled():
+                return
+            result: T | None = None
+            error: BaseException | None = None
+            try:
+                result = function(*args)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as raised:
+                error = raised
+            self._loop.call_later(self._blocking_s(), _deliver, heard, result, error)
+
+        self._loop.call_later(self._blocking_s(), work)
+        return await heard
+
+    def _blocking_s(self) -> float:
+        ratio = _BLOCKING_MAX_S / _BLOCKING_MIN_S
+        return float(_BLOCKING_MIN_S * ratio ** self._blocking.random())
+
+
+def _deliver(heard: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if heard.done():
+        return
+    if error is None:
+        heard.set_result(result)
+    elif isinstance(error, StopIteration):
+        # A future cannot carry it: the coroutine that awaits would end instead of failing.
+        heard.set_exception(RuntimeError(f"blocking work raised {error!r}"))
+    else:
+        heard.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a scenario recorded: when, in which process, what."""
+
+    at_s: float
+    process: str
+    name: str
+    fields: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        fields = "".join(f" {name}={_show(value)}" for name, value in self.fields.items())
+        return f"{self.at_s:.9f} {self.process} {self.name}{fields}"
+
+
+def _show(value: object) -> str:
+    """A text that is the same in every process: no address, no order of a set, no long bytes."""
+    if isinstance(value, bytes) and len(value) > _SHOWN_BYTES:
+        return f"<{len(value)} bytes, crc {zlib.crc32(value):08x}>"
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(map(_show, value))) + "}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_show(k)}: {_show(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_show, value)) + "]"
+    text = repr(value)
+    return f"<{type(value).__name__}>" if " at 0x" in text else text
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """What a simulation came to."""
+
+    seed: int
+    value: T
+    fingerprint: str
+    """Equal for two runs that made the same choices and recorded the same events."""
+    history: tuple[Event, ...]
+    steps: int
+    virtual_s: float
+
+
+class Process:
+    """Tasks that die together, with a clock of their own. Tasks spawned inside belong to it."""
+
+    def __init__(self, name: str, loop: SimLoop, runtime: SimRuntime) -> None:
+        self.name = name
+        self.runtime = runtime
+        self._loop = loop
+        self._group = _ProcessGroup(name, self)
+        outside = GROUP.set(self._group)
+        with installed(runtime):
+            self._home = contextvars.copy_context()
+        GROUP.reset(outside)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was not killed."""
+        return self._group.alive
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str = "main") -> asyncio.Task[T]:
+        """Run a coroutine inside. After a kill its task never ends: wait for the process."""
+        if not self.alive:
+            coroutine.close()
+            raise ProcessKilled(f"process {self.name!r} is dead")
+        task = f"{self.name}/{name}"
+        return self._loop.create_task(coroutine, name=task, context=self._home.copy())
+
+    def kill(self) -> None:
+        """Let nothing of it run again. Killed by its own code, it stops at its next await."""
+        self._group.die()
+
+    def crash(self) -> NoReturn:
+        """Kill it in the middle of a call: what is left of the call unwinds and is not heard of.
+
+        Only `finally` and `except BaseException` see it; a simulated disk or store must refuse
+        their requests, since `alive` is false.
+        """
+        self.kill()
+        raise ProcessKilled(f"process {self.name!r} died here")
+
+    def freeze(self, seconds: float) -> None:
+        """Stop it for so long, as a paused machine does; only its clock tells it afterwards."""
+        self._group.frozen_until_s = max(self._group.frozen_until_s, self._loop.now_s + seconds)
+        self._group.held = True
+
+    async def wait(self) -> bool:
+        """Wait until all its tasks ended (true) or it was killed (false)."""
+        await self._group.until_over()
+        return self.alive
+
+
+class _ProcessGroup(Group):
+    def __init__(self, name: str, process: Process) -> None:
+        super().__init__(name)
+        self.process = process
+
+
+def current_process() -> Process | None:
+    """The simulated process whose code is running, if any."""
+    group = GROUP.get()
+    return group.process if isinstance(group, _ProcessGroup) else None
+
+
+class Simulation:
+    """A scenario's handle on the simulation it runs in."""
+
+    def __init__(self, seed: int, loop: SimLoop) -> None:
+        self.seed = seed
+        self.random = stream(seed, "scenario")
+        self.runtime = SimRuntime(loop, seed)
+        self._loop = loop
+        self._history: list[Event] = []
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._incarnations: dict[str, int] = {}
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the start."""
+        return self._loop.now_s
+
+    @property
+    def history(self) -> tuple[Event, ...]:
+        """What was recorded until now."""
+        return tuple(self._history)
+
+    def stream(self, name: str) -> random.Random:
+        """A source of chance of its own, for instance for faults."""
+        return stream(self.seed, f"scenario/{name}")
+
+    def record(self, event: str, /, **fields: Any) -> None:
+        """Add to the history; it counts in the fingerprint."""
+        if self._loop.is_closed():
+            return
+        if len(self._history) >= HISTORY_MAX_EVENTS:
+            raise OverflowError(f"a history holds {HISTORY_MAX_EVENTS} events")
+        group = GROUP.get()
+        entry = Event(self._loop.now_s, group.name if group else "-", event, fields)
+        self._history.append(entry)
+        self._digest.update(str(entry).encode() + b"\n")
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Run a coroutine beside the caller, in the caller's process."""
+        return self._loop.create_task(coroutine, name=name)
+
+    def process(self, name: str, *, skew_ms: float = 0, drift_ppm: float = 0) -> Process:
+        """A new process; a name used before gets the number of the incarnation."""
+        incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
+        shown = name if incarnation == 1 else f"{name}#{incarnation}"
+        return Process(shown, self._loop, self.runtime.skewed(skew_ms, drift_ppm=drift_ppm))
+
+    @contextlib.contextmanager
+    def skewed(self, ms: float = 0, *, drift_ppm: float = 0) -> Iterator[SimRuntime]:
+        """Give the code inside, and the tasks it spawns, a clock that is wrong."""
+        runtime = self.runtime.skewed(ms, drift_ppm=drift_ppm)
+        with installed(runtime):
+            yield runtime
+
+    def fingerprint(self) -> str:
+        """A digest of the choices made and the events recorded until now."""
+        digest = self._digest.copy()
+        digest.update(f"{self._loop.steps} {self._loop.trace} {self._loop.now_s!r}".encode())
+        return digest.hexdigest()
+
+    def note(self, replay: str) -> str:
+        """What a failure tells its reader."""
+        shown = self._history[-_NOTE_EVENTS:]
+        lines = [
+            f"simulation seed {self.seed}, fingerprint {self.fingerprint()}",
+            f"{self._loop.steps} steps, {self.now_s:.6f} virtual s",
+            f"the last {len(shown)} of {len(self._history)} recorded events:",
+            *(f"  {event}" for event in shown),
+            f"replay: {replay.replace('{seed}', str(self.seed))}",
+        ]
+        return "\n".join(lines)
+
+
+def simulate(
+    main: Callable[[Simulation], Awaitable[T]],
+    *,
+    seed: int = 0,
+    max_steps: int = MAX_STEPS,
+    max_virtual_s: float = MAX_VIRTUAL_S,
+    stall_max_s: float = STALL_MAX_S,
+    replay: str = REPLAY,
+) -> Outcome[T]:
+    """Run `main` and whatever it starts, in virtual time, in the order of `seed`.
+
+    When `main` returns, what it left running is cancelled and may clean up. Whatever `main`
+    raises comes out with a note: seed, fingerprint, the last events, and `replay`, the command
+    that runs the same again (`{seed}` stands for the seed). `stall_max_s=0` lets time pass only
+    while nobody has anything to do.
+    """
+    loop = SimLoop.create(
+        stream(seed, "schedule"),
+        max_steps=max_steps,
+        max_virtual_s=max_virtual_s,
+        stall_max_s=stall_max_s,
+    )
+    simulation = Simulation(seed, loop)
+
+    def run() -> T:
+        with installed(simulation.runtime), guarded(loop.fail):
+            return loop.run(_awaiting(main, simulation))
+
+    try:
+        value = contextvars.copy_context().run(run)
+    except BaseException as error:
+        error.add_note(simulation.note(replay))
+        raise
+    return Outcome(
+        seed=seed,
+        value=value,
+        fingerprint=simulation.fingerprint(),
+        history=simulation.history,
+        steps=loop.steps,
+        virtual_s=loop.now_s,
+    )
+
+
+async def _awaiting(main: Callable[[Simulation], Awaitable[T]], simulation: Simulation) -> T:
+    return await main(simulation)

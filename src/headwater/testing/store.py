@@ -1,0 +1,201 @@
+"""A store that does everything a real one may do to a client, at rates drawn from a seed.
+
+It wraps a backend, so the retries, the looking and the counting of `Store` run unchanged on
+top of it. Which faults are on, and how often they strike, differs from seed to seed (swarm
+testing): a run with every fault at a middling rate never reaches the states that one fault
+at a harsh rate does.
+"""
+
+from __future__ import annotations
+
+import random as _random
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from headwater.core import runtime
+from headwater.core.errors import NotFound, OutcomeUnknown, Throttled, Unavailable
+from headwater.store.backend import Backend, Condition, PreconditionFailed
+from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+
+# Longer than any grace period, lease or timeout in Headwater.
+STALL_S: Final = 3 * 24 * 3600.0
+SLOW_PAGE_KEYS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often each fault strikes, from 0 to 1 per request."""
+
+    fail_before: float = 0.0
+    """The request is lost on its way; the client sees a broken connection."""
+    lose_response: float = 0.0
+    """The request is carried out; the client sees a broken connection."""
+    apply_late: float = 0.0
+    """The client sees a broken connection; the request is carried out long after."""
+    own_412: float = 0.0
+    """The write is carried out and answered with 412, as when an intermediary sends it twice."""
+    conflict_409: float = 0.0
+    """A conditional write is answered with 409 and not carried out, key present or absent."""
+    missing_404: float = 0.0
+    """A write-if-unchanged is answered with 404 and not carried out."""
+    throttle: float = 0.0
+    """429 or 503: not carried out."""
+    short_body: float = 0.0
+    """A read ends early."""
+    stall: float = 0.0
+    """The client stands still for days before its request is carried out."""
+    stall_after: float = 0.0
+    """The request is carried out and the client stands still for days before it knows."""
+    slow_list: float = 0.0
+    """A listing trickles in while the store changes: it shows what was, not what is."""
+
+    @classmethod
+    def swarm(cls, random: _random.Random) -> Faults:
+        """Some faults on, each at its own rate; about one draw in eight has none at all."""
+        if random.random() < 0.125:
+            return cls()
+        harsh = random.random() < 0.3
+        rates = {}
+        for field in fields(cls):
+            if random.random() < 0.5:
+                top = 0.4 if harsh and not field.name.startswith("stall") else 0.1
+                rates[field.name] = random.uniform(0.005, top)
+        return replace(cls(), **rates)
+
+
+class FaultyStore(Backend):
+    """Another backend, seen through a bad day."""
+
+    def __init__(
+        self,
+        inner: Backend,
+        faults: Faults,
+        random: _random.Random,
+        *,
+        latency_s: float = 0.05,
+        record: Callable[[str], None] | None = None,
+        spawn: Callable[..., object] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._faults = faults
+        self._random = random
+        self._latency_s = latency_s
+        self._record = record or (lambda line: None)
+        # A request on its way outlives the process that sent it: hand in a spawn of the outside.
+        self._spawn = spawn or runtime.spawn
+        self.scheme = inner.scheme
+        self.calm = False
+        """Set to let everything through, for the closing look of a test."""
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+        await self._before("get", key)
+        found = await self._inner.get(key, byte_range)
+        if len(found.data) and self._strikes("short_body", "get", key):
+            found = Object(found.meta, found.data[: self._random.randrange(len(found.data))])
+        await self._after("get", key)
+        return found
+
+    async def head(self, key: str) -> ObjectMeta:
+        await self._before("head", key)
+        meta = await self._inner.head(key)
+        await self._after("head", key)
+        return meta
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        content = bytes(data)
+
+        async def apply() -> Version:
+            return await self._inner.put(key, content, condition)
+
+        operation = f"put[{condition!r}]"
+        if condition is not None:
+            await self._pause()
+            if self._strikes("conflict_409", operation, key):
+                raise PreconditionFailed("409 ConditionalRequestConflict")
+            if isinstance(condition, Version) and self._strikes("missing_404", operation, key):
+                raise NotFound("404 NoSuchKey")
+        await self._write_before(operation, key, apply)
+        version = await apply()
+        self._record(f"{operation} {key} applied")
+        if condition is not None and self._strikes("own_412", operation, key):
+            raise PreconditionFailed("412 PreconditionFailed")
+        await self._after(operation, key, write=True)
+        return version
+
+    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
+        return await self.put(key, b"".join([bytes(chunk) async for chunk in chunks]))
+
+    async def delete(self, key: str) -> None:
+        async def apply() -> None:
+            await self._inner.delete(key)
+
+        await self._write_before("delete", key, apply)
+        await apply()
+        self._record(f"delete {key} applied")
+        await self._after("delete", key, write=True)
+
+    async def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
+        await self._before("list", prefix)
+        slow = self._strikes("slow_list", "list", prefix)
+        pages = [page async for page in self._inner.list(prefix, start_after)]
+        if not slow:
+            for page in pages:
+                yield page
+            return
+        metas = [meta for page in pages for meta in page]
+        for first in range(0, len(metas), SLOW_PAGE_KEYS):
+            await runtime.sleep(self._random.uniform(0, 60))
+            yield metas[first : first + SLOW_PAGE_KEYS]
+
+    async def _before(self, operation: str, key: str) -> None:
+        await self._pause()
+        if self._strikes("throttle", operation, key):
+            raise Throttled("503 SlowDown")
+        if self._strikes("fail_before", operation, key):
+            raise Unavailable("connection reset before the request was sent")
+        if self._strikes("stall", operation, key):
+            await runtime.sleep(self._random.uniform(0, STALL_S))
+
+    async def _write_before(
+        self, operation: str, key: str, apply: Callable[[], Awaitable[object]]
+    ) -> None:
+        await self._pause()
+        if self._strikes("throttle", operation, key):
+            raise Throttled("503 SlowDown")
+        if self._strikes("fail_before", operation, key):
+            raise OutcomeUnknown("connection reset")
+        if self._strikes("apply_late", operation, key):
+            self._spawn(self._late(operation, key, apply), name=f"late {operation} {key}")
+            raise OutcomeUnknown("connection reset")
+        if self._strikes("stall", operation, key):
+            await runtime.sleep(self._random.uniform(0, STALL_S))
+
+    async def _late(self, operation: str, key: str, apply: Callable[[], Awaitable[object]]) -> None:
+        await runtime.sleep(
+            self._random.choice((0.1, 10.0, 3600.0, STALL_S)) * self._random.random()
+        )
+        try:
+            await apply()
+            self._record(f"{operation} {key} applied late")
+        except PreconditionFailed:
+            self._record(f"{operation} {key} refused late")
+
+    async def _after(self, operation: str, key: str, *, write: bool = False) -> None:
+        if self._strikes("stall_after", operation, key):
+            await runtime.sleep(self._random.uniform(0, STALL_S))
+        await self._pause()
+        if self._strikes("lose_response", operation, key):
+            if write:
+                raise OutcomeUnknown("connection reset")
+            raise Unavailable("connection reset")
+
+    async def _pause(self) -> None:
+        await runtime.sleep(self._random.uniform(0, self._latency_s))
+
+    def _strikes(self, fault: str, operation: str, key: str) -> bool:
+        rate: float = getattr(self._faults, fault)
+        if self.calm or rate == 0.0 or self._random.random() >= rate:
+            return False
+        self._record(f"{operation} {key} {fault}")
+        return True

@@ -1,0 +1,278 @@
+"""Runs scenarios by the thousand: resumable, in several processes, every failure with its seed.
+
+A scenario is a function of a seed that raises when something is wrong. Round *i* of a run with
+base seed *s* has seed *s + i*, so one number names a history and a failure repeats by it alone:
+
+    make torture ROOM=store SCENARIO=register SEED=1234 ROUNDS=1
+
+How far a run came is kept in one small file a scenario. It only counts rounds below which
+none is missing: an interrupted run repeats a few rounds and skips none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from headwater.testing.torture_workers import Chunk, Crew, Failures, Inline
+
+STATE_DIR: Final = Path(".torture")
+FAILURES_MAX: Final = 10
+"""After so many failing seeds a scenario is stopped: more of them say nothing more."""
+
+_REPORT_EVERY_S: Final = 5.0
+_SAVE_EVERY_S: Final = 1.0
+_CHUNK_S: Final = 0.5
+_CHUNK_MAX_ROUNDS: Final = 500
+_BASE_SEEDS: Final = 1 << 31
+
+PASSED: Final = 0
+FAILED: Final = 1
+NOTHING_TO_RUN: Final = 2
+INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A kind of history: `run(seed)` raises when that history breaks a promise."""
+
+    room: str
+    name: str
+    run: Callable[[int], object]
+    rounds: int
+    """The full count, for `make torture`."""
+    sample: int = 20
+    """A fair sample, for `make test`."""
+
+    def __str__(self) -> str:
+        return f"{self.room}/{self.name}"
+
+    @property
+    def replay(self) -> str:
+        """The command that repeats one history; `{seed}` stands for its seed."""
+        return f"make torture ROOM={self.room} SCENARIO={self.name} SEED={{seed}} ROUNDS=1"
+
+    def run_sample(self, *, seed: int = 0) -> None:
+        """Run the sample from `seed` on; the first failure comes out with its command."""
+        for one in range(seed, seed + self.sample):
+            try:
+                self.run(one)
+            except BaseException as error:
+                error.add_note(f"replay: {self.replay.format(seed=one)}")
+                raise
+
+
+@dataclass(slots=True)
+class _State:
+    """How far a scenario came from a base seed."""
+
+    base_seed: int
+    done: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+    """Seed (JSON wants text) → what it raised."""
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        os.replace(beside, path)
+
+    @classmethod
+    def load(cls, path: Path) -> _State | None:
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            state = cls(int(saved["base_seed"]), int(saved["done"]), dict(saved["failures"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            print(f"{path} is not understood ({error}); starting over")
+            return None
+        return state
+
+
+def run_scenarios(
+    scenarios: Sequence[Scenario],
+    *,
+    room: str | None = None,
+    name: str | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    jobs: int = 1,
+    fresh: bool = False,
+    state_dir: Path = STATE_DIR,
+) -> int:
+    """Run what was selected and say how it went; the result is an exit status.
+
+    `seed` with one round repeats exactly that history, here and now. Otherwise a run goes on
+    where the last one with the same base seed stopped, unless `fresh`.
+    """
+    chosen = [s for s in scenarios if room in (None, s.room) and name in (None, s.name)]
+    if not chosen:
+        known = ", ".join(map(str, scenarios)) or "none"
+        print(f"no scenario for room={room} scenario={name}; there are: {known}")
+        return NOTHING_TO_RUN
+    if seed is not None and rounds == 1:
+        return max(_replay(scenario, seed) for scenario in chosen)
+    worst = PASSED
+    for scenario in chosen:
+        run = Progress(scenario, rounds or scenario.rounds, state_dir)
+        run.resume(seed=seed, fresh=fresh)
+        try:
+            run.go(jobs)
+        except KeyboardInterrupt:
+            run.save()
+            print(f"\n{scenario}: interrupted after {run.done} rounds; the same command goes on")
+            return INTERRUPTED
+        worst = max(worst, run.report())
+    return worst
+
+
+def _replay(scenario: Scenario, seed: int) -> int:
+    print(f"{scenario}: seed {seed}")
+    try:
+        scenario.run(seed)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+        print(f"{scenario}: seed {seed} fails")
+        return FAILED
+    print(f"{scenario}: seed {seed} passes")
+    return PASSED
+
+
+class Progress:
+    """One scenario's way from its first round to its last."""
+
+    def __init__(self, scenario: Scenario, rounds: int, state_dir: Path) -> None:
+        self._scenario = scenario
+        self._rounds = rounds
+        self._path = state_dir / f"{scenario.room}.{scenario.name}.json"
+        self._state = _State(0)
+        self._given = 0
+        self._ahead: dict[int, int] = {}
+        self._saved_s = 0.0
+        self._ran = 0
+        self._began_s = time.monotonic()
+        self._chunk_rounds = 1
+
+    @property
+    def done(self) -> int:
+        """How many rounds are done with none missing."""
+        return self._state.done
+
+    def resume(self, *, seed: int | None, fresh: bool) -> None:
+        """Take up what was left, or begin at `seed`, or at a seed nobody chose."""
+        saved = None if fresh else _State.load(self._path)
+        if saved is None or seed not in (None, saved.base_seed):
+            if seed is None:
+                seed = random.SystemRandom().randrange(_BASE_SEEDS)
+            saved = _State(seed)
+        self._state = saved
+        self._given = saved.done
+        went = f", {saved.done} done before" if saved.done else ""
+        print(f"{self._scenario}: {self._rounds} rounds from seed {saved.base_seed}{went}")
+
+    def go(self, jobs: int) -> None:
+        """Run until all rounds are done or too many have failed."""
+        if self._given >= self._rounds:
+            return
+        self._began_s = self._saved_s = time.monotonic()
+        workers: Crew | Inline
+        if jobs > 1:
+            workers = Crew(self._scenario.run, jobs, multiprocessing.get_context("spawn"))
+        else:
+            workers = Inline(self._scenario.run)
+        with contextlib.closing(workers), _shown(str(self._scenario), self._rounds) as show:
+            for chunk, failures, took_s in workers.work(self._next_chunk):
+                self.take(chunk, failures, took_s)
+                show(self._state.done, self._rate(), len(self._state.failures))
+        self.save()
+
+    def save(self) -> None:
+        """Keep how far it came."""
+        self._state.save(self._path)
+        self._saved_s = time.monotonic()
+
+    def report(self) -> int:
+        """Print the outcome and every failing seed with its command."""
+        failures = self._state.failures
+        fast = f", {self._rate():.1f} histories/s" if self._ran else ", all done before"
+        print(f"{self._scenario}: {self._state.done} rounds, {len(failures)} failing{fast}")
+        if not failures:
+            return PASSED
+        first = min(failures, key=int)
+        print(f"{failures[first]}\n{self._scenario} fails with")
+        for seed in sorted(failures, key=int):
+            print(f"  seed {seed}: {failures[seed].splitlines()[0]}")
+            print(f"    {self._scenario.replay.format(seed=seed)}")
+        if len(failures) >= FAILURES_MAX:
+            print(f"  stopped after {FAILURES_MAX} failing seeds; --fresh starts over")
+        return FAILED
+
+    def _rate(self) -> float:
+        return self._ran / max(time.monotonic() - self._began_s, 1e-9)
+
+    def _next_chunk(self) -> Chunk | None:
+        if self._given >= self._rounds or len(self._state.failures) >= FAILURES_MAX:
+            return None
+        count = min(self._chunk_rounds, self._rounds - self._given)
+        chunk = Chunk(self._state.base_seed + self._given, count)
+        self._given += count
+        return chunk
+
+    def take(self, chunk: Chunk, failures: Failures, took_s: float) -> None:
+        """Count a chunk that is done; chunks come in any order."""
+        self._ran += chunk.rounds
+        self._ahead[chunk.first - self._state.base_seed] = chunk.rounds
+        while (count := self._ahead.pop(self._state.done, None)) is not None:
+            self._state.done += count
+        for seed, text in failures:
+            if len(self._state.failures) < FAILURES_MAX:
+                self._state.failures[str(seed)] = text
+        each_s = max(took_s / chunk.rounds, 1e-6)
+        # Growing step by step, a scenario that always fails is stopped after a few rounds.
+        most = min(2 * self._chunk_rounds, _CHUNK_MAX_ROUNDS)
+        self._chunk_rounds = max(1, min(most, int(_CHUNK_S / each_s)))
+        if failures or time.monotonic() - self._saved_s > _SAVE_EVERY_S:
+            self.save()
+
+
+Show = Callable[[int, float, int], None]
+
+
+@contextlib.contextmanager
+def _shown(title: str, rounds: int) -> Iterator[Show]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    if sys.stdout.isatty():
+        from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns: list[Any] = [*Bar.get_default_columns()[:2], MofNCompleteColumn()]
+        with Bar(*columns, TimeRemainingColumn(), transient=True) as bar:
+            task = bar.add_task(title, total=rounds)
+            yield lambda done, rate, failing: bar.update(
+                task, completed=done, description=f"{title} {rate:.0f}/s, {failing} failing"
+            )
+        return
+    last_s = time.monotonic()
+
+    def line(done: int, rate: float, failing: int) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > _REPORT_EVERY_S:
+            last_s = time.monotonic()
+            print(
+                f"{title}: {done}/{rounds}, {rate:.1f} histories/s, {failing} failing", flush=True
+            )
+
+    yield line
