@@ -22,6 +22,7 @@ import re
 import stat as _stat
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Final, NamedTuple, NoReturn
@@ -148,12 +149,16 @@ class OsFile(DiskFile):
     def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
         self._path = path
+        # A caller that was cancelled closes the file while its append still runs on a thread: the
+        # close waits, or the rest of the bytes would go to the next file with that number.
+        self._writing = threading.Lock()
 
     def append(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         try:
-            while len(view) > 0:
-                view = view[os.write(self._descriptor, view[:_WRITE_MAX_BYTES]) :]
+            with self._writing:
+                while len(view) > 0:
+                    view = view[os.write(self._descriptor, view[:_WRITE_MAX_BYTES]) :]
         except OSError as error:
             raise_for(error, self._path)
 
@@ -196,7 +201,8 @@ class OsFile(DiskFile):
     def close(self) -> None:
         # Forgotten first: the system gives the number to the next file that is opened, and a late
         # call on this one must not reach it.
-        descriptor, self._descriptor = self._descriptor, -1
+        with self._writing:
+            descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 

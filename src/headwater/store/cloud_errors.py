@@ -44,6 +44,10 @@ _CREDENTIAL_SERVICE: Final = re.compile(
 )
 
 
+# A connection that could not be made. A timeout while connecting is not told apart from others.
+_NOT_SENT: Final = re.compile(r"legacy::Error\(\s*Connect,")
+
+
 class RangeNotSatisfiable(Unavailable):
     """The range begins past the end of the object."""
 
@@ -93,7 +97,7 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
         return Refused(said)
     if "builder error" in text:
         return BadUrl(f"the endpoint of {place} is not understood: {text}")
-    if "kind: Connect," in debug:
+    if _NOT_SENT.search(debug):
         return Unreachable(f"cannot connect to {place}: {text}")
     return OutcomeUnknown(said) if write else Unavailable(said)
 

@@ -218,10 +218,12 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """One sentence for people."""
-        for check in self.checks:
-            if check.status == "fail":
-                return f"this store is NOT safe: {check.name}: {check.detail}"
+        """One sentence for people; of several failures it names the one that loses records."""
+        failed = [check for check in self.checks if check.status == "fail"]
+        if failed:
+            worst = next((check for check in failed if check.name.startswith("race-")), failed[0])
+            more = f" ({len(failed)} checks failed)" if len(failed) > 1 else ""
+            return f"this store is NOT safe: {worst.name}: {worst.detail}{more}"
         for check in self.checks:
             if check.status == "unfinished":
                 return f"undecided: {check.name} could not finish: {check.detail}"
@@ -349,23 +351,25 @@ class _Run:
         try:
             return "pass", await check.run(bench)
         except Violation as violation:
-            return "fail", str(violation)
+            return "fail", self._shortened(str(violation))
         except Skip as reason:
             return "skipped", str(reason)
         except HeadwaterError as error:
-            return _status_of(error), f"{type(error).__name__}: {error}"
+            return _status_of(error), self._shortened(f"{type(error).__name__}: {error}")
+
+    def _shortened(self, detail: str) -> str:
+        return detail.replace(f"{self.folder}/", "")
 
     async def clean_up(self) -> list[str]:
         """Remove what was written. Returns what is still there as far as can be told."""
+        failed = await self._delete(sorted(self.keys | await self._listed()))
+        return sorted({*failed, *await self._listed()})
+
+    async def _listed(self) -> set[str]:
         try:
-            listed = {meta.key async for meta in self.store.list(self.folder)}
+            return {meta.key async for meta in self.store.list(self.folder)}
         except HeadwaterError:
-            listed = set()  # a store that cannot list; the keys handed out are known
-        failed = await self._delete(sorted(self.keys | listed))
-        try:
-            return sorted({meta.key async for meta in self.store.list(self.folder)} | set(failed))
-        except HeadwaterError:
-            return failed
+            return set()  # a store that cannot list; the keys handed out are known
 
     async def _delete(self, keys: list[str]) -> list[str]:
         failed: list[str] = []

@@ -239,14 +239,15 @@ async def large_object(bench: Bench) -> str:
     expected = b"".join([part async for part in parts()])
     found = await bench.store.get(key)
     expect(found.data == expected, "an object sent in parts is not what was sent")
-    expect(found.version == version, "an object sent in parts has another version than answered")
     read = 0
     async for chunk in bench.store.get_stream(key):
         expect(chunk == expected[read : read + len(chunk)], "a stream differs from the object")
         read += len(chunk)
         bench.advance(size + read, 2 * size)
     expect(read == size, f"a stream of {size:,} bytes ended after {read:,}")
-    return f"{size / MIB:.0f} MiB"
+    # Nothing is ever replaced on the strength of this answer, and several servers get it wrong.
+    note = "" if found.version == version else "; the answer named another version (not relied on)"
+    return f"{size / MIB:.0f} MiB{note}"
 
 
 async def _is_absent(bench: Bench, key: str) -> bool:

@@ -224,14 +224,15 @@ class LocalBackend(Backend):
             return
         above = os.path.dirname(path)
         if above != path:
-            if not self._is_folder(path):
+            missing = not self._is_folder(path)
+            if missing:
                 self._make_folder(above, key)
                 self._disk.make_dir(path)
                 if not self._is_folder(path):
                     raise _both(path.removeprefix(self._root + "/"), key)
             # Also when somebody else made it: whether they synced it yet is unknown. Folders
             # above the root are the user's; one that was there before is taken as safe.
-            if path.startswith(self._root):
+            if missing or path.startswith(self._root):
                 self._sync_folder(above)
         self._safe_folders.add(path)
 

@@ -14,6 +14,7 @@ them apart. `Register` and `Sequence` do.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -164,6 +165,7 @@ class Store:
         """
         check_key(key)
         self._check_size(key, data)
+        data = _frozen(data)
         if len(data) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
             return await self._put_in_parts(key, data)
         return await self._repeat(
@@ -174,17 +176,16 @@ class Store:
         """Write an object of any size from parts, once: what fails is for the caller to repeat."""
         check_key(key)
         stats = self.stats.of("put_stream")
+        total = 0
 
         async def counted() -> AsyncIterator[Buffer]:
-            total = 0
+            nonlocal total
             async for chunk in chunks:
                 total += len(chunk)
                 if total > limits.OBJECT_MAX_BYTES:
                     raise _too_large(key, total)
-                stats.bytes_sent += len(chunk)
                 yield chunk
 
-        stats.requests += 1
         started_s = runtime.monotonic_s()
         try:
             return await self._backend.put_stream(key, counted())
@@ -192,6 +193,10 @@ class Store:
             stats.failures += 1
             raise
         finally:
+            # On a cloud store: begin, each part, end.
+            parts = math.ceil(total / limits.MULTIPART_PART_BYTES)
+            stats.requests += 1 if self.is_local else 2 + parts
+            stats.bytes_sent += total
             stats.latency_s.observe(runtime.monotonic_s() - started_s)
 
     async def put_if_absent(self, key: str, data: Buffer, *, token: bytes | None) -> Version:
@@ -202,7 +207,7 @@ class Store:
         """
         check_key(key)
         self._check_conditional(key, data, token)
-        return await self._put_conditionally(key, data, IF_ABSENT, token)
+        return await self._put_conditionally(key, _frozen(data), IF_ABSENT, token)
 
     async def put_if_unchanged(
         self, key: str, data: Buffer, version: Version, *, token: bytes | None
@@ -214,7 +219,7 @@ class Store:
         """
         check_key(key)
         self._check_conditional(key, data, token)
-        return await self._put_conditionally(key, data, version, token)
+        return await self._put_conditionally(key, _frozen(data), version, token)
 
     async def delete(self, key: str) -> None:
         """Remove an object; removing an absent one succeeds."""
@@ -407,6 +412,11 @@ def _gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool
 def _still_unknown(key: str, error: Refused) -> OutcomeUnknown:
     """A refusal of this attempt says nothing of an earlier one whose response was lost."""
     return OutcomeUnknown(f"{key}: may or may not be written; a later attempt failed: {error}")
+
+
+def _frozen(data: Buffer) -> Buffer:
+    """Bytes that cannot change: an attempt given up may still be reading them on a thread."""
+    return data if memoryview(data).readonly else bytes(data)
 
 
 def _length(byte_range: ByteRange) -> int:

@@ -1,0 +1,1 @@
+"""Files as earlier versions wrote them. They stay readable for ever."""

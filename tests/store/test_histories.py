@@ -1,0 +1,111 @@
+"""Many writers under every fault: a sample of the histories, and proof that they can fail.
+
+Each planted bug is a mistake somebody would make. A history that does not notice it proves
+nothing about the code that is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headwater.core.errors import AlreadyExists, Conflict, HeadwaterError, OutcomeUnknown
+from headwater.store import IF_ABSENT, IfAbsent, Object, Register, Sequence, Store, Version
+from headwater.store.sequence import Floor
+from tests.torture.store_scenarios import (
+    SCENARIOS,
+    Parts,
+    register_history,
+    sequence_history,
+)
+
+HISTORIES_TO_CATCH_A_BUG = 400
+
+
+class BlindStore(Store):
+    """Takes every refusal at its word: a 412 is somebody else's write."""
+
+    def _is_ours(self, *_: Any) -> bool:
+        return False
+
+
+class BlindRegister(Register[Any]):
+    """Writes its change again after a conflict, without asking whether it had landed."""
+
+    def _settle(self, base: Any, token: Any, current: Any, unknown: Any) -> bool:
+        if current is None:
+            raise OutcomeUnknown("nothing there yet")
+        return False
+
+
+class FloorlessWriter(Sequence):
+    """Believes that a number it could create is an entry."""
+
+    async def _floor_after(self, number: int) -> Floor:
+        return Floor(0, [])
+
+
+class FloorlessReader(Sequence):
+    """Believes that what it can read is alive."""
+
+    async def _check_floor_after(self, start: int) -> None:
+        return
+
+
+class HastyStore(Store):
+    """Takes a 409 for a conflict, though the key is absent."""
+
+    def _raise_if_taken(
+        self,
+        key: str,
+        current: Object | None,
+        condition: IfAbsent | Version,
+        refusal: HeadwaterError,
+    ) -> None:
+        if condition is IF_ABSENT:
+            raise AlreadyExists(f"{key} exists", current=current) from refusal
+        raise Conflict(f"{key} was changed", current=current) from refusal
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_loses_doubles_or_invents_an_update(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize(
+    ("history", "parts"),
+    [
+        pytest.param(
+            register_history,
+            Parts(store=BlindStore, register=BlindRegister),
+            id="blind-retry-after-conflict-register",
+        ),
+        pytest.param(
+            sequence_history, Parts(store=BlindStore), id="blind-retry-after-conflict-sequence"
+        ),
+        pytest.param(register_history, Parts(fixed_token=True), id="no-nonce-register"),
+        pytest.param(sequence_history, Parts(fixed_token=True), id="no-nonce-sequence"),
+        pytest.param(
+            sequence_history, Parts(sequence=FloorlessWriter), id="floor-not-checked-on-append"
+        ),
+        pytest.param(
+            sequence_history, Parts(sequence=FloorlessReader), id="floor-not-checked-on-read"
+        ),
+        pytest.param(sequence_history, Parts(store=HastyStore), id="409-treated-as-conflict"),
+    ],
+)
+def test_a_planted_bug_is_caught(history: Callable[[int, Parts], str], parts: Parts) -> None:
+    for seed in range(HISTORIES_TO_CATCH_A_BUG):
+        try:
+            history(seed, parts)
+        except (AssertionError, HeadwaterError, pytest.fail.Exception):
+            return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    for history in (register_history, sequence_history):
+        assert history(5) == history(5)
+        assert history(5) != history(6)

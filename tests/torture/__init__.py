@@ -1,0 +1,1 @@
+"""What `make torture` runs: every `*_scenarios.py` here has a list `SCENARIOS`."""
