@@ -34,6 +34,7 @@ ROOMS = {
     "store": "ground",
     "testing": "ground",
     "cli": "ground",
+    "golden": "ground",
     "project": "ground",
     "server": "front door",
     "front_door": "front door",

@@ -1,0 +1,53 @@
+"""What the pages show runs, and what they point to is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)[^)]*\)")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+def _programs() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for number, code in enumerate(FENCE.findall(page.read_text(encoding="utf-8"))):
+            if "import" in code and "bucket" not in code:
+                found.append((f"{page.relative_to(ROOT)}#{number}", code))
+    return found
+
+
+@pytest.mark.parametrize(("name", "code"), _programs(), ids=[name for name, _ in _programs()])
+def test_a_program_on_a_page_runs(name: str, code: str, tmp_path: Path) -> None:
+    program = code.replace("file:///tmp/headwater", f"file://{tmp_path}/store")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+def test_there_are_programs_to_run() -> None:
+    assert len(_programs()) >= 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+
+
+def test_every_invariant_names_a_test_that_exists() -> None:
+    named = TEST.findall((ROOT / "docs/invariants.md").read_text(encoding="utf-8"))
+    assert len(named) >= 20
+    for path, test in named:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), f"{path} has no {test}"
