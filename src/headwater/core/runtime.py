@@ -39,7 +39,10 @@ class Runtime(ABC):
     runtime says no, and whoever would open such a client refuses."""
 
     def __init__(self) -> None:
-        self._ulids = UlidFactory(self.wall_ms, lambda bits: self.random().getrandbits(bits))
+        self._ulids = self._new_ulids()
+
+    def _new_ulids(self) -> UlidFactory:
+        return UlidFactory(self.wall_ms, lambda bits: self.random().getrandbits(bits))
 
     @abstractmethod
     def wall_ns(self) -> int:
@@ -86,9 +89,9 @@ class RealRuntime(Runtime):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._threads: ThreadPoolExecutor | None = None
         super().__init__()
-        # A forked child (PySpark's worker daemon forks) inherits the pool but not its threads:
-        # work given to it would wait for ever.
-        os.register_at_fork(after_in_child=self._forget_threads)
+        # A forked child (PySpark's worker daemon forks) inherits the pool but not its threads, and
+        # locks that a thread held: whoever waits for them waits for ever.
+        os.register_at_fork(after_in_child=self._begin_in_child)
 
     def wall_ns(self) -> int:
         return time.time_ns()
@@ -115,8 +118,9 @@ class RealRuntime(Runtime):
         run = contextvars.copy_context().run
         return await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *args)
 
-    def _forget_threads(self) -> None:
+    def _begin_in_child(self) -> None:
         self._threads = None
+        self._ulids = self._new_ulids()
 
 
 _current: contextvars.ContextVar[Runtime] = contextvars.ContextVar("headwater_runtime")

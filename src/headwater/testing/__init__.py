@@ -12,13 +12,19 @@ Always holds:
 - no other room imports this one.
 """
 
-from headwater.testing.disk import FaultyDisk
+from headwater.store.conformance import check_store
+from headwater.testing.disk import Crashed, CrashKind, DiskFaultRates, FaultyDisk
+from headwater.testing.disk_explore import Explored, explore
 from headwater.testing.sim import Event, Outcome, Process, SimRuntime, Simulation, simulate
 from headwater.testing.store import Faults, FaultyStore
 from headwater.testing.torture import Scenario, run_scenarios
 
 __all__ = [
+    "CrashKind",
+    "Crashed",
+    "DiskFaultRates",
     "Event",
+    "Explored",
     "Faults",
     "FaultyDisk",
     "FaultyStore",
@@ -27,6 +33,8 @@ __all__ = [
     "Scenario",
     "SimRuntime",
     "Simulation",
+    "check_store",
+    "explore",
     "run_scenarios",
     "simulate",
 ]
