@@ -575,22 +575,29 @@ def test_a_folder_removed_from_outside_is_made_again(tmp_path: Path) -> None:
 
 
 class _SlowDisk(OsDisk):
-    """Holds up one call of a file until told to go on."""
+    """Holds up one call of a file until that file is closed, or for a while."""
 
     def __init__(self, held: str) -> None:
         self.held = held
-        self.arrived, self.go = threading.Event(), threading.Event()
+        self.arrived, self.closed = threading.Event(), threading.Event()
+        self.closed_meanwhile = False
 
     def create(self, path: str) -> DiskFile:
         file = super().create(path)
         plain: Callable[..., None] = getattr(file, self.held)
+        close = file.close
 
         def slowly(*args: object) -> None:
             self.arrived.set()
-            self.go.wait()
+            self.closed_meanwhile |= self.closed.wait(0.1)
             plain(*args)
 
+        def note_close() -> None:
+            self.closed.set()
+            close()
+
         setattr(file, self.held, slowly)
+        file.close = note_close  # type: ignore[method-assign]
         return file
 
 
@@ -605,10 +612,9 @@ def test_a_stream_given_up_while_a_thread_writes_it_harms_nothing(
         call = asyncio.create_task(backend.put_stream("a", _chunks(b"abc", b"def")))
         await asyncio.to_thread(disk.arrived.wait)
         call.cancel()
-        await asyncio.sleep(0)
-        disk.go.set()
         with pytest.raises(asyncio.CancelledError):
             await call
+        assert not disk.closed_meanwhile, "its descriptor may be another file's by then"
         await backend.put("b", b"still works")
 
     asyncio.run(check())

@@ -123,6 +123,19 @@ def test_an_error_at_every_call_breaks_no_promise() -> None:
     assert explore_store(errors=(errno.EIO, errno.ENOSPC), max_points=40, states=2) > 200
 
 
+def test_a_folder_that_a_killed_process_made_is_made_safe_by_whoever_uses_it() -> None:
+    async def run_body(disk: FaultyDisk, ack: Callable[[Done], None]) -> None:
+        await LocalBackend("/data/store", disk).put("first", b"")
+        disk.make_dir("/data/store/a")  # and then its maker is gone, before any sync
+        await LocalBackend("/data/store", disk).put("a/put", b"put 1")
+        ack(Done("a/put", b"put 1"))
+
+    async def run_check(disk: FaultyDisk, acknowledged: list[Done]) -> None:
+        await check(LocalBackend("/data/store", disk), acknowledged)
+
+    explore(run_body, run_check, run=lambda main: virtual(lambda: main)())
+
+
 # The checker itself: each protection that is taken away must be missed.
 
 

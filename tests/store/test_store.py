@@ -358,20 +358,30 @@ async def test_large_objects_get_more_time() -> None:
     assert backend.count("put") == 1
 
 
+async def _waits(error: Exception, policy: RetryPolicy) -> list[float]:
+    backend, store = given(policy=policy)
+    backend.next("head", *[fails(error)] * policy.attempts)
+    with pytest.raises(type(error)):
+        await store.head("a")
+    return [later - before for before, later in itertools.pairwise(backend.at_s)]
+
+
 @virtual
-async def test_waits_grow_and_are_longer_when_throttled() -> None:
-    policy = RetryPolicy(attempts=6, deadline_s=1e9)
-    for error, floor_s in ((DOWN, 0.0), (SLOW_DOWN, policy.throttled_base_s / 2)):
-        backend, store = given(policy=policy)
-        backend.next("head", *[fails(error)] * policy.attempts)
-        with pytest.raises(type(error)):
-            await store.head("a")
-        base_s = policy.throttled_base_s if error is SLOW_DOWN else policy.base_s
-        waits = [later - before for before, later in itertools.pairwise(backend.at_s)]
-        assert len(waits) == 5
-        for number, wait_s in enumerate(waits):
-            assert floor_s <= wait_s <= min(policy.cap_s, base_s * 2**number) + 1e-9
-        assert len(set(waits)) == 5 or floor_s, "waits without chance meet again"
+async def test_waits_are_drawn_from_a_span_that_doubles_to_a_cap() -> None:
+    policy = RetryPolicy(attempts=12, deadline_s=1e9, base_s=1.0, cap_s=16.0)
+    waits = await _waits(DOWN, policy)
+    assert len(waits) == len(set(waits)) == 11, "waits without chance meet again"
+    for number, wait_s in enumerate(waits):
+        assert 0 <= wait_s <= min(16.0, 2.0**number)
+    assert max(waits) > 4.0
+
+
+@virtual
+async def test_waits_are_longer_when_throttled_and_never_short() -> None:
+    policy = RetryPolicy(attempts=20, deadline_s=1e9, base_s=0.01, throttled_base_s=2.0, cap_s=4.0)
+    waits = await _waits(SLOW_DOWN, policy)
+    assert all(1.0 <= wait_s <= 4.0 for wait_s in waits)
+    assert max(waits) > 2.0
 
 
 @virtual

@@ -85,7 +85,8 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), or name a profile with profile=…, or "
             f"pass anonymous=true for a public bucket ({_summary(text, status, code)})"
         )
-    if status == 416:
+    # Some servers describe the last bytes of an empty object as "bytes 0--1/0".
+    if status == 416 or "parse value for CONTENT_RANGE" in text:
         return RangeNotSatisfiable(said)
     if status in (429, 503):
         return Throttled(said)

@@ -14,7 +14,7 @@ the store, and nothing is concluded from it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -30,8 +30,6 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.store import conformance_checks as alone
-from headwater.store import conformance_races as races
 from headwater.store.conformance_bench import (
     LARGE_BYTES,
     LISTED,
@@ -41,6 +39,7 @@ from headwater.store.conformance_bench import (
     Violation,
     each,
 )
+from headwater.store.conformance_catalogue import CHECKS, WORST, Check
 from headwater.store.keys import check_prefix
 from headwater.store.stats import OperationStats
 from headwater.store.store import Store
@@ -50,129 +49,6 @@ Status = Literal["pass", "fail", "skipped", "unfinished"]
 DEFAULT_PREFIX: Final = "headwater-check"
 # After so many failed deletes the store is not asked for more.
 FAILED_DELETES_MAX: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that must hold, and why Headwater needs it."""
-
-    name: str
-    claim: str
-    run: Callable[[Bench], Awaitable[str]]
-    is_race: bool = False
-
-
-CHECKS: Final = (
-    Check(
-        "read-your-write",
-        "An object can be read as soon as it is written, because whoever is told of a record "
-        "reads it at once.",
-        alone.read_your_write,
-    ),
-    Check(
-        "ranges",
-        "Any range of an object can be read, with its version, because readers take single "
-        "records and footers out of large objects.",
-        alone.ranges,
-    ),
-    Check(
-        "head",
-        "Size and version can be had without the bytes, because looking must stay cheap.",
-        alone.head,
-    ),
-    Check(
-        "overwrite",
-        "An overwritten object shows its new content at once, because a stale read would bring "
-        "back decisions that were already replaced.",
-        alone.overwrite,
-    ),
-    Check(
-        "empty-object",
-        "An object may be empty, because markers are.",
-        alone.empty_object,
-    ),
-    Check(
-        "create-if-absent",
-        "Creating what exists is refused, because a number in a sequence is taken once.",
-        alone.create_if_absent,
-    ),
-    Check(
-        "replace-if-unchanged",
-        "Replacing succeeds on the version named and on no other, because a change made on old "
-        "knowledge would undo somebody else's.",
-        alone.replace_if_unchanged,
-    ),
-    Check(
-        "version-changes",
-        "Different contents have different versions, because otherwise a change in between "
-        "goes unseen.",
-        alone.version_changes,
-    ),
-    Check(
-        "identical-rewrite",
-        "Whether equal bytes have equal versions is good to know: Headwater puts a nonce into "
-        "every conditionally written object, so both are fine.",
-        alone.identical_rewrite,
-    ),
-    Check(
-        "list",
-        "A listing is ordered and complete right after a write or a delete, because recovery "
-        "finds by listing what no index names yet.",
-        alone.list_complete,
-    ),
-    Check(
-        "list-start-after",
-        "A listing begins strictly above a given key, because readers go on where they stopped.",
-        alone.list_start_after,
-    ),
-    Check(
-        "list-folder",
-        "Listing folder a does not show ab, because one log must not see another's objects.",
-        alone.list_folder,
-    ),
-    Check(
-        "list-pages",
-        "A listing of more than one page is whole, because logs have more than 1,000 objects.",
-        alone.list_pages,
-    ),
-    Check(
-        "delete",
-        "Deleting is visible at once and may be repeated, because cleaning up is retried.",
-        alone.delete,
-    ),
-    Check(
-        "large-object",
-        "An object sent in parts reads back whole and as a stream, because segments are large.",
-        alone.large_object,
-    ),
-    Check(
-        "race-replace",
-        "Of writers that replace the same version only one succeeds, because every other one "
-        "would erase an accepted change.",
-        races.race_replace,
-        is_race=True,
-    ),
-    Check(
-        "race-create",
-        "Of writers that create the same key exactly one succeeds, because a second one would "
-        "erase an accepted record.",
-        races.race_create,
-        is_race=True,
-    ),
-    Check(
-        "race-register",
-        "A register changed by many at once loses no change, because logs keep their heads in one.",
-        races.race_register,
-        is_race=True,
-    ),
-    Check(
-        "race-sequence",
-        "A sequence appended to by many at once is dense and holds each entry once, because logs "
-        "are made of them.",
-        races.race_sequence,
-        is_race=True,
-    ),
-)
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -221,7 +97,7 @@ class Report(msgspec.Struct, frozen=True):
         """One sentence for people; of several failures it names the one that loses records."""
         failed = [check for check in self.checks if check.status == "fail"]
         if failed:
-            worst = next((check for check in failed if check.name.startswith("race-")), failed[0])
+            worst = min(failed, key=lambda check: _badness(check.name))
             more = f" ({len(failed)} checks failed)" if len(failed) > 1 else ""
             return f"this store is NOT safe: {worst.name}: {worst.detail}{more}"
         for check in self.checks:
@@ -303,15 +179,18 @@ class _Run:
     keys: set[str] = field(default_factory=set)
     """What may have to be removed."""
 
+    @property
+    def probe(self) -> str:
+        return f"{self.folder}/probe"
+
     async def reach(self) -> None:
         """Write one object, so that what is wrong with the address is raised as it is."""
-        probe = f"{self.folder}/probe"
         try:
-            await self.store.put(probe, b"probe")
+            await self.store.put(self.probe, b"probe")
         except OutcomeUnknown:
-            await self._delete([probe])
+            await self._delete([self.probe])
             raise
-        self.keys.add(probe)
+        self.keys.add(self.probe)
 
     async def checks(self) -> list[CheckResult]:
         results: list[CheckResult] = []
@@ -320,14 +199,21 @@ class _Run:
             if self.only is not None and check.name not in self.only:
                 result = _result(check, "skipped", "not asked for", 0.0)
             elif stopped:
-                result = _result(check, "skipped", f"not run, as {stopped} could not finish", 0.0)
+                result = _result(check, "skipped", f"the store went away in {stopped}", 0.0)
             else:
                 result = await self._one(check)
-            if result.status == "unfinished":
+            if result.status == "unfinished" and not await self._answers():
                 stopped = check.name
             results.append(result)
             self.tell(Progress(check.name, result=result))
         return results
+
+    async def _answers(self) -> bool:
+        try:
+            await self.store.put(self.probe, b"probe")
+        except HeadwaterError:
+            return False
+        return True
 
     async def _one(self, check: Check) -> CheckResult:
         self.tell(Progress(check.name))
@@ -362,14 +248,15 @@ class _Run:
 
     async def clean_up(self) -> list[str]:
         """Remove what was written. Returns what is still there as far as can be told."""
-        failed = await self._delete(sorted(self.keys | await self._listed()))
-        return sorted({*failed, *await self._listed()})
+        failed = await self._delete(sorted(self.keys | (await self._listed() or set())))
+        listed = await self._listed()
+        return failed if listed is None else sorted(listed)
 
-    async def _listed(self) -> set[str]:
+    async def _listed(self) -> set[str] | None:
         try:
             return {meta.key async for meta in self.store.list(self.folder)}
         except HeadwaterError:
-            return set()  # a store that cannot list; the keys handed out are known
+            return None  # a store that cannot list; the keys handed out are known
 
     async def _delete(self, keys: list[str]) -> list[str]:
         failed: list[str] = []
@@ -385,6 +272,10 @@ class _Run:
 
         await each(keys, delete)
         return sorted(failed)
+
+
+def _badness(name: str) -> int:
+    return WORST.index(name) if name in WORST else len(WORST)
 
 
 def _status_of(error: HeadwaterError) -> Status:

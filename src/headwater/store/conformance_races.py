@@ -20,6 +20,8 @@ from headwater.store.sequence import Entry, Sequence
 
 # A contender that loses this often in a row is being refused, not beaten.
 ATTEMPTS_PER_INCREMENT: Final = 2000
+# A register or a sequence gives up after many lost races of its own; then it is asked again.
+ATTEMPTS_WHEN_CONTENDED: Final = 5
 # Short waits: a race in which the contenders avoid each other shows nothing.
 EAGER: Final = RetryPolicy(base_s=0.002, cap_s=0.05)
 MUST_NOT_BE_USED: Final = "Headwater would lose records without noticing; do not use this store"
@@ -154,12 +156,12 @@ async def race_register(bench: Bench) -> str:
 
 
 async def _update(register: Register[Counts], change: Callable[[Counts | None], Counts]) -> int:
-    for _ in range(ATTEMPTS_PER_INCREMENT):
+    for _ in range(ATTEMPTS_WHEN_CONTENDED):
         try:
             return (await register.update(change)).number
         except Contended:
             continue  # nothing landed; in a race as dense as this one that may happen
-    raise Violation(f"a change was refused {ATTEMPTS_PER_INCREMENT} times in a row")
+    raise Violation(f"a change was refused {ATTEMPTS_WHEN_CONTENDED} times")
 
 
 async def race_sequence(bench: Bench) -> str:
@@ -190,9 +192,9 @@ async def race_sequence(bench: Bench) -> str:
 
 
 async def _append(sequence: Sequence, payload: bytes) -> int:
-    for _ in range(ATTEMPTS_PER_INCREMENT):
+    for _ in range(ATTEMPTS_WHEN_CONTENDED):
         try:
             return await sequence.append(payload)
         except Contended:
             continue
-    raise Violation(f"an append was refused {ATTEMPTS_PER_INCREMENT} times in a row")
+    raise Violation(f"an append was refused {ATTEMPTS_WHEN_CONTENDED} times")

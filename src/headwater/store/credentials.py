@@ -53,7 +53,8 @@ def read_profile(name: str, environment: Mapping[str, str] | None = None) -> Pro
         env.get("AWS_CONFIG_FILE") or f"{home}/.aws/config",
         env.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials",
     )
-    found: dict[str, str] = {}
+    # Wrapped from the start: tracebacks may show the variables of a frame.
+    found: dict[str, Secret] = {}
     for path, section in zip(files, (_config_section(name), name), strict=True):
         found.update(_section(path, section))
     if not found:
@@ -65,11 +66,11 @@ def read_profile(name: str, environment: Mapping[str, str] | None = None) -> Pro
         )
     token = found.get("aws_session_token")
     return Profile(
-        access_key_id=Secret(found["aws_access_key_id"]),
-        secret_access_key=Secret(found["aws_secret_access_key"]),
-        session_token=Secret(token) if token else None,
-        region=found.get("region"),
-        endpoint=found.get("endpoint_url"),
+        access_key_id=found["aws_access_key_id"],
+        secret_access_key=found["aws_secret_access_key"],
+        session_token=token if token and token.reveal() else None,
+        region=found["region"].reveal() if "region" in found else None,
+        endpoint=found["endpoint_url"].reveal() if "endpoint_url" in found else None,
     )
 
 
@@ -77,11 +78,13 @@ def _config_section(name: str) -> str:
     return name if name == "default" else f"profile {name}"
 
 
-def _section(path: str, section: str) -> dict[str, str]:
+def _section(path: str, section: str) -> dict[str, Secret]:
     # No interpolation: keys contain "%". Errors of this parser quote lines of the file.
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
         raise Refused(f"{path} cannot be read as an AWS credentials file") from None
-    return dict(parser.items(section)) if parser.has_section(section) else {}
+    if not parser.has_section(section):
+        return {}
+    return {name: Secret(value) for name, value in parser.items(section)}

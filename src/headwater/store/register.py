@@ -133,7 +133,7 @@ class Register(Generic[T]):
                 return Revision(value, revision)
             base = current
             if not await budget.pause():
-                raise Contended(f"{self._key}: not changed; others won {budget.used} times, time is up")
+                raise Contended(f"{self._key}: not changed: others won {budget.used} times")
 
     async def _write(self, base: _Found | None, value: T, token: str) -> tuple[bool, _Found | None]:
         """Whether the write landed; if not, what is there instead."""

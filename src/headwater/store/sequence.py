@@ -134,7 +134,7 @@ class Sequence:
                 number, lost = floor.floor, LOST_BEFORE_LOOKING
             if lost >= LOST_BEFORE_LOOKING:
                 if not await budget.pause():
-                    raise Contended(f"{self._prefix}: not appended; others kept winning, time is up")
+                    raise Contended(f"{self._prefix}: not appended: others kept winning")
                 number, lost = max(number, await self.end()), 0
 
     async def read(self, start: int, *, limit: int = 1000) -> list[Entry]:

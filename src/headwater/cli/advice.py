@@ -1,0 +1,67 @@
+"""What a person reads when something goes wrong: one line, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from headwater.core import errors
+
+EXIT_NO: Final = 1
+EXIT_COULD_NOT_RUN: Final = 2
+DEBUG: Final = "HEADWATER_DEBUG"
+
+ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
+    errors.Throttled: "Nothing was changed. Wait a little, and ask for less at once.",
+    errors.Contended: "Nothing of yours landed. Try again.",
+    errors.Unavailable: "Nothing was changed. Check the network and the endpoint, then try again.",
+    errors.OutcomeUnknown: "The write may have landed: look before you repeat it.",
+    errors.AlreadyExists: "Read what is there, then decide again.",
+    errors.Conflict: "Read what is there, then decide again.",
+    errors.Trimmed: "It was deleted on purpose; start at the floor.",
+    errors.NotFound: "See what is there: headwater store ls URL",
+    errors.BadUrl: "An address looks like file:///path, s3://bucket/prefix, gs://… or az://…",
+    errors.BadKey: "Keys are segments of A-Z a-z 0-9 . _ = - joined by /",
+    errors.NoSpace: "Free some space, then try again.",
+    errors.Corrupt: "Stop writing there, keep a copy, and restore the object from a backup.",
+    errors.Damaged: "Stop writing there, keep a copy, and find out what changed it.",
+    errors.Bug: "This should never happen. Please report it, with the output of headwater version.",
+}
+"""What to do, by kind of error; kinds whose messages say so themselves are not in it."""
+
+
+def advice_for(error: errors.HeadwaterError) -> str | None:
+    """What to do about an error: by its own kind, or the nearest one above."""
+    kinds = (kind for kind in type(error).__mro__ if kind in ADVICE)
+    kind = next(kinds, None)
+    return None if kind is None else ADVICE[kind]
+
+
+def show(error: errors.HeadwaterError) -> None:
+    """Print an error and its advice on standard error."""
+    typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+    advice = advice_for(error)
+    if advice:
+        typer.echo(advice, err=True)
+
+
+class HeadwaterGroup(TyperGroup):
+    """Commands whose errors are shown and not thrown at the user."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an error of Headwater's own becomes a message and a status."""
+        try:
+            return super().invoke(ctx)
+        except errors.HeadwaterError as error:
+            if os.environ.get(DEBUG) == "1":
+                raise
+            show(error)
+            raise typer.Exit(EXIT_COULD_NOT_RUN) from error
+        except BrokenPipeError:
+            # Whoever read the output has seen enough. Python would complain once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None

@@ -1,0 +1,51 @@
+"""The command line: what it offers, and where each word leads.
+
+Commands import what they need when they run: `headwater --help` should answer at once.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import typer
+
+from headwater.cli.advice import HeadwaterGroup
+from headwater.cli.store_commands import store_app
+
+app = typer.Typer(
+    cls=HeadwaterGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A log on object storage: no broker, no server in between.",
+)
+app.add_typer(store_app, name="store")
+
+
+@app.command()
+def demo(
+    workers: int = typer.Option(4, min=2, max=16, help="Processes that write at once."),
+    entries: int = typer.Option(100, min=3, help="Entries and updates each of them makes."),
+    seconds: float = typer.Option(6.0, min=1, help="Stop after this long, whatever is left."),
+) -> None:
+    """Processes share one directory, one of them is killed: is everything accepted there, once?"""
+    from headwater.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(workers=workers, entries=entries, seconds=seconds))
+
+
+@app.command()
+def version() -> None:
+    """What is installed here: worth adding to a report of a problem."""
+    for name in ("headwater", "obstore", "pyarrow", "pyspark"):
+        try:
+            typer.echo(f"{name:<10} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            typer.echo(f"{name:<10} not installed")
+    typer.echo(f"{'python':<10} {platform.python_version()} on {platform.platform(terse=True)}")
+
+
+def main() -> None:
+    """The `headwater` command."""
+    app(prog_name="headwater")

@@ -1,0 +1,158 @@
+"""`headwater store …`: check a store, and look into one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterGroup
+from headwater.cli.loop import run as run_loop
+from headwater.core.backoff import RetryPolicy
+from headwater.core.limits import MIB
+from headwater.store import Store, open_store
+
+if TYPE_CHECKING:
+    from headwater.store.conformance import Report
+
+store_app = typer.Typer(
+    cls=HeadwaterGroup,
+    no_args_is_help=True,
+    help="Check an object store, and look into one.",
+)
+
+# A person waits: an address that does not answer should say so within seconds.
+PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
+
+URL = typer.Argument(metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…")
+OPTION = typer.Option(
+    [], "--option", "-o", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
+)
+
+
+@store_app.command()
+def check(
+    url: str = URL,
+    writers: int = typer.Option(8, min=2, help="Writers that update one object at once."),
+    increments: int = typer.Option(100, min=1, help="Updates each of them makes."),
+    racers: int = typer.Option(64, min=2, help="Contenders for each created key."),
+    keys: int = typer.Option(50, min=1, help="Keys they contend for."),
+    listed: int = typer.Option(1001, min=0, help="Objects in the long listing; 0 skips it."),
+    large_mib: int = typer.Option(24, min=0, help="Size of the object in parts; 0 skips it."),
+    repeat: int = typer.Option(1, min=1, help="Run each race so often, to catch rare losses."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    option: list[str] = OPTION,
+) -> None:
+    """Find out whether a store keeps what it accepts, also when many write at once.
+
+    Writes below one fresh folder and removes it. Exit status: 0 safe, 1 not safe, 2 undecided.
+    """
+    from headwater.cli.check_view import CheckView
+    from headwater.store.conformance import check_store
+
+    async def run(view: CheckView) -> Report:
+        async with _opened(url, option) as store:
+            return await check_store(
+                store,
+                writers=writers,
+                increments=increments,
+                racers=racers,
+                keys=keys,
+                listed=listed,
+                large_bytes=large_mib * MIB,
+                repeat=repeat,
+                report=view.update,
+            )
+
+    with CheckView(url, quiet=as_json) as view:
+        report = run_loop(run(view))
+    _remove_empty_folders(report)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        view.conclude(report)
+    raise typer.Exit(_status(report))
+
+
+@store_app.command("ls")
+def list_objects(
+    url: str = URL,
+    prefix: str = typer.Argument("", help="The folder to list; everything without it."),
+    option: list[str] = OPTION,
+) -> None:
+    """List objects: size in bytes, time, key; in the order of their keys."""
+
+    async def run() -> tuple[int, int]:
+        count = size_bytes = 0
+        async with _opened(url, option) as store:
+            async for meta in store.list(prefix):
+                time = datetime.fromtimestamp(meta.modified_ms / 1000, UTC)
+                print(f"{meta.size_bytes:>13,}  {time:%Y-%m-%dT%H:%M:%SZ}  {meta.key}")
+                count, size_bytes = count + 1, size_bytes + meta.size_bytes
+        return count, size_bytes
+
+    count, size_bytes = run_loop(run())
+    typer.echo(f"{count:,} objects, {size_bytes:,} bytes", err=True)
+
+
+@store_app.command()
+def cat(
+    url: str = URL,
+    key: str = typer.Argument(help="The object's key, as `headwater store ls` shows it."),
+    option: list[str] = OPTION,
+) -> None:
+    """Write an object's bytes to standard output."""
+
+    async def run(write: Callable[[bytes | memoryview], object]) -> None:
+        async with _opened(url, option) as store:
+            async for chunk in store.get_stream(key):
+                write(chunk)
+
+    run_loop(run(sys.stdout.buffer.write))
+    sys.stdout.buffer.flush()
+
+
+@asynccontextmanager
+async def _opened(url: str, options: list[str]) -> AsyncIterator[Store]:
+    named = dict(_name_and_value(text) for text in options)
+    async with open_store(url, policy=PATIENCE, **named) as store:
+        yield store
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--option")
+    if name == "policy":
+        raise typer.BadParameter("policy is not an option of a store", param_hint="--option")
+    return name, value
+
+
+def _status(report: Report) -> int:
+    if report.safe:
+        return 0
+    return EXIT_NO if report.named("fail") else EXIT_COULD_NOT_RUN
+
+
+def _remove_empty_folders(report: Report) -> None:
+    """A directory store keeps the folders of deleted objects; those of this run go too."""
+    parts = urlsplit(report.url)
+    if parts.scheme != "file":
+        return
+    root = unquote(parts.path).rstrip("/")
+    for folder, _, _ in os.walk(f"{root}/{report.prefix}", topdown=False):
+        _remove_if_empty(folder)
+    _remove_if_empty(os.path.dirname(f"{root}/{report.prefix}"))
+
+
+def _remove_if_empty(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return  # something is in it, or somebody else removed it

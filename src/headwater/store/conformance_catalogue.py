@@ -1,0 +1,146 @@
+"""The checks of the conformance suite: what each demands, and why Headwater needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.store import conformance_checks as alone
+from headwater.store import conformance_races as races
+from headwater.store.conformance_bench import Bench
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must hold, and why Headwater needs it."""
+
+    name: str
+    claim: str
+    run: Callable[[Bench], Awaitable[str]]
+    is_race: bool = False
+
+
+CHECKS: Final = (
+    Check(
+        "read-your-write",
+        "An object can be read as soon as it is written, because whoever is told of a record "
+        "reads it at once.",
+        alone.read_your_write,
+    ),
+    Check(
+        "ranges",
+        "Any range of an object can be read, with its version, because readers take single "
+        "records and footers out of large objects.",
+        alone.ranges,
+    ),
+    Check(
+        "head",
+        "Size and version can be had without the bytes, because looking must stay cheap.",
+        alone.head,
+    ),
+    Check(
+        "overwrite",
+        "An overwritten object shows its new content at once, because a stale read would bring "
+        "back decisions that were already replaced.",
+        alone.overwrite,
+    ),
+    Check(
+        "empty-object",
+        "An object may be empty, because markers are.",
+        alone.empty_object,
+    ),
+    Check(
+        "create-if-absent",
+        "Creating what exists is refused, because a number in a sequence is taken once.",
+        alone.create_if_absent,
+    ),
+    Check(
+        "replace-if-unchanged",
+        "Replacing succeeds on the version named and on no other, because a change made on old "
+        "knowledge would undo somebody else's.",
+        alone.replace_if_unchanged,
+    ),
+    Check(
+        "version-changes",
+        "Different contents have different versions, because otherwise a change in between "
+        "goes unseen.",
+        alone.version_changes,
+    ),
+    Check(
+        "identical-rewrite",
+        "Whether equal bytes have equal versions is good to know: Headwater puts a nonce into "
+        "every conditionally written object, so both are fine.",
+        alone.identical_rewrite,
+    ),
+    Check(
+        "list",
+        "A listing is ordered and complete right after a write or a delete, because recovery "
+        "finds by listing what no index names yet.",
+        alone.list_complete,
+    ),
+    Check(
+        "list-start-after",
+        "A listing begins strictly above a given key, because readers go on where they stopped.",
+        alone.list_start_after,
+    ),
+    Check(
+        "list-folder",
+        "Listing folder a does not show ab, because one log must not see another's objects.",
+        alone.list_folder,
+    ),
+    Check(
+        "list-pages",
+        "A listing of more than one page is whole, because logs have more than 1,000 objects.",
+        alone.list_pages,
+    ),
+    Check(
+        "delete",
+        "Deleting is visible at once and may be repeated, because cleaning up is retried.",
+        alone.delete,
+    ),
+    Check(
+        "large-object",
+        "An object sent in parts reads back whole and as a stream, because segments are large.",
+        alone.large_object,
+    ),
+    Check(
+        "race-replace",
+        "Of writers that replace the same version only one succeeds, because every other one "
+        "would erase an accepted change.",
+        races.race_replace,
+        is_race=True,
+    ),
+    Check(
+        "race-create",
+        "Of writers that create the same key exactly one succeeds, because a second one would "
+        "erase an accepted record.",
+        races.race_create,
+        is_race=True,
+    ),
+    Check(
+        "race-register",
+        "A register changed by many at once loses no change, because logs keep their heads in one.",
+        races.race_register,
+        is_race=True,
+    ),
+    Check(
+        "race-sequence",
+        "A sequence appended to by many at once is dense and holds each entry once, because logs "
+        "are made of them.",
+        races.race_sequence,
+        is_race=True,
+    ),
+)
+
+
+WORST: Final = (
+    "race-replace",
+    "race-create",
+    "race-register",
+    "race-sequence",
+    "replace-if-unchanged",
+    "create-if-absent",
+    "version-changes",
+)
+"""Checks whose failure loses records, worst first."""

@@ -1,0 +1,168 @@
+"""S3 through obstore, against a real server: prefixes, ranges, listings, parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from headwater.core.errors import Conflict, NotFound, Refused
+from headwater.core.limits import LIST_PAGE_KEYS, MIB
+from headwater.store import ByteRange, PreconditionFailed, Store, Version, open_store
+from headwater.store.objects import Buffer
+from tests.interop.servers import Server
+
+
+@pytest.fixture
+def store(fresh_s3_url: Callable[[], str]) -> Store:
+    """A store of the test's own, below a prefix."""
+    return open_store(fresh_s3_url())
+
+
+async def _keys(store: Store, prefix: str = "", start_after: str = "") -> list[str]:
+    return [meta.key async for meta in store.list(prefix, start_after=start_after)]
+
+
+def test_keys_are_relative_to_the_prefix(ministack: Server, store: Store) -> None:
+    async def check() -> None:
+        await store.put("a/b", b"one")
+        assert (await store.head("a/b")).key == (await store.get("a/b")).meta.key == "a/b"
+        assert await _keys(store) == await _keys(store, "a") == ["a/b"]
+        whole = open_store(ministack.url)
+        full = store.url.removeprefix(ministack.url) + "/a/b"
+        assert (await whole.get(full)).data == b"one"
+
+    asyncio.run(check())
+
+
+def test_two_prefixes_do_not_see_each_other(store: Store) -> None:
+    beside = open_store(f"{store.url}-beside")
+
+    async def check() -> None:
+        await store.put("a", b"one")
+        await beside.put("b", b"two")
+        assert (await _keys(store), await _keys(beside)) == (["a"], ["b"])
+        with pytest.raises(NotFound):
+            await store.get("b")
+
+    asyncio.run(check())
+
+
+def test_ranges_are_cut_at_the_end(store: Store) -> None:
+    async def check() -> None:
+        await store.put("a", b"0123456789")
+        await store.put("empty", b"")
+        for part, expected in (
+            (ByteRange(2, 5), b"234"),
+            (ByteRange(8, 99), b"89"),
+            (ByteRange(10, 12), b""),
+            (ByteRange(50, 60), b""),
+            (ByteRange(5, 5), b""),
+            (ByteRange(5, 3), b""),
+            (ByteRange(-3), b"789"),
+            (ByteRange(-99), b"0123456789"),
+        ):
+            found = await store.get("a", part)
+            assert (found.data, found.meta.size_bytes) == (expected, 10)
+        for part in (ByteRange(0, 1), ByteRange(-1)):
+            assert (await store.get("empty", part)).data == b""
+        with pytest.raises(NotFound):
+            await store.get("none", ByteRange(0, 0))
+        assert store.stats.of("get").retries == 0
+
+    asyncio.run(check())
+
+
+def test_conditions(store: Store) -> None:
+    async def check() -> None:
+        created = await store.put_if_absent("a", b"one", token=b"one")
+        replaced = await store.put_if_unchanged("a", b"two", created, token=b"two")
+        assert (await store.get("a")).version == replaced != created
+        with pytest.raises(Conflict) as lost:
+            await store.put_if_unchanged("a", b"three", created, token=b"three")
+        assert lost.value.current.data == b"two"
+        with pytest.raises(PreconditionFailed):
+            await store._backend.put("a", b"four", Version('"none"'))
+        with pytest.raises(Conflict) as gone:
+            await store.put_if_unchanged("none", b"five", created, token=b"five")
+        assert gone.value.current is None
+
+    asyncio.run(check())
+
+
+def test_a_listing_of_more_than_a_page_goes_on_and_starts_where_asked(store: Store) -> None:
+    names = [f"k/{number:05d}" for number in range(LIST_PAGE_KEYS + 30)]
+
+    async def check() -> None:
+        for first in range(0, len(names), 64):
+            await asyncio.gather(*(store.put(name, b"") for name in names[first : first + 64]))
+        assert await _keys(store) == names
+        assert await _keys(store, "k", names[-3]) == names[-2:]
+        assert await _keys(store, "k", names[10]) == names[11:]
+        assert await _keys(store, start_after="z") == []
+        assert store.stats.of("list").retries == 0
+        pages = [page async for page in store._backend.list("k/", names[-3])]
+        assert sum(map(len, pages)) == 2, "the server skips what comes before, not the client"
+
+    asyncio.run(check())
+
+
+def test_a_stream_goes_in_parts_and_comes_in_chunks(store: Store) -> None:
+    pieces = [bytes([number]) * (3 * MIB) for number in range(7)]
+
+    async def chunks() -> AsyncIterator[Buffer]:
+        for piece in pieces:
+            yield memoryview(piece)
+
+    async def check() -> None:
+        version = await store.put_stream("a", chunks())
+        meta = await store.head("a")
+        assert (meta.size_bytes, meta.version) == (21 * MIB, version)
+        data = b"".join([bytes(chunk) async for chunk in store.get_stream("a")])
+        assert data == b"".join(pieces)
+        assert version.e_tag is not None
+        assert version.e_tag.strip('"').endswith("-2"), "two parts, as S3 counts them"
+
+    asyncio.run(check())
+
+
+def test_a_stream_whose_source_fails_leaves_nothing(store: Store) -> None:
+    async def broken() -> AsyncIterator[Buffer]:
+        yield bytes(20 * MIB)
+        raise ZeroDivisionError
+
+    async def check() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await store.put_stream("a", broken())
+        assert await _keys(store) == []
+
+    asyncio.run(check())
+
+
+def test_deleting_what_is_not_there_succeeds(store: Store) -> None:
+    async def check() -> None:
+        await store.put("a", b"")
+        await store.delete("a")
+        await store.delete("a")
+        assert await _keys(store) == []
+
+    asyncio.run(check())
+
+
+@pytest.mark.usefixtures("fresh_s3_url")
+def test_a_missing_bucket_is_said_to_be_missing() -> None:
+    store = open_store("s3://there-is-no-such-bucket")
+
+    async def check() -> None:
+        with pytest.raises(Refused, match="does not exist; create it"):
+            await store.put("a", b"")
+        with pytest.raises(Refused, match="does not exist; create it"):
+            await _keys(store)
+
+    asyncio.run(check())
+
+
+def test_a_store_may_be_used_from_one_event_loop_after_another(store: Store) -> None:
+    asyncio.run(store.put("a", b"one"))
+    assert asyncio.run(store.get("a")).data == b"one"
