@@ -9,6 +9,7 @@ import os
 import random as _random
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -231,3 +232,14 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert asyncio.run(answer()) == 42
+
+
+def test_native_threads_are_given_time_once_before_the_interpreter_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered: list[object] = []
+    monkeypatch.setattr("atexit.register", lambda *call: registered.append(call))
+    runtime.settle_native_threads_at_exit.cache_clear()
+    runtime.settle_native_threads_at_exit()
+    runtime.settle_native_threads_at_exit()
+    assert registered == [(time.sleep, runtime.NATIVE_SETTLE_S)]

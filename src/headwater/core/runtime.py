@@ -13,8 +13,10 @@ clocks that disagree.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import contextvars
+import functools
 import os
 import random as _random
 import time
@@ -29,6 +31,7 @@ from headwater.core.limits import BLOCKING_THREADS
 T = TypeVar("T")
 
 TOKEN_BYTES = 16
+NATIVE_SETTLE_S = 0.05
 
 
 class Runtime(ABC):
@@ -121,6 +124,18 @@ class RealRuntime(Runtime):
     def _begin_in_child(self) -> None:
         self._threads = None
         self._ulids = self._new_ulids()
+
+
+@functools.cache
+def settle_native_threads_at_exit() -> None:
+    """Let a native library's threads drop what they hold of Python before the interpreter ends.
+
+    Such a thread that asks for the interpreter's lock while it is being torn down is ended by
+    force, which aborts the process: a program that did all its work exits with SIGABRT. Before
+    that point the lock is to be had, and a thread needs it for microseconds after its last
+    answer.
+    """
+    atexit.register(time.sleep, NATIVE_SETTLE_S)
 
 
 _current: contextvars.ContextVar[Runtime] = contextvars.ContextVar("headwater_runtime")

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import obstore
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from headwater.core import limits
+from headwater.core import limits, runtime
 from headwater.core.errors import NotFound
 from headwater.store.backend import Backend, Condition, IfAbsent
 from headwater.store.cloud_errors import RangeNotSatisfiable, translated
@@ -37,6 +37,7 @@ class CloudBackend(Backend):
         self._prefix = prefix
         self._place = place
         self.scheme = scheme
+        runtime.settle_native_threads_at_exit()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a CloudBackend holds credentials and does not travel: send the Store")
