@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from headwater.core.errors import AlreadyExists, Conflict, HeadwaterError, OutcomeUnknown
+from headwater.core.errors import (
+    AlreadyExists,
+    Conflict,
+    HeadwaterError,
+    OutcomeUnknown,
+    RolledBack,
+)
 from headwater.store import IF_ABSENT, IfAbsent, Object, Register, Sequence, Store, Version
 from headwater.store.sequence import Floor
+from headwater.testing.sim_errors import UnhandledFailure
 from tests.torture.store_scenarios import (
     SCENARIOS,
     Parts,
@@ -22,6 +29,15 @@ from tests.torture.store_scenarios import (
 )
 
 HISTORIES_TO_CATCH_A_BUG = 400
+CAUGHT = (AssertionError, RolledBack, UnhandledFailure, pytest.fail.Exception)
+
+
+class UselessSequence(Sequence):
+    """Never says anything wrong, and never anything of use."""
+
+    async def append(self, payload: bytes) -> int:
+        await super().append(payload)
+        raise OutcomeUnknown("who knows")
 
 
 class BlindStore(Store):
@@ -43,7 +59,7 @@ class BlindRegister(Register[Any]):
 class FloorlessWriter(Sequence):
     """Believes that a number it could create is an entry."""
 
-    async def _floor_after(self, number: int) -> Floor:
+    async def _floor_after(self, number: int, token: bytes) -> Floor:
         return Floor(0, [])
 
 
@@ -93,6 +109,7 @@ def test_no_history_loses_doubles_or_invents_an_update(scenario: Any) -> None:
         pytest.param(
             sequence_history, Parts(sequence=FloorlessReader), id="floor-not-checked-on-read"
         ),
+        pytest.param(sequence_history, Parts(sequence=UselessSequence), id="never-an-answer"),
         pytest.param(sequence_history, Parts(store=HastyStore), id="409-treated-as-conflict"),
     ],
 )
@@ -100,7 +117,7 @@ def test_a_planted_bug_is_caught(history: Callable[[int, Parts], str], parts: Pa
     for seed in range(HISTORIES_TO_CATCH_A_BUG):
         try:
             history(seed, parts)
-        except (AssertionError, HeadwaterError, pytest.fail.Exception):
+        except CAUGHT:
             return
     pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,10 +21,12 @@ from headwater.core.errors import (
     NotFound,
     NotSupported,
     OutcomeUnknown,
+    Refused,
     RolledBack,
     Unavailable,
 )
 from headwater.store import MemoryBackend, PreconditionFailed, Register, Store
+from headwater.testing import Faults, FaultyStore, Simulation, simulate
 from tests.store.scripted import (
     LOST,
     Scripted,
@@ -423,3 +427,59 @@ async def test_a_register_has_a_largest_size_and_a_bounded_history() -> None:
     with pytest.raises(LimitExceeded, match="REGISTER_MAX_BYTES"):
         await mine.add("x" * limits.REGISTER_MAX_BYTES)
     assert (await mine.handle.read()).number == 8
+
+
+@virtual
+async def test_a_value_changed_in_place_is_stored() -> None:
+    store = Store(MemoryBackend())
+    register = Register(store, KEY, dict[str, int])
+    await register.update(lambda _: {"a": 1})
+
+    def in_place(value: dict[str, int] | None) -> dict[str, int]:
+        assert value is not None
+        value["a"] = 2
+        return value
+
+    assert (await register.update(in_place)).number == 2
+    assert (await register.read()).value == {"a": 2}
+
+
+@virtual
+async def test_an_equal_value_is_no_change_however_it_was_made() -> None:
+    store = Store(MemoryBackend())
+    register = Register(store, KEY, int)
+    for value in (5, 5000):
+        first = await register.update(lambda _, value=value: value)  # type: ignore[misc]
+        again = await register.update(lambda _, value=value: value + 0)  # type: ignore[misc]
+        assert again == first
+
+
+@pytest.mark.parametrize(("kind", "value"), [(float, math.nan), (int, "x"), (dict, object())])
+@virtual
+async def test_a_value_that_could_not_be_read_again_is_refused(kind: Any, value: Any) -> None:
+    register: Register[Any] = Register(Store(MemoryBackend()), KEY, kind)
+    with pytest.raises(Refused, match="cannot be stored"):
+        await register.update(lambda _: value)
+    with pytest.raises(NotFound):
+        await register.read()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_plain_contention_leaves_no_outcome_unknown(seed: int) -> None:
+    async def main(simulation: Simulation) -> int:
+        network = FaultyStore(
+            MemoryBackend(versions_by_content=True),
+            Faults(),
+            simulation.stream("faults"),
+            latency_s=0.001,
+        )
+
+        async def writer() -> None:
+            register = Register(Store(network), KEY, int)
+            for _ in range(100):
+                await register.update(lambda value: (value or 0) + 1)
+
+        await asyncio.gather(*(writer() for _ in range(4)))
+        return (await Register(Store(network), KEY, int).read()).value
+
+    assert simulate(main, seed=seed).value == 400

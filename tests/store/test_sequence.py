@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.core import limits
+from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
@@ -465,3 +465,73 @@ async def test_an_append_costs_two_requests_however_long_the_sequence_is() -> No
     for _ in range(10):
         await mine.append(b"x")
     assert len(backend.calls) - before == 20
+
+
+@virtual
+async def test_a_handle_that_was_idle_while_the_floor_went_far_ahead_appends_again() -> None:
+    store = Store(MemoryBackend())
+    idle, busy = Sequence(store, "s", history=4), Sequence(store, "s", history=4)
+    await busy.create()
+    await idle.append(b"first")
+    for _ in range(20):
+        await busy.append(b"x")
+    await busy.raise_floor(20)
+    await busy.trim()
+    await runtime.sleep(60)
+    assert await idle.append(b"last") == 21
+    assert [meta.key async for meta in store.list("s")] == [
+        "s/00000000000000000020",
+        "s/00000000000000000021",
+        "s/floor",
+    ]
+
+
+@virtual
+async def test_an_unknown_outcome_is_not_repeated_for_ever() -> None:
+    store = Store(MemoryBackend())
+    quick, busy = Sequence(store, "s", history=4), Sequence(store, "s", history=4)
+    await busy.create()
+    await quick.append(b"first")
+    for _ in range(20):
+        await busy.append(b"x")
+    await busy.raise_floor(20)
+    await busy.trim()
+    with pytest.raises(OutcomeUnknown):
+        await quick.append(b"too far behind to tell")
+    assert await quick.append(b"last") == 21
+
+
+@virtual
+async def test_a_failing_clean_up_does_not_change_what_an_append_says() -> None:
+    backend = Scripted()
+    stalled, busy = Sequence(Store(backend), "s"), Sequence(Store(backend.inner), "s")
+    await busy.create()
+    await stalled.append(b"first")
+    for _ in range(3):
+        await busy.append(b"x")
+    await busy.raise_floor(3)
+    await busy.trim()
+    backend.next("delete", *[fails(Denied("403"))] * 20)
+    assert await stalled.append(b"mine") == 4
+
+
+@virtual
+async def test_an_entry_created_in_another_sequence_of_the_same_name_is_taken_back() -> None:
+    store = Store(MemoryBackend())
+    stale = Sequence(store, "s")
+    await stale.create()
+    await stale.append(b"old")
+    async for meta in store.list("s"):
+        await store.delete(meta.key)
+    fresh = Sequence(store, "s")
+    await fresh.create()
+    await fresh.append(b"new")
+    with pytest.raises(RolledBack):
+        await stale.append(b"of another time")
+    assert [entry.payload for entry in await fresh.read(0)] == [b"new"]
+
+
+@virtual
+async def test_a_sequence_that_was_never_made_says_how() -> None:
+    with pytest.raises(NotFound, match=r"create\(\)"):
+        await Sequence(Store(MemoryBackend()), "s").append(b"x")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import itertools
 import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from headwater.core import limits, runtime
@@ -16,7 +18,6 @@ from headwater.core.errors import (
     AlreadyExists,
     BadKey,
     Conflict,
-    Contended,
     Denied,
     LimitExceeded,
     NoSpace,
@@ -41,6 +42,7 @@ from headwater.store.backend import Unreachable
 from headwater.store.objects import Buffer
 from tests.store.scripted import (
     LOST,
+    Apply,
     Scripted,
     after,
     fails,
@@ -187,11 +189,11 @@ async def test_a_vanished_object_is_a_conflict_with_nothing() -> None:
 
 
 @virtual
-async def test_refused_for_ever_though_unchanged_is_contended_not_lost() -> None:
+async def test_refused_for_ever_though_unchanged_ends_without_a_guess() -> None:
     backend, store = given()
     before = await store.put("a", OTHERS)
     backend.next("put_if_unchanged", *[fails(CONFLICT)] * limits.ATTEMPTS_MAX)
-    with pytest.raises(Contended):
+    with pytest.raises(OutcomeUnknown):
         await store.put_if_unchanged("a", MINE, before, token=TOKEN)
     assert (await store.get("a")).data == OTHERS
 
@@ -253,7 +255,7 @@ async def test_a_refusal_is_not_tried_again(write: str) -> None:
 async def test_not_being_able_to_look_leaves_the_outcome_open(error: Exception) -> None:
     backend, store = given()
     backend.next("put_if_absent", lands_then(REFUSED))
-    backend.next("get", *[fails(error)] * limits.ATTEMPTS_MAX)
+    backend.next("get", *[fails(error)] * limits.ATTEMPTS_MAX**2)
     with pytest.raises(OutcomeUnknown):
         await store.put_if_absent("a", MINE, token=TOKEN)
 
@@ -619,3 +621,61 @@ async def _write(store: Store, operation: str) -> None:
             await store.put_if_absent("a", MINE, token=TOKEN)
         case _:
             await store.delete("a")
+
+
+# What a caller may hand in
+
+
+@virtual
+async def test_a_write_of_arrow_memory_recognises_itself() -> None:
+    backend, store = given()
+    buffer = pa.py_buffer(TOKEN + bytes(range(256)))
+    backend.next("put_if_absent", lands_then(LOST), fails(REFUSED))
+    await store.put_if_absent("a", memoryview(buffer), token=TOKEN)
+    assert bytes((await store.get("a")).data) == buffer.to_pybytes()
+
+
+@virtual
+async def test_memory_of_wider_items_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, store = given()
+    monkeypatch.setattr(limits, "OBJECT_MAX_BYTES", 11)
+    numbers = memoryview(array.array("i", [1, 2, 3]))
+    with pytest.raises(LimitExceeded, match="12 bytes"):
+        await store.put("a", numbers)
+    monkeypatch.undo()
+    await store.put("a", numbers)
+    assert (await store.head("a")).size_bytes == 12
+    assert store.stats.of("put").bytes_sent == 12
+
+
+@virtual
+async def test_a_chunk_has_at_least_one_byte() -> None:
+    _, store = given()
+    await store.put("a", b"x")
+    with pytest.raises(Refused, match="chunk_bytes"):
+        [part async for part in store.get_stream("a", chunk_bytes=0)]
+
+
+@pytest.mark.parametrize("operation", ["put", "delete"])
+@virtual
+async def test_409_where_no_condition_was_made_is_tried_again(operation: str) -> None:
+    backend, store = given()
+    backend.next(operation, fails(CONFLICT), fails(CONFLICT))
+    if operation == "put":
+        await store.put("a", MINE)
+        assert (await store.get("a")).data == MINE
+    else:
+        await store.delete("a")
+
+
+@virtual
+async def test_a_large_object_gets_the_time_it_needs_once_that_is_known() -> None:
+    backend, store = given(policy=RetryPolicy(attempts=3, attempt_timeout_s=1, deadline_s=4))
+    await backend.inner.put("a", b"x" * (10 * limits.MIB))
+
+    async def slowly(apply: Apply) -> object:
+        await runtime.sleep(8)
+        return await apply()
+
+    backend.next("get", slowly, slowly)
+    assert len((await store.get("a")).data) == 10 * limits.MIB

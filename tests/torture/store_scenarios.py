@@ -6,6 +6,7 @@ whatever the writers were told.
 
 - register: every change a writer was told of is applied exactly once, a change it was told
   has not landed never is, one with unknown outcome at most once; nothing else is applied.
+- whoever calls without any fault, and whoever calls after all faults are over, is answered;
 - sequence: the same of entries, and a reader that goes forward sees them dense, in order,
   each once, under the number its writer was given.
 """
@@ -97,9 +98,10 @@ class World:
         self.random = simulation.random
         self.parts = parts
         self.backend = RecordingBackend()
+        self.gentle = self.random.random() < 0.15
         self.network = FaultyStore(
             self.backend,
-            Faults.swarm(simulation.stream("swarm")),
+            Faults() if self.gentle else Faults.swarm(simulation.stream("swarm")),
             simulation.stream("faults"),
             record=simulation.record,
             spawn=simulation.spawn,
@@ -112,7 +114,7 @@ class World:
             if patient
             else RetryPolicy(attempts=4, deadline_s=40, attempt_timeout_s=10)
         )
-        self.history = self.random.choice((1, 4, 64))
+        self.history = 64 if self.gentle else self.random.choice((1, 4, 64))
 
     def store(self) -> Store:
         """A client of its own, over the shared network."""
@@ -129,6 +131,9 @@ class World:
         for crash in range(CRASHES_MAX):
             process = self.process(name)
             process.spawn(writer.work())
+            if self.gentle:
+                await process.wait()
+                return
             if self.random.random() < 0.5:
                 await runtime.sleep(self.random.expovariate(1.0))
                 process.freeze(self.random.uniform(0, FREEZE_MAX_S))
@@ -143,19 +148,21 @@ class World:
 class Writer:
     """Makes CALLS_EACH calls with names of its own and notes what it is told of each."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, *, calls_each: int = CALLS_EACH) -> None:
         self.world = world
         self.name = name
+        self.calls_each = calls_each
         self.calls = 0
         self.current: str | None = None
+        self.handle: Register[list[str]] | Sequence | None = None
 
     async def work(self) -> None:
         """Go on where the last incarnation stopped."""
-        handle = await self.open()
-        while self.calls < CALLS_EACH:
+        self.handle = self.handle or await self.open()
+        while self.calls < self.calls_each:
             name = self.current = f"{self.name}.{self.calls}"
             self.calls += 1
-            await self.call(handle, name)
+            await self.call(self.handle, name)
             self.current = None
 
     async def call(self, handle: Register[list[str]] | Sequence, name: str) -> None:
@@ -174,6 +181,7 @@ class Writer:
         if self.current is not None:
             self.world.told.unknown.add(self.current)
             self.current = None
+        self.handle = None
 
     async def open(self) -> Register[list[str]] | Sequence:
         raise NotImplementedError
@@ -206,8 +214,7 @@ def register_history(seed: int, parts: Parts = SOUND) -> str:
 
     async def main(simulation: Simulation) -> None:
         world = World(simulation, parts)
-        await _run_writers(world, RegisterWriter)
-        await _settle(world)
+        await _settle(world, await _run_writers(world, RegisterWriter))
         applied: Counter[str] = Counter()
         before: list[str] = []
         contents = [decode_envelope("register", data) for data in world.backend.applied["register"]]
@@ -284,10 +291,10 @@ def sequence_history(seed: int, parts: Parts = SOUND) -> str:
         reader = Reader(world)
         reading = world.process("reader")
         reading.spawn(reader.work())
-        await _run_writers(world, SequenceWriter)
+        sleeper = await _run_writers(world, SequenceWriter)
         reader.stopped = True
         await reading.wait()
-        await _settle(world)
+        await _settle(world, sleeper)
         handle = await SequenceWriter(world, "last").open()
         assert isinstance(handle, Sequence)
         while entries := await handle.read(reader.position):
@@ -312,7 +319,12 @@ async def _check_late_reader(handle: Sequence, reader: Reader) -> None:
     assert late == reader.seen[floor:], "a late reader sees something else"
 
 
-async def _run_writers(world: World, kind: type[Writer]) -> None:
+async def _run_writers(world: World, kind: type[Writer]) -> Writer:
+    """Run some writers to their end. Returns one that called once, before all of them."""
+    sleeper = kind(world, "sleeper", calls_each=1)
+    world.network.calm = True
+    await sleeper.work()
+    world.network.calm = False
     writers = [kind(world, f"writer{n}") for n in range(world.random.randint(2, 5))]
     tasks = [
         world.simulation.spawn(world.run(writer.name, writer), name=f"run {writer.name}")
@@ -320,12 +332,23 @@ async def _run_writers(world: World, kind: type[Writer]) -> None:
     ]
     for task in tasks:
         await task
+    return sleeper
 
 
-async def _settle(world: World) -> None:
-    """No more faults, and every request still under way has landed or failed."""
+async def _settle(world: World, sleeper: Writer) -> None:
+    """No more faults, and every request still under way has landed or failed.
+
+    Then everybody who calls is answered, also through a handle that was idle all the while.
+    """
+    if world.gentle:
+        assert not world.told.unknown, f"nothing was wrong, and yet unknown: {world.told.unknown}"
+        assert not world.told.refused, f"nothing was wrong, and yet refused: {world.told.refused}"
     world.network.calm = True
     await runtime.sleep(30 * 24 * 3600.0)
+    sleeper.calls_each += 1
+    await sleeper.work()
+    late = f"{sleeper.name}.{sleeper.calls - 1}"
+    assert late in world.told.landed, f"{late} was not answered though all faults were over"
 
 
 def _simulate(

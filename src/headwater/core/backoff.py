@@ -52,6 +52,10 @@ class Budget:
         """How long the next attempt may take."""
         return min(self._policy.attempt_timeout_s + self._moving_s, self.remaining_s)
 
+    def allow(self, size_bytes: int) -> None:
+        """Give attempts and deadline the time that moving so much may take."""
+        self._moving_s = max(self._moving_s, size_bytes / limits.SLOWEST_BYTES_PER_S)
+
     async def pause(self, *, throttled: bool = False) -> bool:
         """Wait before the next attempt. False, at once, when nothing is left."""
         self.used += 1

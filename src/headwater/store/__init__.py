@@ -16,6 +16,7 @@ Always holds:
 
 from headwater.store.address import open_store
 from headwater.store.backend import IF_ABSENT, Backend, Condition, IfAbsent, PreconditionFailed
+from headwater.store.conformance import Report, check_store
 from headwater.store.keys import check_key, check_prefix
 from headwater.store.local import LocalBackend
 from headwater.store.memory import MemoryBackend
@@ -39,6 +40,7 @@ __all__ = [
     "OperationStats",
     "PreconditionFailed",
     "Register",
+    "Report",
     "Revision",
     "Sequence",
     "Store",
@@ -46,5 +48,6 @@ __all__ = [
     "Version",
     "check_key",
     "check_prefix",
+    "check_store",
     "open_store",
 ]

@@ -114,30 +114,37 @@ class Register(Generic[T]):
 
         Returns the revision that *this* call made; by then others may have made later ones.
         `change` may be applied several times, to ever newer values: it must not do anything
-        but compute. If it returns its argument itself, or raises, nothing is written.
+        but compute. If it returns an equal value, or raises, nothing is written.
 
         `OutcomeUnknown`: the change may have landed or may still land. `Contended`: it has
         not and will not.
         """
         budget = self._policy.start(attempts=limits.REGISTER_ATTEMPTS)
         base = await self._load()
+        lost = 0
         while True:
-            before = None if base is None else self._revision(base)
-            value = change(None if before is None else before.value)
-            if before is not None and value is before.value:
-                return before
+            value = change(None if base is None else self._revision(base).value)
+            encoded = self._encode_value(value)
+            if base is not None and encoded == bytes(base.envelope.value):
+                return Revision(value, base.envelope.revision)
             token = runtime.new_token().hex()
             revision = 1 if base is None else base.envelope.revision + 1
-            landed, current = await self._write(base, value, token)
+            landed, base = await self._write(base, encoded, token)
             if landed:
                 return Revision(value, revision)
-            base = current
-            if not await budget.pause():
-                raise Contended(f"{self._key}: not changed: others won {budget.used} times")
+            lost += 1
+            if lost > 1:
+                if not await budget.pause():
+                    raise Contended(f"{self._key}: not changed: others won {lost} times")
+                # What was there before the wait is out of date by now, and writing on top of it
+                # would lose again, perhaps to more changes than the history remembers.
+                base = await self._load()
 
-    async def _write(self, base: _Found | None, value: T, token: str) -> tuple[bool, _Found | None]:
+    async def _write(
+        self, base: _Found | None, encoded: bytes, token: str
+    ) -> tuple[bool, _Found | None]:
         """Whether the write landed; if not, what is there instead."""
-        data = self._encode(base, value, token)
+        data = self._encode(base, encoded, token)
         try:
             if base is None:
                 await self._store.put_if_absent(self._key, data, token=token.encode())
@@ -216,8 +223,18 @@ class Register(Generic[T]):
             raise Corrupt(f"{self._key}: the value does not fit: {error}") from error
         return Revision(value, found.envelope.revision)
 
-    def _encode(self, base: _Found | None, value: T, token: str) -> bytes:
-        encoded = msgspec.json.encode(value, order="sorted")
+    def _encode_value(self, value: T) -> bytes:
+        """The value's JSON, which must read back: a register that cannot be read is dead."""
+        try:
+            encoded = msgspec.json.encode(value, order="sorted")
+            msgspec.json.decode(encoded, type=self._kind)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            raise Refused(
+                f"{self._key}: {value!r} cannot be stored as {self._kind}: {error}"
+            ) from error
+        return encoded
+
+    def _encode(self, base: _Found | None, encoded: bytes, token: str) -> bytes:
         if base is None:
             head = _head(token, 1, token, [])
         else:

@@ -23,6 +23,7 @@ Always holds:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import struct
 import zlib
@@ -37,6 +38,7 @@ from headwater.core.errors import (
     AlreadyExists,
     Contended,
     Corrupt,
+    HeadwaterError,
     LimitExceeded,
     NotFound,
     OutcomeUnknown,
@@ -56,6 +58,8 @@ _NUMBER: Final = re.compile(r"[0-9]{20}")
 READ_AHEAD: Final = 16
 # After so many lost races in a row the end is looked for instead of tried for.
 LOST_BEFORE_LOOKING: Final = 8
+# After so long an append first asks where the floor is.
+STALE_AFTER_S: Final = 1.0
 
 
 class Floor(msgspec.Struct, frozen=True):
@@ -95,6 +99,7 @@ class Sequence:
         self._history = history
         self._floor = Register(store, f"{prefix}/floor", Floor, policy=self._policy)
         self._next = 0
+        self._known_s = 0.0
 
     async def create(self) -> None:
         """Make the sequence, if nobody has."""
@@ -102,7 +107,13 @@ class Sequence:
 
     async def floor(self) -> int:
         """The lowest number that may still be read."""
-        return (await self._floor.read()).value.floor
+        return (await self._read_floor()).floor
+
+    async def _read_floor(self) -> Floor:
+        try:
+            return (await self._floor.read()).value
+        except NotFound as error:
+            raise NotFound(f"there is no sequence {self._prefix}: make it with create()") from error
 
     async def append(self, payload: bytes) -> int:
         """Add an entry and return its number.
@@ -117,20 +128,21 @@ class Sequence:
         token = runtime.new_token()
         budget = self._policy.start(attempts=limits.SEQUENCE_ATTEMPTS)
         lost = 0
-        number = self._next or await self.end()
+        number = await self._first_try()
         while True:
             created = await self._create_entry(number, token, payload)
-            floor = await self._floor_after(number)
+            floor = await self._floor_after(number, token)
+            self._know(floor.floor)
             if number >= floor.floor:
                 if created:
-                    self._next = max(self._next, number + 1)
+                    self._know(number + 1)
                     return number
                 number, lost = number + 1, lost + 1
             elif self._landed_before(floor, number, token):
                 return number
             else:
                 if created:
-                    await self._store.delete(self._key(number))  # dead, whoever made it
+                    await self._discard(number)
                 number, lost = floor.floor, LOST_BEFORE_LOOKING
             if lost >= LOST_BEFORE_LOOKING:
                 if not await budget.pause():
@@ -157,7 +169,7 @@ class Sequence:
         if absent_before_present:
             await self._refuse_hole(start + len(entries))
         if entries:
-            self._next = max(self._next, entries[-1].number + 1)
+            self._know(entries[-1].number + 1)
         return entries
 
     async def end(self) -> int:
@@ -173,22 +185,40 @@ class Sequence:
                 low = middle + 1
             else:
                 high = middle
-        self._next = max(self._next, low)
+        self._know(low)
         return low
+
+    async def _first_try(self) -> int:
+        """Where to try first: where this handle was last, unless that may be long past.
+
+        Time decides only whether to look first. Without a look after a pause, an append would
+        be tried at a number so far below the floor that nothing could tell what became of it.
+        """
+        if not self._next:
+            return await self.end()
+        if runtime.monotonic_s() - self._known_s > STALE_AFTER_S:
+            self._know(await self.floor())
+        return self._next
+
+    def _know(self, at_least: int) -> None:
+        """Every number below `at_least` is taken, as of now."""
+        self._next = max(self._next, at_least)
+        self._known_s = runtime.monotonic_s()
 
     async def raise_floor(self, to: int) -> int:
         """Declare everything below `to` dead. Returns the floor, which others may raise further."""
+        budget = self._policy.start(attempts=limits.REGISTER_ATTEMPTS)
         while True:
-            floor = (await self._floor.read()).value
+            floor = await self._read_floor()
             if to <= floor.floor:
                 return floor.floor
             oldest = max(floor.floor, to - self._history)
             try:
                 tokens = await self._tokens(range(to - 1, oldest - 1, -1))
             except Refused:
-                if await self.floor() > floor.floor:
-                    continue  # somebody else raised it and deleted what was to be read
-                raise
+                if await self.floor() == floor.floor:
+                    raise
+                continue  # somebody else raised it and deleted what was to be read
             raised = Floor(to, [*tokens, *floor.deleted][: self._history])
 
             def change(now: Floor | None, before: Floor = floor, after: Floor = raised) -> Floor:
@@ -197,22 +227,27 @@ class Sequence:
             stored = (await self._floor.update(change)).value
             if stored == raised:
                 return to
+            if not await budget.pause():
+                raise Contended(f"{self._prefix}: the floor is not raised: others kept raising it")
 
     async def trim(self) -> int:
         """Delete what is dead. Returns how many objects went."""
-        floor = await self.floor()
-        dead = []
+        end = self._key(await self.floor())
+        deleted, group = 0, []
         async for meta in self._store.list(self._prefix):
-            if meta.key >= self._key(floor):
+            if meta.key >= end:
                 break
             # The listing goes into folders: what lies there may be another sequence's.
             if _NUMBER.fullmatch(meta.key.removeprefix(f"{self._prefix}/")):
-                dead.append(meta.key)
-        for first in range(0, len(dead), READ_AHEAD):
-            await asyncio.gather(
-                *(self._store.delete(key) for key in dead[first : first + READ_AHEAD])
-            )
-        return len(dead)
+                group.append(meta.key)
+            if len(group) == READ_AHEAD:
+                deleted += await self._delete_all(group)
+                group = []
+        return deleted + await self._delete_all(group)
+
+    async def _delete_all(self, keys: list[str]) -> int:
+        await asyncio.gather(*(self._store.delete(key) for key in keys))
+        return len(keys)
 
     async def _create_entry(self, number: int, token: bytes, payload: bytes) -> bool:
         try:
@@ -230,7 +265,7 @@ class Sequence:
             found = await self._store.get(self._key(number))
         except NotFound:
             # It may have landed and be deleted; the floor tells. Or it may still land.
-            floor = await self._floor_after(number)
+            floor = await self._floor_after(number, token)
             if number >= floor.floor:
                 raise unknown from None
             return False
@@ -238,15 +273,30 @@ class Sequence:
             raise unknown from None  # not knowing stays not knowing
         return bytes(found.data[4:20]) == token
 
-    async def _floor_after(self, number: int) -> Floor:
+    async def _floor_after(self, number: int, token: bytes) -> Floor:
         """The floor, read after an attempt to create `number`, which it alone makes count."""
         try:
-            return (await self._floor.read()).value
+            return await self._read_floor()
         except (Unavailable, Refused) as error:
             raise OutcomeUnknown(
                 f"{self._prefix}: entry {number} may have landed, and the floor that would tell "
                 f"cannot be read: {error}"
             ) from error
+        except (NotFound, RolledBack):
+            # Another sequence, or none, stands here: what was created in it is not its entry.
+            await self._settle_foreign(number, token)
+            raise
+
+    async def _settle_foreign(self, number: int, token: bytes) -> None:
+        with contextlib.suppress(HeadwaterError):
+            found = await self._store.get(self._key(number))
+            if bytes(found.data[4:20]) == token:
+                await self._store.delete(self._key(number))
+
+    async def _discard(self, number: int) -> None:
+        """Remove what was created below the floor: dead, whoever made it. Trimming would too."""
+        with contextlib.suppress(HeadwaterError):
+            await self._store.delete(self._key(number))
 
     def _landed_before(self, floor: Floor, number: int, token: bytes) -> bool:
         deleted = floor.token_of(number)

@@ -23,7 +23,6 @@ from headwater.core.backoff import Budget, RetryPolicy
 from headwater.core.errors import (
     AlreadyExists,
     Conflict,
-    Contended,
     HeadwaterError,
     LimitExceeded,
     NotFound,
@@ -45,6 +44,7 @@ from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page,
 from headwater.store.stats import StoreStats
 
 T = TypeVar("T")
+Bytes = bytes | memoryview
 
 
 class Store:
@@ -92,7 +92,7 @@ class Store:
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
         """An object, or a part of it; a part past the end is cut or empty. `NotFound` if absent."""
         check_key(key)
-        size = limits.MULTIPART_ABOVE_BYTES if byte_range is None else _length(byte_range)
+        budget = self._policy.start(size_bytes=0 if byte_range is None else _length(byte_range))
 
         async def whole() -> Object:
             found = await self._backend.get(key, byte_range)
@@ -104,7 +104,16 @@ class Store:
                 raise Unavailable(f"{key}: {len(found.data)} of {expected} bytes arrived")
             return found
 
-        found = await self._repeat("get", key, whole, size_bytes=size)
+        async def attempt() -> Object:
+            try:
+                return await self._once("get", budget, whole)
+            except _TimedOut:
+                if byte_range is None:
+                    # Perhaps it is large, not lost: the next attempt gets the time that takes.
+                    budget.allow((await self.head(key)).size_bytes)
+                raise
+
+        found = await self._repeat("get", key, budget, attempt)
         self.stats.of("get").bytes_received += len(found.data)
         return found
 
@@ -119,6 +128,8 @@ class Store:
         self, key: str, *, chunk_bytes: int = limits.STREAM_CHUNK_BYTES
     ) -> AsyncIterator[bytes | memoryview]:
         """An object of any size in chunks, of one content throughout."""
+        if chunk_bytes < 1:
+            raise Refused(f"chunk_bytes is {chunk_bytes}; a chunk has at least one byte")
         offset, first = 0, None
         while first is None or offset < first.meta.size_bytes:
             part = await self.get(key, ByteRange(offset, offset + chunk_bytes))
@@ -132,7 +143,10 @@ class Store:
     async def head(self, key: str) -> ObjectMeta:
         """Size, version and time of an object. `NotFound` if absent."""
         check_key(key)
-        return await self._repeat("head", key, lambda: self._backend.head(key))
+        budget = self._policy.start()
+        return await self._repeat(
+            "head", key, budget, lambda: self._once("head", budget, lambda: self._backend.head(key))
+        )
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectMeta]:
         """Objects below the folder `prefix`, in the order of their keys, above `start_after`."""
@@ -153,7 +167,8 @@ class Store:
                     budget = self._policy.start()
                 return
             except Unavailable as error:
-                await self._pause_or_raise("list", budget, error)
+                if not await self._pause("list", budget, error):
+                    raise
 
     # Writing
 
@@ -164,13 +179,17 @@ class Store:
         land after a later put of the same key.
         """
         check_key(key)
-        self._check_size(key, data)
-        data = _frozen(data)
+        data = self._checked(key, data)
         if len(data) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
             return await self._put_in_parts(key, data)
-        return await self._repeat(
-            "put", key, lambda: self._backend.put(key, data), sent=len(data), write=True
-        )
+        budget = self._policy.start(size_bytes=len(data))
+
+        async def attempt() -> Version:
+            return await self._once(
+                "put", budget, lambda: self._backend.put(key, data), sent=len(data)
+            )
+
+        return await self._repeat("put", key, budget, attempt, write=True)
 
     async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
         """Write an object of any size from parts, once: what fails is for the caller to repeat."""
@@ -206,8 +225,7 @@ class Store:
         outcome is settled by looking. With None it is raised as `OutcomeUnknown`.
         """
         check_key(key)
-        self._check_conditional(key, data, token)
-        return await self._put_conditionally(key, _frozen(data), IF_ABSENT, token)
+        return await self._put_conditionally(key, self._checked(key, data), IF_ABSENT, token)
 
     async def put_if_unchanged(
         self, key: str, data: Buffer, version: Version, *, token: bytes | None
@@ -218,46 +236,52 @@ class Store:
         for a while, only the content's own history can say: see `Register`.
         """
         check_key(key)
-        self._check_conditional(key, data, token)
-        return await self._put_conditionally(key, _frozen(data), version, token)
+        return await self._put_conditionally(key, self._checked(key, data), version, token)
 
     async def delete(self, key: str) -> None:
-        """Remove an object; removing an absent one succeeds."""
+        """Remove an object; removing an absent one succeeds.
+
+        Only for keys that are not created again: a slow attempt may land after a later create.
+        """
         check_key(key)
-        await self._repeat("delete", key, lambda: self._backend.delete(key), write=True)
+        budget = self._policy.start()
+
+        async def attempt() -> None:
+            await self._once("delete", budget, lambda: self._backend.delete(key))
+
+        await self._repeat("delete", key, budget, attempt, write=True)
 
     # How requests are tried
 
     async def _put_conditionally(
-        self, key: str, data: Buffer, condition: IfAbsent | Version, token: bytes | None
+        self, key: str, data: Bytes, condition: IfAbsent | Version, token: bytes | None
     ) -> Version:
+        if token is not None and (not token or token not in bytes(data)):
+            raise Refused(f"the token of a conditional write to {key} must stand in its bytes")
         operation = "put_if_absent" if condition is IF_ABSENT else "put_if_unchanged"
         budget = self._policy.start(size_bytes=len(data))
-        maybe_landed = False
-        while True:
+
+        async def attempt() -> Version:
             try:
                 return await self._once(
-                    operation, budget, lambda: self._backend.put(key, data, condition), len(data)
+                    operation,
+                    budget,
+                    lambda: self._backend.put(key, data, condition),
+                    sent=len(data),
                 )
             except (PreconditionFailed, NotFound) as refusal:
                 current = await self._look(key)
-                if self._is_ours(key, current, data, token):
-                    assert current is not None
+                if current is not None and self._is_ours(key, current, data, token):
                     return current.version
                 self._raise_if_taken(key, current, condition, refusal)
-                # Refused although the condition holds: a concurrent request was under way. Or
-                # ours created the object, was refused by mistake, and the object was deleted.
-                maybe_landed |= condition is IF_ABSENT
-                if not await self._pause(operation, budget, refusal):
-                    raise _gave_up(key, budget, refusal, maybe_landed) from refusal
-            except (OutcomeUnknown, Unavailable) as error:
-                maybe_landed |= not isinstance(error, Unreachable)
-                if not await self._pause(operation, budget, error):
-                    raise _gave_up(key, budget, error, maybe_landed) from error
-            except Refused as error:
-                if maybe_landed:
-                    raise _still_unknown(key, error) from error
-                raise
+                # Refused although the condition holds: a concurrent request was under way, which
+                # may be a copy of this one. Or this one created the object, was refused by
+                # mistake, and the object was deleted.
+                raise OutcomeUnknown(
+                    f"refused although the condition holds: {refusal}"
+                ) from refusal
+
+        return await self._repeat(operation, key, budget, attempt, write=True)
 
     async def _look(self, key: str) -> Object | None:
         try:
@@ -267,9 +291,9 @@ class Store:
         except (Unavailable, Refused) as error:
             raise OutcomeUnknown(f"{key}: refused, and looking why failed: {error}") from error
 
-    def _is_ours(self, key: str, current: Object | None, data: Buffer, token: bytes | None) -> bool:
+    def _is_ours(self, key: str, current: Object, data: Bytes, token: bytes | None) -> bool:
         """Whether what is there is what this call wrote, though it was told otherwise."""
-        if current is None or current.data != data:
+        if current.data != data:
             return False
         if token is None:
             raise OutcomeUnknown(
@@ -292,45 +316,37 @@ class Store:
         elif current is None or current.version != condition:
             raise Conflict(f"{key} was changed", current=current) from refusal
 
-    async def _put_in_parts(self, key: str, data: Buffer) -> Version:
-        view = memoryview(data)
+    async def _put_in_parts(self, key: str, data: Bytes) -> Version:
         part = limits.MULTIPART_PART_BYTES
 
         async def parts() -> AsyncIterator[Buffer]:
-            for offset in range(0, len(view), part):
-                yield view[offset : offset + part]
+            for offset in range(0, len(data), part):
+                yield data[offset : offset + part]
 
         budget = self._policy.start(size_bytes=len(data))
-        maybe_landed = False
-        while True:
-            try:
-                return await self.put_stream(key, parts())
-            except (OutcomeUnknown, Unavailable) as error:
-                maybe_landed |= not isinstance(error, Unreachable)
-                if not await self._pause("put_stream", budget, error):
-                    raise _gave_up(key, budget, error, maybe_landed) from error
-            except Refused as error:
-                if maybe_landed:
-                    raise _still_unknown(key, error) from error
-                raise
+        return await self._repeat(
+            "put_stream", key, budget, lambda: self.put_stream(key, parts()), write=True
+        )
 
     async def _repeat(
         self,
         operation: str,
         key: str,
-        call: Callable[[], Awaitable[T]],
+        budget: Budget,
+        attempt: Callable[[], Awaitable[T]],
         *,
-        size_bytes: int = 0,
-        sent: int = 0,
         write: bool = False,
     ) -> T:
-        """Try a request that may be repeated without harm until it works or the budget ends."""
-        budget = self._policy.start(size_bytes=size_bytes + sent)
+        """Try what may be repeated without harm until it works or the budget ends.
+
+        Once one attempt of a write may have landed, no later error says that it has not.
+        """
         maybe_landed = False
         while True:
             try:
-                return await self._once(operation, budget, call, sent)
-            except (OutcomeUnknown, Unavailable) as error:
+                return await attempt()
+            except (OutcomeUnknown, Unavailable, PreconditionFailed) as error:
+                # A refused condition where none was made is a server's way of saying "busy".
                 maybe_landed |= write and not isinstance(error, Unreachable)
                 if not await self._pause(operation, budget, error):
                     raise _gave_up(key, budget, error, maybe_landed) from error
@@ -340,7 +356,12 @@ class Store:
                 raise
 
     async def _once(
-        self, operation: str, budget: Budget, call: Callable[[], Awaitable[T]], sent: int
+        self,
+        operation: str,
+        budget: Budget,
+        call: Callable[[], Awaitable[T]],
+        *,
+        sent: int = 0,
     ) -> T:
         """One attempt, timed and counted. An attempt that takes too long has an unknown outcome."""
         stats = self.stats.of(operation)
@@ -353,7 +374,7 @@ class Store:
                 return await call()
         except TimeoutError as error:
             stats.failures += 1
-            raise OutcomeUnknown(f"no answer to {operation} within {timeout_s:.0f} s") from error
+            raise _TimedOut(f"no answer to {operation} within {timeout_s:.0f} s") from error
         except HeadwaterError:
             stats.failures += 1
             raise
@@ -366,10 +387,11 @@ class Store:
         while True:
             budget = self._policy.start()
             try:
-                page = await self._once("list", budget, lambda: anext(pages), 0)
+                page = await self._once("list", budget, lambda: anext(pages))
             except StopAsyncIteration:
-                # The page before said that it was the last: no request was sent.
-                self.stats.of("list").requests -= not first
+                if not first:
+                    # The page before said that it was the last: no request was sent.
+                    self.stats.of("list").requests -= 1
                 return
             except OutcomeUnknown as error:
                 raise Unavailable(str(error)) from error
@@ -384,26 +406,24 @@ class Store:
         stats.retries += goes_on
         return goes_on
 
-    async def _pause_or_raise(self, operation: str, budget: Budget, error: HeadwaterError) -> None:
-        if not await self._pause(operation, budget, error):
-            raise error
+    def _checked(self, key: str, data: Buffer) -> Bytes:
+        """Bytes that cannot change: an attempt given up may still be reading them on a thread."""
+        view = memoryview(data).cast("B")
+        if len(view) > limits.OBJECT_MAX_BYTES:
+            raise _too_large(key, len(view))
+        if isinstance(data, bytes):
+            return data
+        return view if view.readonly else bytes(view)
 
-    def _check_conditional(self, key: str, data: Buffer, token: bytes | None) -> None:
-        self._check_size(key, data)
-        if token is not None and (not token or token not in bytes(data)):
-            raise Refused(f"the token of a conditional write to {key} must stand in its bytes")
 
-    def _check_size(self, key: str, data: Buffer) -> None:
-        if len(data) > limits.OBJECT_MAX_BYTES:
-            raise _too_large(key, len(data))
+class _TimedOut(OutcomeUnknown):
+    """An attempt took too long."""
 
 
 def _gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool) -> HeadwaterError:
     tries = f"after {budget.used} attempts"
     if maybe_landed:
-        return OutcomeUnknown(f"{key}: may or may not be written, {tries}: {cause}")
-    if isinstance(cause, PreconditionFailed):
-        return Contended(f"{key}: refused although its condition holds, {tries}: {cause}")
+        return OutcomeUnknown(f"{key}: the change may or may not be made, {tries}: {cause}")
     if isinstance(cause, Throttled):
         return Throttled(f"{key}: throttled, {tries}: {cause}")
     return Unavailable(f"{key}: {tries}: {cause}")
@@ -411,12 +431,9 @@ def _gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool
 
 def _still_unknown(key: str, error: Refused) -> OutcomeUnknown:
     """A refusal of this attempt says nothing of an earlier one whose response was lost."""
-    return OutcomeUnknown(f"{key}: may or may not be written; a later attempt failed: {error}")
-
-
-def _frozen(data: Buffer) -> Buffer:
-    """Bytes that cannot change: an attempt given up may still be reading them on a thread."""
-    return data if memoryview(data).readonly else bytes(data)
+    return OutcomeUnknown(
+        f"{key}: the change may or may not be made; a later attempt failed: {error}"
+    )
 
 
 def _length(byte_range: ByteRange) -> int:
