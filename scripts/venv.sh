@@ -36,13 +36,12 @@ find_python() {
 Install one, or name it: make PYTHON=/path/to/python3.11"
 }
 
-find_uv() { # prints nothing when there is none, and pip does the work
-    for candidate in uv "$venv/bin/uv"; do
-        if "$candidate" --version >/dev/null 2>&1; then
-            printf '%s\n' "$candidate"
-            return
-        fi
-    done
+# Prints nothing when there is none, and pip does the work. The uv that the pins bring is not taken:
+# it does not read pip's configuration, and what pip could reach through it may be out of its reach.
+find_uv() {
+    if uv --version >/dev/null 2>&1; then
+        printf 'uv\n'
+    fi
 }
 
 take_lock() { # two makes at once: the second waits, then finds the work done

@@ -29,15 +29,22 @@ def discover(folder: Path = HERE, package: str = "tests.torture") -> list[Scenar
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
     """The options; the environment gives those that the command line does not."""
 
-    def number(name: str) -> int | None:
-        return int(text) if (text := environment.get(name)) else None
+    def positive(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        return int(text)
 
+    # A default that is a text is parsed as if it stood on the command line.
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--room", default=environment.get("ROOM") or None)
     parser.add_argument("--scenario", default=environment.get("SCENARIO") or None)
-    parser.add_argument("--rounds", type=int, default=number("ROUNDS"))
-    parser.add_argument("--seed", type=int, default=number("SEED"), help="seed of the first round")
-    parser.add_argument("--jobs", type=int, default=number("JOBS") or os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=positive, default=environment.get("ROUNDS") or None)
+    parser.add_argument(
+        "--seed", type=int, default=environment.get("SEED") or None, help="seed of the first round"
+    )
+    parser.add_argument(
+        "--jobs", type=positive, default=environment.get("JOBS") or os.cpu_count() or 1
+    )
     parser.add_argument("--fresh", action="store_true", help="forget how far earlier runs came")
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     return parser.parse_args(arguments)
