@@ -15,7 +15,7 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import NotFound, OutcomeUnknown, Throttled, Unavailable
-from headwater.store.backend import Backend, Condition, PreconditionFailed
+from headwater.store.backend import Backend, Condition, PreconditionFailed, Unreachable
 from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
 
 # Longer than any grace period, lease or timeout in Headwater.
@@ -32,11 +32,14 @@ class Faults:
     lose_response: float = 0.0
     """The request is carried out; the client sees a broken connection."""
     apply_late: float = 0.0
-    """The client sees a broken connection; the request is carried out long after."""
+    """The client sees a broken connection; the request is carried out long after. A delete may
+    so race with a later create of the same key, and remove it."""
+    unreachable: float = 0.0
+    """No connection can be made: the request is not sent, and the client knows."""
     own_412: float = 0.0
     """The write is carried out and answered with 412, as when an intermediary sends it twice."""
     conflict_409: float = 0.0
-    """A conditional write is answered with 409 and not carried out, key present or absent."""
+    """A write or a delete is answered with 409 and not carried out, key present or absent."""
     missing_404: float = 0.0
     """A write-if-unchanged is answered with 404 and not carried out."""
     throttle: float = 0.0
@@ -109,12 +112,9 @@ class FaultyStore(Backend):
             return await self._inner.put(key, content, condition)
 
         operation = f"put[{condition!r}]"
-        if condition is not None:
+        if isinstance(condition, Version) and self._strikes("missing_404", operation, key):
             await self._pause()
-            if self._strikes("conflict_409", operation, key):
-                raise PreconditionFailed("409 ConditionalRequestConflict")
-            if isinstance(condition, Version) and self._strikes("missing_404", operation, key):
-                raise NotFound("404 NoSuchKey")
+            raise NotFound("404 NoSuchKey")
         await self._write_before(operation, key, apply)
         version = await apply()
         self._record(f"{operation} {key} applied")
@@ -150,6 +150,8 @@ class FaultyStore(Backend):
 
     async def _before(self, operation: str, key: str) -> None:
         await self._pause()
+        if self._strikes("unreachable", operation, key):
+            raise Unreachable("connection refused")
         if self._strikes("throttle", operation, key):
             raise Throttled("503 SlowDown")
         if self._strikes("fail_before", operation, key):
@@ -161,6 +163,10 @@ class FaultyStore(Backend):
         self, operation: str, key: str, apply: Callable[[], Awaitable[object]]
     ) -> None:
         await self._pause()
+        if self._strikes("unreachable", operation, key):
+            raise Unreachable("connection refused")
+        if self._strikes("conflict_409", operation, key):
+            raise PreconditionFailed("409 ConditionalRequestConflict")
         if self._strikes("throttle", operation, key):
             raise Throttled("503 SlowDown")
         if self._strikes("fail_before", operation, key):
