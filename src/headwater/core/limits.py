@@ -48,6 +48,14 @@ THROTTLED_BACKOFF_BASE_S: Final = 0.5
 # Below this rate a transfer counts as stalled.
 SLOWEST_BYTES_PER_S: Final = 1 * MIB
 CONNECT_TIMEOUT_S: Final = 5.0
+# The client's own limit, which ends what a caller gave up waiting for.
+CLIENT_TIMEOUT_S: Final = 600.0
 
 # Threads that run blocking work (local files).
 BLOCKING_THREADS: Final = 32
+
+# Batches. A producer checks these before anything is written; a reader before anything is allocated.
+RECORD_MAX_BYTES: Final = 16 * MIB
+BATCH_MAX_BYTES: Final = 256 * MIB
+BATCH_MAX_ROWS: Final = 16_777_216
+BATCH_MAX_CALLS: Final = 1_048_576

@@ -48,6 +48,11 @@ class ByteRange(NamedTuple):
     start: int
     end: int = 0
 
+    @property
+    def length(self) -> int:
+        """How many bytes are asked for."""
+        return max(0, -self.start if self.start < 0 else self.end - self.start)
+
     def resolve(self, size_bytes: int) -> tuple[int, int]:
         """The absolute start and end within an object of that size."""
         if self.start < 0:

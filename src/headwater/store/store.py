@@ -92,7 +92,7 @@ class Store:
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
         """An object, or a part of it; a part past the end is cut or empty. `NotFound` if absent."""
         check_key(key)
-        budget = self._policy.start(size_bytes=0 if byte_range is None else _length(byte_range))
+        budget = self._policy.start(size_bytes=0 if byte_range is None else byte_range.length)
 
         async def whole() -> Object:
             found = await self._backend.get(key, byte_range)
@@ -434,10 +434,6 @@ def _still_unknown(key: str, error: Refused) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"{key}: the change may or may not be made; a later attempt failed: {error}"
     )
-
-
-def _length(byte_range: ByteRange) -> int:
-    return max(0, -byte_range.start if byte_range.start < 0 else byte_range.end - byte_range.start)
 
 
 def _too_large(key: str, size_bytes: int) -> LimitExceeded:

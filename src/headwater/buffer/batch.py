@@ -1,0 +1,181 @@
+"""The native batch: records as Arrow columns, with a checksum over every byte.
+
+    "HWB1" | u8 compression | 3 zero bytes | records | calls | footer
+
+    footer = u64 records bytes | u64 records bytes uncompressed | u64 calls bytes
+           | u32 rows | u32 calls | i64 min ms | i64 max ms | batch id 16 | u64 xxh3 | "HWB1"
+
+`records` and `calls` are Arrow IPC streams of one record batch each; `records` is compressed as
+a whole. The checksum (XXH3, 64 bits) covers everything before it. The batch id stands in the
+bytes, so that a batch recognises itself, and a batch copied to another name is noticed.
+
+Always holds when reading: sizes are checked against the length at hand and against named
+limits before anything is allocated, the checksum before anything is parsed, and Arrow's own
+offsets before anything is handed out. What is wrong is `Corrupt`, or `NotSupported` for a
+version or a compression of the future.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from headwater.buffer import arrow_stream
+from headwater.buffer.calls import SCHEMA as CALLS_SCHEMA
+from headwater.buffer.calls import Calls
+from headwater.buffer.compression import Compression, compress, decompress
+from headwater.buffer.records import record_schema
+from headwater.core import limits
+from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
+from headwater.core.ids import decode_ulid, encode_ulid
+
+MAGIC: Final = b"HWB1"
+_HEADER: Final = struct.Struct("<4sB3x")
+_FOOTER: Final = struct.Struct("<QQQIIqq16s")
+_SEAL: Final = struct.Struct("<Q4s")
+FOOTER_BYTES: Final = _FOOTER.size + _SEAL.size
+OVERHEAD_BYTES: Final = _HEADER.size + FOOTER_BYTES
+
+
+class Footer(NamedTuple):
+    """What the end of a batch tells without the rest."""
+
+    records_bytes: int
+    records_raw_bytes: int
+    calls_bytes: int
+    rows: int
+    calls: int
+    min_ms: int
+    max_ms: int
+    batch_id: str
+
+
+class Batch(NamedTuple):
+    """A decoded batch."""
+
+    batch_id: str
+    records: pa.RecordBatch
+    calls: Calls
+
+
+def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> bytes:
+    """The bytes of a batch."""
+    rows, calls = batch.records.num_rows, batch.calls
+    _check_limits(batch)
+    calls.check(rows)
+    raw = arrow_stream.write(batch.records)
+    body = compress(compression, [memoryview(raw).cast("B")])
+    tail = arrow_stream.write(calls.columns)
+    low_ms, high_ms = calls.time_range_ms
+    identity = decode_ulid(batch.batch_id).to_bytes(16, "big")
+    footer = _FOOTER.pack(
+        len(body), len(raw), len(tail), rows, len(calls), low_ms, high_ms, identity
+    )
+    parts = (_HEADER.pack(MAGIC, compression), body, tail, footer)
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return b"".join((*parts, _SEAL.pack(checksum.intdigest(), MAGIC)))
+
+
+def read_footer(tail: bytes | memoryview) -> Footer:
+    """The footer from the last FOOTER_BYTES of a batch. Its checksum is the whole batch's."""
+    if len(tail) < FOOTER_BYTES:
+        raise Corrupt(f"a batch's footer has {FOOTER_BYTES} bytes, not {len(tail)}")
+    (_, magic) = _SEAL.unpack(tail[-_SEAL.size :])
+    if magic != MAGIC:
+        raise _not_a_batch(bytes(magic))
+    fields = _FOOTER.unpack(tail[-FOOTER_BYTES : -_SEAL.size])
+    try:
+        batch_id = encode_ulid(int.from_bytes(fields[-1], "big"))
+    except Refused as error:
+        raise Corrupt(f"the batch's id: {error}") from error
+    footer = Footer._make((*fields[:-1], batch_id))
+    if footer.records_raw_bytes > limits.BATCH_MAX_BYTES or footer.rows > limits.BATCH_MAX_ROWS:
+        raise Corrupt(
+            f"a batch of {footer.rows:,} records and {footer.records_raw_bytes:,} bytes is beyond "
+            "BATCH_MAX_ROWS or BATCH_MAX_BYTES"
+        )
+    return footer
+
+
+def decode_batch(data: bytes | memoryview, *, expected_id: str | None = None) -> Batch:
+    """Read a batch, trusting nothing in it."""
+    view = memoryview(data).cast("B")
+    if len(view) < OVERHEAD_BYTES:
+        raise Corrupt(f"{len(view)} bytes are no batch: the shortest has {OVERHEAD_BYTES}")
+    magic, code = _HEADER.unpack(view[: _HEADER.size])
+    if magic != MAGIC:
+        raise _not_a_batch(bytes(magic))
+    footer = read_footer(view)
+    if _HEADER.size + footer.records_bytes + footer.calls_bytes + FOOTER_BYTES != len(view):
+        raise Corrupt(f"the parts of the batch do not add up to its {len(view)} bytes")
+    (checksum, _) = _SEAL.unpack(view[-_SEAL.size :])
+    if xxhash.xxh3_64_intdigest(view[: -_SEAL.size]) != checksum:
+        raise Corrupt("the checksum of the batch does not match")
+    if expected_id is not None and footer.batch_id != expected_id:
+        raise Corrupt(f"this is batch {footer.batch_id}, not {expected_id}")
+    return _decode_parts(view, code, footer)
+
+
+def _decode_parts(view: memoryview, code: int, footer: Footer) -> Batch:
+    try:
+        compression = Compression(code)
+    except ValueError:
+        raise NotSupported(f"compression {code} is not known; upgrade Headwater") from None
+    start, middle = _HEADER.size, _HEADER.size + footer.records_bytes
+    try:
+        raw = decompress(compression, view[start:middle], max_bytes=footer.records_raw_bytes)
+    except LimitExceeded as error:
+        raise Corrupt(f"the batch's records are larger than its footer says: {error}") from error
+    if len(raw) != footer.records_raw_bytes:
+        raise Corrupt(
+            f"{len(raw)} bytes of records where the footer says {footer.records_raw_bytes}"
+        )
+    records = arrow_stream.read(raw)
+    calls = Calls(arrow_stream.read(view[middle : middle + footer.calls_bytes]))
+    if calls.columns.schema != CALLS_SCHEMA:
+        raise Corrupt("the batch's calls have other columns")
+    if (records.num_rows, len(calls)) != (footer.rows, footer.calls):
+        raise Corrupt("the batch holds other numbers of records or calls than its footer says")
+    _check_columns(records.schema)
+    calls.check(footer.rows)
+    if calls.time_range_ms != (footer.min_ms, footer.max_ms):
+        raise Corrupt("the batch's times are not those that its footer says")
+    return Batch(footer.batch_id, records, calls)
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    try:
+        carried = record_schema(schema)
+    except Refused as error:
+        raise Corrupt(f"the batch's columns are not those of records: {error}") from error
+    if carried != schema:
+        raise Corrupt("the batch's columns are not in the types and the order of records")
+
+
+def _check_limits(batch: Batch) -> None:
+    if batch.records.num_rows > limits.BATCH_MAX_ROWS:
+        raise LimitExceeded(
+            f"{batch.records.num_rows:,} records; BATCH_MAX_ROWS is {limits.BATCH_MAX_ROWS:,}"
+        )
+    if batch.records.nbytes > limits.BATCH_MAX_BYTES - limits.MIB:
+        raise LimitExceeded(
+            f"{batch.records.nbytes:,} bytes of records; BATCH_MAX_BYTES is "
+            f"{limits.BATCH_MAX_BYTES:,} with what frames them"
+        )
+    if len(batch.calls) > limits.BATCH_MAX_CALLS:
+        raise LimitExceeded(
+            f"{len(batch.calls):,} calls; BATCH_MAX_CALLS is {limits.BATCH_MAX_CALLS:,}"
+        )
+
+
+def _not_a_batch(magic: bytes) -> Corrupt | NotSupported:
+    if magic[:3] == MAGIC[:3]:
+        return NotSupported(
+            f"batch format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater."
+        )
+    return Corrupt(f"this is no batch: it begins or ends with {magic!r}, not {MAGIC!r}")

@@ -1,0 +1,83 @@
+"""Which produce call each record of a batch came with: its ingestion time and its metadata.
+
+A call is one `produce()`; it covers the records from its start index to the next call's. Calls
+are columns like the records are: one record per call must not cost more than the record.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core.errors import Corrupt
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("start_index", pa.uint32(), nullable=False),
+        pa.field("ingestion_time_ms", pa.int64(), nullable=False),
+        pa.field("metadata", pa.binary()),
+    ]
+)
+
+
+class Call(NamedTuple):
+    """One produce call's part of a batch."""
+
+    start_index: int
+    ingestion_time_ms: int
+    metadata: bytes | None
+
+
+class Calls:
+    """The calls of one batch, in the order of their records."""
+
+    def __init__(self, columns: pa.RecordBatch) -> None:
+        self.columns = columns
+
+    @classmethod
+    def of(cls, calls: list[Call]) -> Calls:
+        """From one tuple a call."""
+        starts, times, metadata = zip(*calls, strict=True) if calls else ((), (), ())
+        arrays = [
+            pa.array(starts, pa.uint32()),
+            pa.array(times, pa.int64()),
+            pa.array(metadata, pa.binary()),
+        ]
+        return cls(pa.record_batch(arrays, schema=SCHEMA))
+
+    def __len__(self) -> int:
+        return int(self.columns.num_rows)
+
+    def __getitem__(self, index: int) -> Call:
+        row = self.columns.slice(index, 1).to_pylist()[0]
+        return Call(row["start_index"], row["ingestion_time_ms"], row["metadata"])
+
+    @property
+    def time_range_ms(self) -> tuple[int, int]:
+        """The earliest and the latest ingestion time; (0, 0) without calls."""
+        if not len(self):
+            return 0, 0
+        found = pc.min_max(self.columns.column(1)).as_py()
+        return found["min"], found["max"]
+
+    def check(self, rows: int) -> None:
+        """The first call begins at record 0, each later one after it, all within the batch."""
+        starts = self.columns.column(0)
+        if not len(starts):
+            if rows:
+                raise Corrupt(f"a batch of {rows} records has no call")
+            return
+        falls = pc.any(pc.less_equal(starts[1:], starts[:-1])).as_py()
+        if starts[0].as_py() != 0 or starts[-1].as_py() >= max(rows, 1) or falls:
+            raise Corrupt(f"the calls of a batch of {rows} records do not cover them in order")
+
+    def per_record(self, rows: int) -> tuple[pa.Array, pa.Array]:
+        """Ingestion time (µs, UTC) and metadata of every record."""
+        starts = self.columns.column(0).cast(pa.int32())
+        ends = pa.concat_arrays([starts[1:], pa.array([rows] if rows else [], pa.int32())])
+        calls = pa.array(range(len(ends)), pa.int32())
+        call = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, calls))
+        micros = pc.multiply(self.columns.column(1), 1000).cast(pa.timestamp("us", "UTC"))
+        return micros.take(call), self.columns.column(2).take(call)

@@ -1,0 +1,223 @@
+"""The record model: what a record is made of, as Arrow columns.
+
+A batch of records is one Arrow table. It has the stream's typed columns, or `_value`; and of
+the reserved columns below those that somebody used. A column nobody used is not there and
+costs nothing: its default is a function of the batch.
+
+| column | type | absent means |
+| --- | --- | --- |
+| `_key` | binary | no key |
+| `_value` | binary | the typed columns are the value |
+| `_headers` | list of (key: string, value: binary) | none |
+| `_timestamp` | timestamp in µs, UTC | the ingestion time of its call |
+| `_operation` | int8: 0 insert, 1 update, 2 delete, 3 refresh | insert |
+| `_collection` | string | the stream's name |
+| `_kind` | string | `entity` |
+| `_rid` | int64 | 0 |
+| `_refresh_records` | list of binary | none |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.types import carried_schema
+from headwater.core import limits
+from headwater.core.errors import LimitExceeded, Refused
+
+KEY: Final = "_key"
+VALUE: Final = "_value"
+HEADERS: Final = "_headers"
+TIMESTAMP: Final = "_timestamp"
+OPERATION: Final = "_operation"
+
+HEADERS_TYPE: Final = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+RESERVED: Final[dict[str, pa.DataType]] = {
+    KEY: pa.binary(),
+    VALUE: pa.binary(),
+    HEADERS: HEADERS_TYPE,
+    TIMESTAMP: pa.timestamp("us", "UTC"),
+    OPERATION: pa.int8(),
+    "_collection": pa.string(),
+    "_kind": pa.string(),
+    "_rid": pa.int64(),
+    "_refresh_records": pa.list_(pa.field("element", pa.binary())),
+}
+
+
+class Operation(IntEnum):
+    """What a change record does."""
+
+    INSERT = 0
+    UPDATE = 1
+    DELETE = 2
+    REFRESH = 3
+
+
+_OPERATION_NAMES: Final = pa.array([operation.name.lower() for operation in Operation])
+
+
+def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
+    """Records with opaque values."""
+    column = values if isinstance(values, pa.Array) else _binary(values)
+    return pa.record_batch([_as(column, pa.binary(), VALUE)], names=[VALUE])
+
+
+def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
+    """Records from typed columns and reserved ones, in the types a stream carries."""
+    table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+    schema = record_schema(table.schema)
+    if table.schema != schema:
+        table = _cast(table, schema)
+    batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
+    return batches
+
+
+def record_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema that rows of `schema` are carried under; `Refused` names what cannot be."""
+    names = schema.names
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise Refused(f"column {doubled[0]!r} appears more than once")
+    unknown = [name for name in names if name.startswith("_") and name not in RESERVED]
+    if unknown:
+        raise Refused(
+            f"column {unknown[0]!r}: names that begin with '_' are reserved; known are "
+            f"{', '.join(RESERVED)}"
+        )
+    typed = [name for name in names if not name.startswith("_")]
+    if typed and VALUE in names:
+        raise Refused(f"a record has {VALUE} or typed columns ({typed[0]!r}, …), not both")
+    carried = carried_schema(pa.schema([field for field in schema if field.name in typed]))
+    reserved = [pa.field(name, RESERVED[name]) for name in RESERVED if name in names]
+    return pa.schema([*reserved, *carried])
+
+
+def with_column(batch: pa.RecordBatch, name: str, values: object) -> pa.RecordBatch:
+    """The same records with a reserved column: an Arrow array, or one value a record."""
+    column = values if isinstance(values, pa.Array) else _column(name, values)
+    if len(column) != batch.num_rows:
+        raise Refused(f"{name}: {len(column)} values for {batch.num_rows} records")
+    return batch.append_column(pa.field(name, RESERVED[name]), _as(column, RESERVED[name], name))
+
+
+def operation_names(codes: pa.Array) -> pa.Array:
+    """The words for operation codes."""
+    return _OPERATION_NAMES.take(codes)
+
+
+def check_sizes(batch: pa.RecordBatch) -> None:
+    """Refuse a record above RECORD_MAX_BYTES before anything of its batch is written.
+
+    The largest record is searched for only where the columns of variable size together could
+    hold one.
+    """
+    if batch.nbytes <= limits.RECORD_MAX_BYTES:
+        return
+    sizes = None
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+            lengths = pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+            sizes = lengths if sizes is None else pc.add(sizes, lengths)
+        elif pa.types.is_nested(column.type) and column.nbytes > limits.RECORD_MAX_BYTES:
+            _check_nested(name, column)
+    largest = 0 if sizes is None else pc.max(sizes).as_py() or 0
+    if largest > limits.RECORD_MAX_BYTES:
+        raise LimitExceeded(
+            f"record {pc.index(sizes, largest).as_py()} has {largest:,} bytes; RECORD_MAX_BYTES is "
+            f"{limits.RECORD_MAX_BYTES:,}"
+        )
+
+
+def _check_nested(name: str, column: pa.Array) -> None:
+    for row in range(len(column)):
+        size = column.slice(row, 1).nbytes
+        if size > limits.RECORD_MAX_BYTES:
+            raise LimitExceeded(
+                f"record {row} has {size:,} bytes in {name!r}; RECORD_MAX_BYTES is "
+                f"{limits.RECORD_MAX_BYTES:,}"
+            )
+
+
+def _column(name: str, values: object) -> pa.Array:
+    if name == HEADERS:
+        return _headers(values)
+    if name == OPERATION:
+        return _operations(values)
+    try:
+        return pa.array(values, type=RESERVED[name])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+        raise Refused(f"{name}: {error}") from error
+
+
+def _headers(values: object) -> pa.Array:
+    """One list of (key, value) pairs, one mapping, or None, for each record."""
+    try:
+        rows = [
+            None
+            if pairs is None
+            else [
+                {"key": key, "value": value}
+                for key, value in (pairs.items() if isinstance(pairs, dict) else pairs)
+            ]
+            for pairs in values  # type: ignore[attr-defined]
+        ]
+        return pa.array(rows, type=HEADERS_TYPE)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
+        raise Refused(
+            f"headers: one list of (text, bytes) pairs, or None, for each record ({error})"
+        ) from error
+
+
+def _operations(values: object) -> pa.Array:
+    words = pa.array(values)
+    if pa.types.is_integer(words.type):
+        codes = words.cast(pa.int8())
+    else:
+        codes = pc.index_in(words.cast(pa.string()), _OPERATION_NAMES).cast(pa.int8())
+    if codes.null_count or pc.any(pc.greater(codes, max(Operation))).as_py():
+        raise Refused(f"operations are {', '.join(o.name.lower() for o in Operation)}")
+    return codes
+
+
+def _binary(values: Sequence[bytes | None]) -> pa.Array:
+    try:
+        return pa.array(values, type=pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+        raise Refused(f"entries are bytes or None; encode text first ({error})") from error
+
+
+def _as(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Refused(f"{name} is {column.type}, not {kind}: {error}") from error
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = []
+    for field in schema:
+        found = table.column(field.name)
+        if found.type == field.type:
+            columns.append(found)
+        else:
+            columns.append(_as_chunked(found, field))
+    return pa.table(columns, schema=schema)
+
+
+def _as_chunked(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if field.name == OPERATION and pa.types.is_string(column.type):
+        chunks = [_operations(chunk) for chunk in column.chunks]
+        return pa.chunked_array(chunks, type=pa.int8())
+    return pa.chunked_array(
+        [_as(chunk, field.type, field.name) for chunk in column.chunks], field.type
+    )

@@ -1,0 +1,131 @@
+"""Which Arrow types a stream carries, and what becomes of the others.
+
+A stream is read by Spark and written to Iceberg, so it carries what both can hold. Types that
+differ only in layout, or that fit into a wider one without loss, are mapped; the rest are
+refused when they are produced, while the producer can still do something about it.
+
+| given | carried as |
+| --- | --- |
+| uint8, uint16, uint32 | int16, int32, int64 |
+| float16 | float32 |
+| large and view strings, binaries and lists, fixed-size lists and binaries | string, binary, list |
+| dictionary | its values |
+| date64 | date32 |
+| timestamp in s or ms, with any zone | timestamp in µs, in UTC |
+| timestamp in s or ms, without a zone | timestamp in µs, without a zone |
+| timestamp in ns, uint64, decimal256, time, duration, interval, union, null | refused |
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from headwater.core.errors import Refused
+
+_WIDER: Final[dict[pa.DataType, pa.DataType]] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
+_CARRIED: Final = frozenset(
+    {
+        pa.bool_(),
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.string(),
+        pa.binary(),
+        pa.date32(),
+    }
+)
+_ADVICE: Final = {
+    "uint64": "cast it to int64, or to decimal(20, 0)",
+    "time": "cast it to a string, or to an integer of the unit you mean",
+    "duration": "cast it to an integer of the unit you mean",
+    "null": "give it a type",
+    "decimal256": "cast it to decimal128 (at most 38 digits)",
+}
+# Nesting deeper than this is a mistake, and would overflow recursion somewhere else.
+_MAX_DEPTH: Final = 16
+
+
+def carried_type(kind: pa.DataType, column: str, *, depth: int = 0) -> pa.DataType:
+    """The type a column of type `kind` is carried as; `Refused` if there is none."""
+    if depth > _MAX_DEPTH:
+        raise Refused(f"column {column!r} is nested more than {_MAX_DEPTH} levels deep")
+    if kind in _CARRIED:
+        return kind
+    if kind in _WIDER:
+        return _WIDER[kind]
+    if pa.types.is_dictionary(kind):
+        return carried_type(kind.value_type, column, depth=depth + 1)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_decimal(kind) and kind.bit_width <= 128:
+        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_timestamp(kind):
+        return _carried_timestamp(kind, column)
+    nested = _carried_nested(kind, column, depth + 1)
+    if nested is not None:
+        return nested
+    raise _refused(kind, column)
+
+
+def carried_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema that a stream carries rows of `schema` under."""
+    fields = [
+        pa.field(field.name, carried_type(field.type, field.name), field.nullable)
+        for field in schema
+    ]
+    return pa.schema(fields)
+
+
+def _carried_timestamp(kind: pa.TimestampType, column: str) -> pa.DataType:
+    if kind.unit == "ns":
+        raise Refused(
+            f"column {column!r} is {kind}: neither Spark nor Iceberg holds nanoseconds; cast it to "
+            "microseconds (pc.cast(column, pa.timestamp('us', 'UTC'), safe=False))"
+        )
+    return pa.timestamp("us", "UTC" if kind.tz else None)
+
+
+def _carried_nested(kind: pa.DataType, column: str, depth: int) -> pa.DataType | None:
+    if (
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    ):
+        item = carried_type(kind.value_type, f"{column}.element", depth=depth)
+        return pa.list_(pa.field("element", item, kind.value_field.nullable))
+    if pa.types.is_map(kind):
+        key = carried_type(kind.key_type, f"{column}.key", depth=depth)
+        return pa.map_(key, carried_type(kind.item_type, f"{column}.value", depth=depth))
+    if pa.types.is_struct(kind):
+        return pa.struct(
+            [
+                pa.field(
+                    f.name, carried_type(f.type, f"{column}.{f.name}", depth=depth), f.nullable
+                )
+                for f in kind.fields
+            ]
+        )
+    return None
+
+
+def _refused(kind: pa.DataType, column: str) -> Refused:
+    advice = next((text for name, text in _ADVICE.items() if str(kind).startswith(name)), None)
+    cure = advice or "cast it to a type that both hold"
+    return Refused(f"column {column!r} is {kind}, which Spark or Iceberg cannot hold: {cure}")
