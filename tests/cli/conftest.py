@@ -1,4 +1,5 @@
-"""A server to talk to, and the command as a user runs it: a process of its own."""
+"""A server to talk to, and the command: as a user runs it, or within this process, which is
+faster and as good where the process itself is not the point."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 import headwater
+from headwater.cli import app
 from tests.interop.servers import GOOD, Server
 
+Invoke = Callable[..., Result]
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
@@ -24,23 +28,37 @@ def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def headwater_command(tmp_path: Path) -> Run:
-    """Runs `headwater …` in an environment without anybody's credentials."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HEADWATER_"))
-    }
-    source = str(Path(headwater.__path__[0]).parent)
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without anybody's credentials."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HEADWATER_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
     # Where no credentials are set, obstore asks the machine's own service: here nobody answers.
-    closed = {"PYTHONPATH": source, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
-    closed["AWS_METADATA_ENDPOINT"] = "http://127.0.0.1:1"
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+
+
+@pytest.fixture
+def invoke(clean_environment: None) -> Invoke:
+    """Runs `headwater …` in this process."""
+
+    def run(*arguments: str, **env: str) -> Result:
+        return CliRunner().invoke(app, list(arguments), env=env)
+
+    return run
+
+
+@pytest.fixture
+def headwater_command(clean_environment: None, tmp_path: Path) -> Run:
+    """Runs `headwater …` as a process."""
+    source = str(Path(headwater.__path__[0]).parent)
+    closed = {"PYTHONPATH": source, "TMPDIR": str(tmp_path)}
 
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             [sys.executable, "-m", "headwater.cli", *arguments],
             capture_output=True,
-            env={**clean, **closed, **env},
+            env={**os.environ, **closed, **env},
             stdin=subprocess.DEVNULL,
             timeout=120,
         )

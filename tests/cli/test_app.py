@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from headwater.cli import app
-from headwater.cli.advice import ADVICE, advice_for
+from headwater.cli.advice import ADVICE, advice_for, command
 from headwater.core import errors
 from headwater.store.backend import Unreachable
-from tests.cli.conftest import Run
+from tests.cli.conftest import Invoke
 
 
-def test_help_names_every_command(headwater_command: Run) -> None:
-    done = headwater_command("--help")
-    assert done.returncode == 0
+def test_help_names_every_command(invoke: Invoke) -> None:
+    done = invoke("--help")
+    assert done.exit_code == 0
     for name in ("demo", "store", "version"):
-        assert name in done.stdout.decode()
+        assert name in done.stdout
 
 
-def test_version_names_what_is_installed(headwater_command: Run) -> None:
-    done = headwater_command("version")
-    assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.decode().splitlines()] == [
+def test_version_names_what_is_installed(invoke: Invoke) -> None:
+    done = invoke("version")
+    assert done.exit_code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
         "headwater",
         "obstore",
         "pyarrow",
@@ -34,9 +33,8 @@ def test_version_names_what_is_installed(headwater_command: Run) -> None:
     ]
 
 
-def test_no_command_shows_the_help() -> None:
-    result = CliRunner().invoke(app, [])
-    assert "Usage" in result.output
+def test_no_command_shows_the_help(invoke: Invoke) -> None:
+    assert "Usage" in invoke().output
 
 
 def test_starting_imports_nothing_heavy() -> None:
@@ -57,8 +55,30 @@ def test_starting_imports_nothing_heavy() -> None:
     ],
 )
 def test_advice_is_of_the_nearest_kind(error: errors.HeadwaterError, says: str | None) -> None:
-    advice = advice_for(error)
-    assert (advice is None) if says is None else (advice is not None and says in advice)
+    told = advice_for(error)
+    assert (told is None) if says is None else (told is not None and says in told)
+
+
+def test_a_command_is_shown_as_it_can_be_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "some bin" / "headwater"
+    script.parent.mkdir()
+    monkeypatch.setattr(sys, "executable", str(script.parent / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert command() == f"'{script.parent}/python' -m headwater.cli"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    assert command() == f"'{script}'"
+    monkeypatch.chdir(tmp_path)
+    assert command() == "'some bin/headwater'"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert command() == "headwater"
+    for kind in (errors.NotFound, errors.Bug):
+        told = advice_for(kind("x"))
+        assert told is not None
+        assert "headwater " in told
+        assert "{" not in told
 
 
 def test_no_advice_treats_an_unknown_outcome_as_a_failure() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -100,10 +101,10 @@ def test_options_come_as_keywords_too_and_win() -> None:
         ("file:///a%00b", "zero byte"),
         ("file:///a#b", "'#' has no meaning"),
         ("s3://bucket#x", "'#' has no meaning"),
-        ("s3://", "not the name of a bucket; s3://BUCKET/PREFIX"),
-        ("s3://-bucket", "not the name of a bucket"),
-        ("s3://a b", "not the name of a bucket"),
-        ("gs:///prefix", "not the name of a bucket; gs://BUCKET/PREFIX"),
+        ("s3://", "the name of a bucket, s3://BUCKET/PREFIX"),
+        ("s3://-bucket", "s3://-bucket: after the slashes stands the name of a bucket"),
+        ("s3://a b", "stands the name of a bucket"),
+        ("gs:///prefix", "the name of a bucket, gs://BUCKET/PREFIX"),
         ("memory://name/path", "a name, no path"),
     ],
 )
@@ -111,6 +112,75 @@ def test_a_bad_address_is_answered_with_advice(url: str, advice: str) -> None:
     with pytest.raises(BadUrl) as refused:
         open_store(url)
     assert advice in str(refused.value)
+
+
+# What people paste, credentials and all
+
+SECRET = "wJalrXUtnFEMIK7MDENG"
+PASTED = [
+    f"https://account.blob.core.windows.net/container/p?sv=2024&sig={SECRET}",
+    f"https://bucket.s3.eu-west-1.amazonaws.com/p?X-Amz-Signature={SECRET}",
+    f"https://storage.googleapis.com/bucket/p?X-Goog-Signature={SECRET}",
+    f"https://user:{SECRET}@host/bucket",
+    f"https://host/bucket?{SECRET}#{SECRET}",
+    f"az://container/p?sig={SECRET}#x",
+    f"az://container/p?sv%3D2024%26sig%3D{SECRET}",
+    f"az://container/p?account=a#{SECRET}",
+    f"s3://bucket?X-Amz-Security-Token={SECRET}",
+    f"s3://bucket?x-amz-{SECRET}{SECRET}=1",
+    f"s3://bucket?unheard-of={SECRET}",
+    f"s3://bucket?region=eu;sig={SECRET}",
+    f"s3://bucket?anonymous={SECRET}",
+    f"s3://bucket?endpoint=https://host?sig={SECRET}",
+    f"s3://AKIA:{SECRET}",
+    f"s3://AKIA:{SECRET}@bucket",
+    f"s3:///AKIA:{SECRET}@bucket",
+    f"s3:///AKIA:{SECRET}",
+    f"file://AKIA:{SECRET}/path",
+    f"s3:AKIA:{SECRET}@bucket",
+    f"s3://[{SECRET}",
+    f"s4://bucket/p?sig={SECRET}",
+    f"s4:AKIA:{SECRET}",
+    f"file://host/path?sig={SECRET}",
+    f"file:///path?sig={SECRET}#{SECRET}",
+    f"account.blob.core.windows.net/container?sig={SECRET}",
+    f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={SECRET}==;EndpointSuffix=b",
+    f"BlobEndpoint=https://a.blob.core.windows.net/;SharedAccessSignature=sv=1&sig={SECRET}",
+]
+
+
+@pytest.mark.parametrize("url", PASTED)
+def test_a_pasted_credential_is_not_repeated(url: str) -> None:
+    with pytest.raises(Refused) as refused:
+        open_store(url)
+    shown = "".join(traceback.format_exception_only(refused.value)).lower()
+    assert SECRET.lower() not in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        (PASTED[0], "write az://container/p?account=account and set the credentials in the env"),
+        ("https://a.dfs.core.windows.net/c/p", "write az://c/p?account=a, not https://"),
+        (PASTED[1], "write s3://bucket/p?region=eu-west-1 and set the credentials in the env"),
+        ("https://s3.amazonaws.com/bucket/p/", "write s3://bucket/p, not https://"),
+        ("https://s3-eu-west-1.amazonaws.com/", "write s3://BUCKET?region=eu-west-1, not"),
+        (PASTED[2], "write gs://bucket/p and set the credentials"),
+        ("https://bucket.storage.googleapis.com", "write gs://bucket, not https://"),
+        ("http://127.0.0.1:9000/b", "write s3://BUCKET/PREFIX?endpoint=http://127.0.0.1:9000, not"),
+        ("https://a b/c", "write s3://BUCKET/PREFIX?endpoint=https://host:port, not"),
+    ],
+)
+def test_an_address_of_the_web_is_answered_with_the_one_to_write(url: str, instead: str) -> None:
+    with pytest.raises(BadUrl) as refused:
+        open_store(url)
+    assert instead in str(refused.value)
+
+
+def test_a_directory_may_have_an_at_sign(tmp_path: Path) -> None:
+    asyncio.run(open_store(f"file://{tmp_path}/me@home").put("a", b""))
+    with pytest.raises(BadUrl, match="write file:///data/me@home"):
+        open_store("/data/me@home")
 
 
 @pytest.mark.parametrize("path", ["a//b", "a/../b", "ä", "a b", ".headwater"])
@@ -156,6 +226,16 @@ def test_a_flag_is_true_or_false(name: str) -> None:
 def test_an_azure_store_needs_an_account() -> None:
     with pytest.raises(Refused, match="AZURE_STORAGE_ACCOUNT_NAME"):
         open_store("az://container")
+
+
+@pytest.mark.parametrize("name", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN"])
+def test_a_credential_that_cannot_be_one_is_refused_unread(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, f"{SECRET}!")
+    with pytest.raises(Refused) as refused:
+        open_store("az://container?account=name")
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
 
 
 # What the client library would panic on

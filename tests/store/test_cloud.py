@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
@@ -11,6 +15,8 @@ from headwater.core.errors import Conflict, NotFound, Refused
 from headwater.core.limits import LIST_PAGE_KEYS, MIB
 from headwater.store import ByteRange, PreconditionFailed, Store, Version, open_store
 from headwater.store.objects import Buffer
+from headwater.testing import Simulation, simulate
+from headwater.testing.sim_errors import SimulationEscape
 from tests.interop.servers import Server
 
 
@@ -161,6 +167,99 @@ def test_a_missing_bucket_is_said_to_be_missing() -> None:
             await _keys(store)
 
     asyncio.run(check())
+
+
+# Where the client's threads are not
+
+FORKED = """
+import asyncio, os, signal, sys
+from headwater import open_store
+from headwater.core.errors import NotSupported
+
+def opened():
+    return open_store(sys.argv[1])
+
+def head(store):
+    try:
+        return asyncio.run(store.head("a")).key
+    except NotSupported as error:
+        return str(error)
+
+def in_a_child(what):
+    sys.stdout.flush()
+    if os.fork() == 0:
+        signal.alarm(20)  # nobody else ends a child that waits for ever
+        print(what())
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+
+inherited = opened()
+in_a_child(lambda: head(inherited))
+in_a_child(lambda: (head(opened()), in_a_child(lambda: head(opened())))[0])
+print("used", head(inherited))
+in_a_child(lambda: head(inherited))
+in_a_child(lambda: head(opened()))
+in_a_child(lambda: in_a_child(lambda: head(opened())))
+print("parent", head(inherited))
+"""
+
+
+def test_a_child_forked_after_the_first_request_is_told_so(store: Store) -> None:
+    """Its requests would never be answered; one forked before it makes its own."""
+    asyncio.run(store.put("a", b"one"))
+    command = [sys.executable, "-c", FORKED, store.url]
+    done = subprocess.run(command, capture_output=True, timeout=30, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    told = ["told" if "'spawn' or 'forkserver'" in line else line for line in lines]
+    assert told == [
+        *("a", "told", "a", "used a"),
+        *("told", "told", "told", "None", "parent a"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.get("a"),
+        lambda store: store.get("a", ByteRange(-1)),
+        lambda store: store.head("a"),
+        lambda store: store.put("a", b""),
+        lambda store: store.put_stream("a", _nothing()),
+        lambda store: store.delete("a"),
+        lambda store: _keys(store),
+    ],
+)
+def test_a_store_opened_before_a_simulation_does_not_reach_out_of_it(
+    call: Callable[[Store], Awaitable[object]],
+    listening_port: int,
+) -> None:
+    """A swallowed error as well ends the simulation."""
+    outside = open_store(f"s3://bucket?endpoint=http://127.0.0.1:{listening_port}&anonymous=true")
+
+    async def scenario(_: Simulation) -> None:
+        with contextlib.suppress(Exception):
+            await call(outside)
+
+    with pytest.raises(SimulationEscape):
+        simulate(scenario)
+
+
+async def _nothing() -> AsyncIterator[Buffer]:
+    yield b""
+
+
+@pytest.fixture
+def listening_port() -> Iterator[int]:
+    """Somebody listens there, and hears nothing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(0.05)
+        yield listener.getsockname()[1]
+        with pytest.raises(TimeoutError):
+            listener.accept()
 
 
 def test_a_store_may_be_used_from_one_event_loop_after_another(store: Store) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
 import os
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +23,21 @@ from headwater.core.errors import (
     HeadwaterError,
     NoSpace,
     NotFound,
+    NotSupported,
     OutcomeUnknown,
     Refused,
     Throttled,
     Unavailable,
 )
-from headwater.store import IF_ABSENT, Backend, PreconditionFailed, Store, Version, open_store
+from headwater.store import (
+    IF_ABSENT,
+    Backend,
+    ByteRange,
+    PreconditionFailed,
+    Store,
+    Version,
+    open_store,
+)
 from headwater.store.backend import Unreachable
 
 NO_WAITS = RetryPolicy(base_s=0.0, throttled_base_s=0.0)
@@ -114,6 +125,29 @@ def says(status: int, code: str = "", *, headers: str = "", length: int | None =
     return answer
 
 
+def keeps(code: str) -> Answer:
+    """A DELETE goes as DeleteObjects, which succeeds and names the keys that are still there."""
+    error = f"<Error><Key>a</Key><Code>{code}</Code><Message>in words</Message></Error>"
+    return _xml(f"<DeleteResult>{error}</DeleteResult>")
+
+
+def lists(*entries: tuple[str, int]) -> Answer:
+    """A listing of names and sizes, as they are."""
+    contents = "".join(
+        f"<Contents><Key>{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        f"<ETag>&quot;1&quot;</ETag><Size>{size}</Size></Contents>"
+        for name, size in entries
+    )
+    truncated = "<IsTruncated>false</IsTruncated>"
+    return _xml(f"<ListBucketResult>{truncated}{contents}</ListBucketResult>")
+
+
+def _xml(body: str) -> Answer:
+    size = len(body)
+    head = f"HTTP/1.1 200 X\r\ncontent-length: {size}\r\nconnection: close\r\n\r\n"
+    return lambda _, __: (head + body).encode()
+
+
 def resets(_: Server, request: Request) -> None:
     """Not carried out; the connection breaks."""
 
@@ -198,6 +232,21 @@ CASES: list[Case] = [
     ("408 on a write", says(408, "RequestTimeout"), WRITES, OutcomeUnknown, "408"),
     ("reset on a write", resets, WRITES, OutcomeUnknown, "a: "),
     ("reset on a read", resets, READS, Unavailable, ""),
+    # The code decides before the status.
+    ("slow body", says(400, "RequestTimeout"), WRITES, OutcomeUnknown, "400 RequestTimeout"),
+    ("slow read", says(400, "RequestTimeout"), ("get", "list"), Unavailable, "RequestTimeout"),
+    ("short body", says(400, "IncompleteBody"), WRITES, OutcomeUnknown, "IncompleteBody"),
+    ("garbled body", says(400, "BadDigest"), WRITES, OutcomeUnknown, "BadDigest"),
+    ("odd 400", says(400, "InternalError"), WRITES, OutcomeUnknown, "InternalError"),
+    ("odd 403", says(403, "SlowDown"), (*WRITES, "get", "list"), Throttled, "SlowDown"),
+    ("500 busy", says(500, "ServiceUnavailable"), (*WRITES, "get"), Throttled, "500"),
+    ("clock", says(403, "RequestTimeTooSkewed"), (*WRITES, "get", "list"), Denied, "the clock of"),
+    ("kept", keeps("AccessDenied"), ("delete",), Denied, "what they are allowed to do"),
+    ("kept for now", keeps("SlowDown"), ("delete",), Throttled, "SlowDown"),
+    ("kept, broken", keeps("InternalError"), ("delete",), OutcomeUnknown, "InternalError"),
+    ("kept, busy", keeps("OperationAborted"), ("delete",), Unavailable, "OperationAborted"),
+    ("delete 409", says(409, "OperationAborted"), ("delete",), PreconditionFailed, "409"),
+    ("foreign name", lists(("a//b", 1)), ("list",), Refused, "whose name is not a key"),
     ("redirect", says(301), ALL, Refused, "set region="),
     ("no etag", says(200), WRITES, OutcomeUnknown, "a: "),
 ]
@@ -267,6 +316,38 @@ def test_no_credentials_says_how_to_give_some(monkeypatch: pytest.MonkeyPatch) -
     run(main)
 
 
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_what_the_credential_service_answers_is_not_the_stores_answer(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """An object is not absent, nor deleted, because a machine has no role."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+    class Service(http.server.BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_GET = do_PUT = answer
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    async def main(server: Server) -> None:
+        for call in ALL:
+            with pytest.raises(Denied, match="no credentials"):
+                await CALLS[call](server.store()._backend)
+        assert server.requests == []
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{service.server_port}")
+        run(main)
+        service.shutdown()
+
+
 def test_half_of_the_credentials_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(Denied, match="AWS_SECRET_ACCESS_KEY"):
@@ -279,6 +360,81 @@ def test_an_unencrypted_connection_must_be_asked_for(monkeypatch: pytest.MonkeyP
     async def main(server: Server) -> None:
         with pytest.raises((Unreachable, BadUrl)):
             await CALLS["head"](open_store("s3://bucket")._backend)
+
+    run(main)
+
+
+def test_a_refused_suffix_is_read_exactly() -> None:
+    """Some servers refuse the last bytes; the object may be larger than what was asked for."""
+
+    async def main(server: Server) -> None:
+        server.objects["a"] = b"0123456789"
+        server.next(says(416, "InvalidRange"), s3, ranged)
+        found = await server.store()._backend.get("a", ByteRange(-3))
+        assert (found.data, found.meta.size_bytes) == (b"789", 10)
+        assert server.requests[-1].headers["range"] == "bytes=7-9"
+
+    run(main)
+
+
+def ranged(server: Server, request: Request) -> bytes:
+    """A server that gives a part."""
+    body = server.objects[request.key]
+    first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
+    part = body[first : last + 1]
+    described = f"content-range: bytes {first}-{last}/{len(body)}\r\n{_described(server, request)}"
+    return (says(206, headers=described, length=len(part))(server, request) or b"") + part
+
+
+# Folders' markers: `a/` is listed as `a`
+
+MARKED: dict[str, tuple[list[tuple[str, int]], list[str], int]] = {
+    "behind what sorts before the slash": (
+        [("p/a-b", 1), ("p/a/", 0), ("p/a/x", 1)],
+        ["p/a-b", "p/a/x"],
+        0,
+    ),
+    "beside an object of the same name": ([("p/a", 0), ("p/a/", 0), ("p/b", 1)], ["p/a", "p/b"], 0),
+    "of an empty folder, behind": ([("p/a.b", 1), ("p/a/", 0), ("p/b", 1)], ["p/a.b", "p/b"], 0),
+    "in order, with something below": ([("p/a/", 0), ("p/a/x", 1)], ["p/a/x"], 1),
+    "in each other": ([("p/a/", 0), ("p/a/b/", 0), ("p/a/b/c", 1)], ["p/a/b/c"], 2),
+    "of the folder that is listed": ([("p/", 0), ("p/a", 1)], ["p/a"], 0),
+    "none: an empty object": ([("p/a", 0), ("p/a-b", 1), ("p/b", 0)], ["p/a", "p/a-b", "p/b"], 0),
+    "none: an empty object alone": ([("p/a", 0)], ["p/a"], 0),
+    "none: an empty object with a folder": (
+        [("p/real", 0), ("p/real/x", 1)],
+        ["p/real", "p/real/x"],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_folders_marker_is_no_object(name: str) -> None:
+    entries, keys, heads = MARKED[name]
+
+    async def main(server: Server) -> None:
+        server.objects["p/real"] = b""
+        server.next(lists(*entries))
+        assert [meta.key async for meta in server.store().list("p")] == keys
+        assert [request.method for request in server.requests] == ["GET"] + ["HEAD"] * heads
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("p/a-b", 1), ("p/a", 0), ("p/a-c", 1)],
+        [("p/a-b", 1), ("p/a", 1)],
+        [("p/b", 1), ("p/a", 0)],
+    ],
+)
+def test_what_no_marker_explains_is_out_of_order(entries: list[tuple[str, int]]) -> None:
+    async def main(server: Server) -> None:
+        server.next(lists(*entries))
+        with pytest.raises(NotSupported, match="in the order of keys"):
+            assert [meta async for meta in server.store().list("p")]
 
     run(main)
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from headwater.core.runtime import RealRuntime, current
+from headwater.store import open_store
 from headwater.testing.sim import Simulation, simulate
 from headwater.testing.sim_errors import SimulationEscape
 
@@ -142,6 +143,21 @@ def test_blocking_work_is_guarded_too() -> None:
         await current().run_blocking(socket.socket)
 
     with pytest.raises(SimulationEscape, match="socket"):
+        simulate(main)
+
+
+def test_a_native_client_opened_before_is_heard_of_when_it_is_used() -> None:
+    """Its threads and sockets are not the interpreter's, so the store announces them."""
+    store = open_store("s3://bucket?anonymous=true&endpoint=http://127.0.0.1:1")
+
+    async def main(sim: Simulation) -> str:
+        try:
+            await store.get("a")
+        except Exception:
+            return "carried on"
+        return "escaped"
+
+    with pytest.raises(SimulationEscape, match=r"socket\.obstore reached outside the simulation"):
         simulate(main)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
+import shutil
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import typer
@@ -13,6 +17,8 @@ from headwater.core import errors
 
 EXIT_NO: Final = 1
 EXIT_COULD_NOT_RUN: Final = 2
+EXIT_PIPE_CLOSED: Final = 141
+"""As the shell has it for a program that SIGPIPE ended: no verdict of any kind."""
 DEBUG: Final = "HEADWATER_DEBUG"
 
 ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
@@ -23,13 +29,13 @@ ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.AlreadyExists: "Read what is there, then decide again.",
     errors.Conflict: "Read what is there, then decide again.",
     errors.Trimmed: "It was deleted on purpose; start at the floor.",
-    errors.NotFound: "See what is there: headwater store ls URL",
+    errors.NotFound: "See what is there: {command} store ls URL",
     errors.BadUrl: "An address looks like file:///path, s3://bucket/prefix, gs://… or az://…",
     errors.BadKey: "Keys are segments of A-Z a-z 0-9 . _ = - joined by /",
     errors.NoSpace: "Free some space, then try again.",
     errors.Corrupt: "Stop writing there, keep a copy, and restore the object from a backup.",
     errors.Damaged: "Stop writing there, keep a copy, and find out what changed it.",
-    errors.Bug: "This should never happen. Please report it, with the output of headwater version.",
+    errors.Bug: "This should never happen. Please report it, with the output of: {command} version",
 }
 """What to do, by kind of error; kinds whose messages say so themselves are not in it."""
 
@@ -38,7 +44,19 @@ def advice_for(error: errors.HeadwaterError) -> str | None:
     """What to do about an error: by its own kind, or the nearest one above."""
     kinds = (kind for kind in type(error).__mro__ if kind in ADVICE)
     kind = next(kinds, None)
-    return None if kind is None else ADVICE[kind]
+    return None if kind is None else ADVICE[kind].replace("{command}", command())
+
+
+def command() -> str:
+    """How to call this command from here: its name if that finds it, else its path."""
+    script = Path(sys.executable).parent / "headwater"
+    found = shutil.which("headwater")
+    if found and script.is_file() and Path(found).samefile(script):
+        return "headwater"
+    here = Path.cwd()
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m headwater.cli"
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
 def show(error: errors.HeadwaterError) -> None:
@@ -64,4 +82,10 @@ class HeadwaterGroup(TyperGroup):
         except BrokenPipeError:
             # Whoever read the output has seen enough. Python would complain once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
+            raise typer.Exit(EXIT_PIPE_CLOSED) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EIO):
+                raise
+            typer.secho(f"error: the output cannot be written: {error}", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_COULD_NOT_RUN) from error

@@ -5,7 +5,9 @@ Commands import what they need when they run: `headwater --help` should answer a
 
 from __future__ import annotations
 
+import io
 import platform
+import sys
 from importlib import metadata
 
 import typer
@@ -25,7 +27,7 @@ app.add_typer(store_app, name="store")
 
 @app.command()
 def demo(
-    workers: int = typer.Option(4, min=2, max=16, help="Processes that write at once."),
+    workers: int = typer.Option(4, min=2, max=8, help="Processes that write at once."),
     entries: int = typer.Option(100, min=3, help="Entries and updates each of them makes."),
     seconds: float = typer.Option(6.0, min=1, help="Stop after this long, whatever is left."),
 ) -> None:
@@ -48,4 +50,8 @@ def version() -> None:
 
 def main() -> None:
     """The `headwater` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character shows another, and the command goes on.
+            stream.reconfigure(errors="replace")
     app(prog_name="headwater")

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.console import CommandConsole
 from headwater.store.conformance import CheckResult, Report
 from headwater.store.conformance import Progress as Step
 
@@ -28,7 +29,7 @@ class CheckView:
     """Shows each check as it ends, and what is under way below them."""
 
     def __init__(self, url: str, *, quiet: bool = False, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, quiet=quiet)
+        self._console = console or CommandConsole(quiet=quiet)
         self._url = url
         self._bar = Progress(
             SpinnerColumn(style="cyan"),

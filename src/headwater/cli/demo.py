@@ -7,6 +7,7 @@ were told is then compared with what a reader finds.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from headwater.cli.advice import EXIT_NO
+from headwater.cli.advice import EXIT_NO, command
+from headwater.cli.console import CommandConsole
 from headwater.cli.demo_count import Count, count_entries, count_updates, read_reports
 from headwater.cli.demo_worker import REGISTER, SEQUENCE, Updates
 from headwater.cli.loop import run as run_loop
@@ -110,7 +112,7 @@ class Bars:
 
 def run_demo(*, workers: int, entries: int, seconds: float) -> int:
     """Run the demo and print its table; 0 if everything accepted is there once."""
-    console = Console(highlight=False)
+    console = CommandConsole()
     root = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
     reports = root / "reports"
     reports.mkdir()
@@ -189,10 +191,11 @@ def _conclude(console: Console, rows: dict[str, Count]) -> None:
 
 def _what_next(console: Console, url: str, root: Path) -> None:
     console.print("\nnext:")
-    for command in (
-        f"headwater store ls {url}",
-        f"headwater store cat {url} {REGISTER}",
-        f"headwater store check {url}",
-        f"rm -r {root}",
+    headwater, place = command(), shlex.quote(url)
+    for line in (
+        f"{headwater} store ls {place}",
+        f"{headwater} store cat {place} {REGISTER}",
+        f"{headwater} store check {place}",
+        f"rm -r {shlex.quote(str(root))}",
     ):
-        console.print(f"  {command}", soft_wrap=True, markup=False)
+        console.print(f"  {line}", soft_wrap=True, markup=False)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -51,13 +48,17 @@ def check(
 ) -> None:
     """Find out whether a store keeps what it accepts, also when many write at once.
 
-    Writes below one fresh folder and removes it. Exit status: 0 safe, 1 not safe, 2 undecided.
+    Writes below one fresh folder and removes the objects; a directory keeps the empty folders.
+    Exit status: 0 safe, 1 not safe, 2 undecided.
     """
     from headwater.cli.check_view import CheckView
     from headwater.store.conformance import check_store
 
+    # Before anything is shown: an address that is refused may hold a credential.
+    opened = _open(url, option)
+
     async def run(view: CheckView) -> Report:
-        async with _opened(url, option) as store:
+        async with opened as store:
             return await check_store(
                 store,
                 writers=writers,
@@ -72,7 +73,6 @@ def check(
 
     with CheckView(url, quiet=as_json) as view:
         report = run_loop(run(view))
-    _remove_empty_folders(report)
     if as_json:
         typer.echo(report.to_json())
     else:
@@ -86,11 +86,14 @@ def list_objects(
     prefix: str = typer.Argument("", help="The folder to list; everything without it."),
     option: list[str] = OPTION,
 ) -> None:
-    """List objects: size in bytes, time, key; in the order of their keys."""
+    """List objects: size in bytes, time, key; in the order of their keys.
+
+    Exit status: 0, or 1 if there are none.
+    """
 
     async def run() -> tuple[int, int]:
         count = size_bytes = 0
-        async with _opened(url, option) as store:
+        async with _open(url, option) as store:
             async for meta in store.list(prefix):
                 time = datetime.fromtimestamp(meta.modified_ms / 1000, UTC)
                 print(f"{meta.size_bytes:>13,}  {time:%Y-%m-%dT%H:%M:%SZ}  {meta.key}")
@@ -98,6 +101,10 @@ def list_objects(
         return count, size_bytes
 
     count, size_bytes = run_loop(run())
+    sys.stdout.flush()
+    if not count:
+        typer.echo(f"there are no objects below {prefix or 'this address'}", err=True)
+        raise typer.Exit(EXIT_NO)
     typer.echo(f"{count:,} objects, {size_bytes:,} bytes", err=True)
 
 
@@ -110,7 +117,7 @@ def cat(
     """Write an object's bytes to standard output."""
 
     async def run(write: Callable[[bytes | memoryview], object]) -> None:
-        async with _opened(url, option) as store:
+        async with _open(url, option) as store:
             async for chunk in store.get_stream(key):
                 write(chunk)
 
@@ -118,17 +125,15 @@ def cat(
     sys.stdout.buffer.flush()
 
 
-@asynccontextmanager
-async def _opened(url: str, options: list[str]) -> AsyncIterator[Store]:
+def _open(url: str, options: list[str]) -> Store:
     named = dict(_name_and_value(text) for text in options)
-    async with open_store(url, policy=PATIENCE, **named) as store:
-        yield store
+    return open_store(url, policy=PATIENCE, **named)
 
 
 def _name_and_value(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--option")
+        raise typer.BadParameter("an option of a store is NAME=VALUE", param_hint="--option")
     if name == "policy":
         raise typer.BadParameter("policy is not an option of a store", param_hint="--option")
     return name, value
@@ -138,21 +143,3 @@ def _status(report: Report) -> int:
     if report.safe:
         return 0
     return EXIT_NO if report.named("fail") else EXIT_COULD_NOT_RUN
-
-
-def _remove_empty_folders(report: Report) -> None:
-    """A directory store keeps the folders of deleted objects; those of this run go too."""
-    parts = urlsplit(report.url)
-    if parts.scheme != "file":
-        return
-    root = unquote(parts.path).rstrip("/")
-    for folder, _, _ in os.walk(f"{root}/{report.prefix}", topdown=False):
-        _remove_if_empty(folder)
-    _remove_if_empty(os.path.dirname(f"{root}/{report.prefix}"))
-
-
-def _remove_if_empty(folder: str) -> None:
-    try:
-        os.rmdir(folder)
-    except OSError:
-        return  # something is in it, or somebody else removed it

@@ -54,7 +54,7 @@ CLIENT_TIMEOUT_S: Final = 600.0
 # Threads that run blocking work (local files).
 BLOCKING_THREADS: Final = 32
 
-# Batches. A producer checks these before anything is written; a reader before anything is allocated.
+# Batches. A producer checks these before it writes anything, a reader before it allocates anything.
 RECORD_MAX_BYTES: Final = 16 * MIB
 BATCH_MAX_BYTES: Final = 256 * MIB
 BATCH_MAX_ROWS: Final = 16_777_216

@@ -3,18 +3,23 @@
 obstore's own retries are off. They repeat conditional writes blindly: the second attempt of a
 write that landed is answered with "precondition failed", and the caller is told that it lost
 a race that it won. `Store` repeats, and looks.
+
+obstore brings threads and sockets of its own, which neither a simulation nor a forked child
+sees; each request asks first whether they may be, and can be, used here.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+import os
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import Any, Final, NoReturn
 
 import obstore
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from headwater.core import limits, runtime
-from headwater.core.errors import NotFound
+from headwater.core.errors import NotFound, NotSupported, Refused
 from headwater.store.backend import Backend, Condition, IfAbsent
 from headwater.store.cloud_errors import RangeNotSatisfiable, translated
 from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
@@ -24,9 +29,38 @@ CloudStore = S3Store | GCSStore | AzureStore
 CLIENT_OPTIONS: Final[dict[str, Any]] = {
     "connect_timeout": f"{limits.CONNECT_TIMEOUT_S:.0f}s",
     # The store's own attempt timeout comes first; this one ends what was abandoned.
-    "timeout": "600s",
+    "timeout": f"{limits.CLIENT_TIMEOUT_S:.0f}s",
 }
 NO_RETRIES: Final[Any] = {"max_retries": 0}
+
+
+class _ClientThreads:
+    """Whether obstore's threads, which start with its first request, are in this process.
+
+    A forked child inherits the client without its threads. Whatever it then asks is never
+    answered, in a store opened anew as well, and no timeout ends the wait.
+    """
+
+    def __init__(self) -> None:
+        self._started = False
+        self._left_behind = False
+        os.register_at_fork(after_in_child=self._begin_in_child)
+
+    def need(self) -> None:
+        """Raise where a request could never be answered; remember that one is made."""
+        if self._left_behind:
+            raise NotSupported(
+                "this process was forked from one that had used a cloud store, and the client's "
+                "threads stayed there: no request would ever be answered. Fork before the first "
+                "request, or start processes with multiprocessing's 'spawn' or 'forkserver'"
+            )
+        self._started = True
+
+    def _begin_in_child(self) -> None:
+        self._left_behind = self._started
+
+
+_client_threads = _ClientThreads()
 
 
 class CloudBackend(Backend):
@@ -43,13 +77,14 @@ class CloudBackend(Backend):
         raise TypeError("a CloudBackend holds credentials and does not travel: send the Store")
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+        self._check_reach()
         options: Any = None
         if byte_range is not None:
             if byte_range.start < 0 and self.scheme == "az":
                 # Azure has no suffix ranges.
                 start, end = byte_range.resolve((await self.head(key)).size_bytes)
                 byte_range = ByteRange(start, end)
-            if 0 <= byte_range.start >= byte_range.end:
+            if byte_range.start >= 0 and byte_range.end <= byte_range.start:
                 return Object(await self.head(key), b"")
             options = {"range": _range_option(byte_range)}
         try:
@@ -59,16 +94,18 @@ class CloudBackend(Backend):
         except RangeNotSatisfiable:
             if byte_range is not None and byte_range.start < 0:
                 # Some servers refuse to give the last 64 KiB of an object that has fewer.
-                size_bytes = (await self.head(key)).size_bytes
-                return await self.get(key, ByteRange(0, size_bytes))
+                start, end = byte_range.resolve((await self.head(key)).size_bytes)
+                return await self.get(key, ByteRange(start, end))
             return Object(await self.head(key), b"")
         return Object(self._meta(found.meta), memoryview(data))
 
     async def head(self, key: str) -> ObjectMeta:
+        self._check_reach()
         with translated(key, self._place):
             return self._meta(await obstore.head_async(self._store, self._prefix + key))
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        self._check_reach()
         with translated(key, self._place, write=True):
             result = await obstore.put_async(
                 self._store,
@@ -80,6 +117,7 @@ class CloudBackend(Backend):
         return Version(result["e_tag"], result["version"])
 
     async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
+        self._check_reach()
         with translated(key, self._place, write=True):
             result = await obstore.put_async(
                 self._store,
@@ -91,6 +129,7 @@ class CloudBackend(Backend):
         return Version(result["e_tag"], result["version"])
 
     async def delete(self, key: str) -> None:
+        self._check_reach()
         try:
             with translated(key, self._place, write=True):
                 await obstore.delete_async(self._store, self._prefix + key)
@@ -98,16 +137,31 @@ class CloudBackend(Backend):
             return  # Azure says so; the others do not
 
     async def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
+        self._check_reach()
+        folder = self._prefix + prefix
         offset = self._prefix + start_after if start_after else None
+        markers = _FolderMarkers(self)
         with translated(prefix, self._place):
             pages = obstore.list(
                 self._store,
-                prefix=self._prefix + prefix or None,
+                prefix=folder or None,
                 offset=offset,
                 chunk_size=limits.LIST_PAGE_KEYS,
             )
-            async for page in pages:
-                yield [self._meta(meta) for meta in page]
+            async for listed in pages:
+                # What is not below the folder is the folder's own marker.
+                below = [meta for meta in listed if meta["path"].startswith(folder)]
+                yield await markers.dropped_from(map(self._meta, below))
+            if markers.undecided:
+                yield markers.undecided
+
+    def _check_reach(self) -> None:
+        """Refuse where a request would leave a simulation, or never be answered."""
+        if not runtime.current().outside_allowed:
+            # No interpreter sees a native client's sockets; this is how a simulation hears of one.
+            sys.audit("socket.obstore", self._place)
+            raise Refused(f"{self._place}: a simulation reaches nothing outside; use memory://")
+        _client_threads.need()
 
     def _meta(self, meta: Any) -> ObjectMeta:
         return ObjectMeta(
@@ -116,6 +170,51 @@ class CloudBackend(Backend):
             version=Version(meta["e_tag"], meta["version"]),
             modified_ms=int(meta["last_modified"].timestamp() * 1000),
         )
+
+
+class _FolderMarkers:
+    """Tells objects from folders' markers: the empty objects `a/` by which consoles make folders.
+
+    obstore lists `a/` as `a`, which nobody can get. The store sorts by the name with the slash:
+    an object `a` stands before `a-b`, a marker `a/` after it. So an empty entry is
+
+    - a marker, if it is out of order as `a` and in order as `a/`;
+    - asked for with a HEAD, if the next entry stands below it: there it may be either;
+    - an object otherwise. A folder with nothing in it thus counts as an empty object.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._before = ""
+        """The name listed before, as the store sorts it."""
+        self.undecided: Page = []
+        """The last entry so far, if it is empty: what follows tells what it is."""
+
+    async def dropped_from(self, listed: Iterable[ObjectMeta]) -> Page:
+        """The objects among these entries, less the last if only the next page can tell."""
+        objects: Page = []
+        for meta in listed:
+            if meta.size_bytes == 0 and meta.key <= self._before < f"{meta.key}/":
+                self._before = f"{meta.key}/"
+                continue
+            if self._before.endswith("/") and meta.key < self._before:
+                raise NotSupported(
+                    f"this store lists {meta.key} after {self._before}; Headwater needs listings "
+                    "in the order of keys"
+                )
+            objects += await self._decided(meta.key)
+            self._before = meta.key
+            (objects if meta.size_bytes else self.undecided).append(meta)
+        return objects
+
+    async def _decided(self, next_key: str) -> Page:
+        found, self.undecided = self.undecided, []
+        if found and next_key.startswith(f"{found[0].key}/"):
+            try:
+                await self._backend.head(found[0].key)
+            except NotFound:
+                return []
+        return found
 
 
 def _range_option(byte_range: ByteRange) -> Any:

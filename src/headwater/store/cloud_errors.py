@@ -1,7 +1,9 @@
 """What a cloud store's answer means for the caller.
 
 obstore gives a class for the common answers and text for the rest; the status and the code
-are taken from the text. Whatever is not recognised counts as a broken connection: unknown
+are taken from the text. The code decides before the status: S3 says 400 for a connection that
+was too slow, and answers a DELETE (sent as DeleteObjects) with 200 and a code for each key that
+it kept. Whatever is not recognised counts as a broken connection: unknown
 outcome for a write, try again for a read.
 """
 
@@ -15,6 +17,7 @@ from typing import Final
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    InvalidPathError,
     NotModifiedError,
     PermissionDeniedError,
     PreconditionError,
@@ -35,12 +38,27 @@ from headwater.core.errors import (
 from headwater.store.backend import PreconditionFailed, Unreachable
 
 _STATUS: Final = re.compile(r"non-2xx status code: (\d{3})")
-_CODE: Final = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"(\w+)\"")
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"(\w+)\"|\(code: (\w+)\)")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 _NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"})
-_EXPIRED: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_DENIED: Final = frozenset(
+    "AccessDenied AllAccessDisabled ExpiredToken InvalidAccessKeyId InvalidToken "
+    "SignatureDoesNotMatch TokenRefreshRequired".split()
+)
+_WRONG_CLOCK: Final = frozenset({"RequestExpired", "RequestTimeTooSkewed"})
+_SLOWER: Final = frozenset(
+    "BandwidthLimitExceeded RequestLimitExceeded ServerBusy ServiceUnavailable SlowDown Throttling "
+    "ThrottlingException TooManyRequests".split()
+)
+# The request or its answer was lost or garbled on the way, or the store stumbled.
+_AGAIN: Final = frozenset(
+    "BadDigest IncompleteBody InternalError OperationTimedOut RequestTimeout "
+    "XAmzContentSHA256Mismatch".split()
+)
+# Another request for the same key was under way: this one was not carried out.
+_BUSY: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 _CREDENTIAL_SERVICE: Final = re.compile(
-    r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity"
+    r"://[^/\s]+/(latest/(api/token|meta-data)|computeMetadata/|metadata/identity)"
 )
 
 
@@ -66,6 +84,13 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
     text, _, debug = str(error).partition("\n\nDebug source:")
     status, code = _status(text), _code(text)
     said = f"{key or place}: {_summary(text, status, code)}"
+    # First: what the service that gives credentials answers says nothing of any object.
+    if _is_missing_credentials(text):
+        return Denied(
+            f"no credentials for {place}: set the provider's environment variables (for S3 "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), or name a profile with profile=…, or "
+            f"pass anonymous=true for a public bucket ({_summary(text, status, code)})"
+        )
     if code in _NO_BUCKET:
         return Refused(f"{place} does not exist; create it, or check its name and region")
     if status == 404 or isinstance(error, FileNotFoundError):
@@ -75,16 +100,13 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
         or status == 412
     ):
         return PreconditionFailed(said) if write else Unavailable(said)
-    if code in _EXPIRED or status in (401, 403):
+    by_code = _meaning_of_code(code, said, place, write=write)
+    if by_code is not None:
+        return by_code
+    if status in (401, 403):
         return _denied(said, place)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return _denied(said, place)
-    if _is_missing_credentials(text):
-        return Denied(
-            f"no credentials for {place}: set the provider's environment variables (for S3 "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), or name a profile with profile=…, or "
-            f"pass anonymous=true for a public bucket ({_summary(text, status, code)})"
-        )
     # Some servers describe the last bytes of an empty object as "bytes 0--1/0".
     if status == 416 or "parse value for CONTENT_RANGE" in text:
         return RangeNotSatisfiable(said)
@@ -96,11 +118,29 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
         return Refused(f"{place} is in another region, or its endpoint redirects; set region=…")
     if status is not None and (status == 501 or (400 <= status < 500 and status != 408)):
         return Refused(said)
+    if isinstance(error, InvalidPathError):
+        return Refused(f"{place} has an object whose name is not a key: {text}")
     if "builder error" in text:
         return BadUrl(f"the endpoint of {place} is not understood: {text}")
     if _NOT_SENT.search(debug):
         return Unreachable(f"cannot connect to {place}: {text}")
     return OutcomeUnknown(said) if write else Unavailable(said)
+
+
+def _meaning_of_code(
+    code: str | None, said: str, place: str, *, write: bool
+) -> HeadwaterError | None:
+    if code in _WRONG_CLOCK:
+        return Denied(f"{said}; the clock of this machine is wrong by minutes: set it right")
+    if code in _DENIED:
+        return _denied(said, place)
+    if code in _SLOWER:
+        return Throttled(said)
+    if code in _BUSY:
+        return Unavailable(said)
+    if code in _AGAIN:
+        return OutcomeUnknown(said) if write else Unavailable(said)
+    return None
 
 
 def _status(text: str) -> int | None:
@@ -110,7 +150,7 @@ def _status(text: str) -> int | None:
 
 def _code(text: str) -> str | None:
     found = _CODE.search(text)
-    return (found.group(1) or found.group(2)) if found else None
+    return next(filter(None, found.groups())) if found else None
 
 
 def _summary(text: str, status: int | None, code: str | None) -> str:

@@ -30,6 +30,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.store.backend import PreconditionFailed
 from headwater.store.conformance_bench import (
     LARGE_BYTES,
     LISTED,
@@ -49,6 +50,8 @@ Status = Literal["pass", "fail", "skipped", "unfinished"]
 DEFAULT_PREFIX: Final = "headwater-check"
 # After so many failed deletes the store is not asked for more.
 FAILED_DELETES_MAX: Final = 3
+CLEAN_UPS_MAX: Final = 3
+CLEAN_UP_PAUSE_S: Final = 0.2
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -247,10 +250,21 @@ class _Run:
         return detail.replace(f"{self.folder}/", "")
 
     async def clean_up(self) -> list[str]:
-        """Remove what was written. Returns what is still there as far as can be told."""
+        """Remove what was written. Returns what is still there as far as can be told.
+
+        A write that was given up half-way (an interrupted run) may land a moment later: what is
+        found after a pause is removed as well.
+        """
         failed = await self._delete(sorted(self.keys | (await self._listed() or set())))
-        listed = await self._listed()
-        return failed if listed is None else sorted(listed)
+        for _ in range(CLEAN_UPS_MAX):
+            await runtime.sleep(CLEAN_UP_PAUSE_S)
+            listed = await self._listed()
+            if listed is None:
+                return failed
+            if not listed:
+                return []
+            await self._delete(sorted(listed))
+        return sorted(await self._listed() or failed)
 
     async def _listed(self) -> set[str] | None:
         try:
@@ -279,9 +293,17 @@ def _badness(name: str) -> int:
 
 
 def _status_of(error: HeadwaterError) -> Status:
-    # Contended: refused again and again although the condition holds, which is an answer.
     no_answer = isinstance(error, Unavailable | OutcomeUnknown | Denied | NoSpace)
-    return "unfinished" if no_answer and not isinstance(error, Contended) else "fail"
+    return "unfinished" if no_answer and not _was_refused(error) else "fail"
+
+
+def _was_refused(error: BaseException | None) -> bool:
+    """Refused again and again although the condition holds: that is an answer."""
+    while error is not None:
+        if isinstance(error, Contended | PreconditionFailed):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _result(check: Check, status: Status, detail: str, duration_s: float) -> CheckResult:

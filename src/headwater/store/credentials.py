@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -19,8 +20,12 @@ from headwater.core.secret import Secret
 _SECRET_OPTIONS: Final = frozenset(
     "access_key access_key_id account_key aws_access_key_id aws_secret_access_key "
     "aws_session_token bearer_token client_secret connection_string key password sas_key "
-    "sas_token secret secret_access_key secret_key service_account_key session_token token".split()
+    "sas_token secret secret_access_key secret_key service_account_key session_token token "
+    # What a signed address carries: Azure's shared access signatures, S3's and Google's.
+    "awsaccesskeyid googleaccessid se sig signature sp sr srt ss st sv".split()
 )
+_SIGNED: Final = ("x-amz-", "x_amz_", "x-goog-", "x_goog_")
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,19 @@ class Profile:
 def refuse_secrets(options: Mapping[str, object], where: str) -> None:
     """Options are shown, logged and shipped; a credential among them is refused unread."""
     for name in options:
-        if name.lower() in _SECRET_OPTIONS:
+        if name.lower() in _SECRET_OPTIONS or name.lower().startswith(_SIGNED):
             raise Refused(
-                f"{name} in {where}: credentials are not passed as options, which are shown, "
-                "logged and sent to other machines. Set them in the environment there (for S3 "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), or name a profile: profile=…"
+                f"{shown_name(name)} in {where}: credentials are not passed as options, which "
+                "are shown, logged and sent to other machines. Set them in the environment there "
+                "(for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for Azure "
+                "AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_ACCOUNT_KEY), or for S3 name a profile: "
+                "profile=…"
             )
+
+
+def shown_name(name: str) -> str:
+    """An option's name as an error may quote it: a pasted signature can stand in its place."""
+    return repr(name) if _PLAIN_NAME.fullmatch(name) else "an option"
 
 
 def read_profile(name: str, environment: Mapping[str, str] | None = None) -> Profile:
