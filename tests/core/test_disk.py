@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from headwater.core.errors import (
 from headwater.testing.disk import FaultyDisk
 
 WAIT_S = 30.0
+MOMENT_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ def test_a_closed_file_reaches_no_other_file(place: Place) -> None:
             lambda: closed.read_at(0, 1),
             lambda: closed.truncate(0),
             lambda: closed.stat(),
+            lambda: closed.sync(),
+            lambda: closed.set_mtime_ns(1),
         ):
             with pytest.raises(Bug):
                 use()
@@ -157,6 +161,18 @@ def test_a_closed_file_reaches_no_other_file(place: Place) -> None:
         other.append(b"whole")
 
     assert place.read("b") == b"whole"
+
+
+def test_a_folder_opens_and_cannot_be_read_as_a_file(place: Place) -> None:
+    place.disk.make_dir(place.path("d"))
+    with place.disk.open(place.path("d")) as folder:
+        assert folder.stat().is_dir
+        with pytest.raises(NotSupported):
+            folder.read_at(0, 1)
+        with pytest.raises(Bug):
+            folder.append(b"x")
+    with pytest.raises(NotSupported):
+        place.disk.open(place.path("d"), write=True)
 
 
 def test_an_open_file_outlives_its_name(place: Place) -> None:
@@ -274,6 +290,13 @@ def test_unlink_tells_whether_the_name_was_there(place: Place) -> None:
     assert place.disk.unlink(place.path("a")) is False
 
 
+def test_unlink_leaves_a_folder(place: Place) -> None:
+    place.disk.make_dir(place.path("d"))
+
+    assert place.disk.unlink(place.path("d")) is False
+    assert place.disk.stat(place.path("d")).is_dir
+
+
 def test_a_replaced_file_is_told_from_the_one_before(place: Place) -> None:
     before = place.disk.stat(place.write("a", b"x"))
     with place.disk.create(place.path("next")) as file:
@@ -352,6 +375,35 @@ def test_a_thread_enters_after_the_one_before_has_left(place: Place) -> None:
     thread.join(WAIT_S)
 
     assert order == ["first leaves", "second enters"]
+
+
+def test_whoever_waited_for_a_file_that_was_removed_locks_the_one_that_is_there(
+    place: Place,
+) -> None:
+    at_the_door, entered, leaves = threading.Event(), threading.Event(), threading.Event()
+
+    def enter() -> None:
+        at_the_door.set()
+        with place.disk.lock(place.path("lock")):
+            entered.set()
+            leaves.wait(WAIT_S)
+
+    waiter, second = threading.Thread(target=enter), threading.Thread(target=enter)
+    with place.disk.lock(place.path("lock")):
+        waiter.start()
+        assert at_the_door.wait(WAIT_S)
+        time.sleep(MOMENT_S)
+        place.disk.unlink(place.path("lock"))
+    assert entered.wait(WAIT_S)
+    entered.clear()
+    second.start()
+    together = entered.wait(MOMENT_S)
+    leaves.set()
+    for thread in (waiter, second):
+        thread.join(WAIT_S)
+
+    assert not together
+    assert entered.is_set()
 
 
 def test_locks_of_two_files_do_not_meet(place: Place) -> None:
@@ -440,6 +492,78 @@ def test_a_child_forked_while_the_lock_is_held_does_not_keep_it(
     os.close(read)
     os.close(write)
     assert free
+
+
+def test_a_lock_is_free_when_its_holder_dies_though_its_child_lives(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    read, write = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        lock = OsDisk().lock(path)
+        lock.__enter__()
+        if os.fork() == 0:
+            signal.alarm(int(WAIT_S))
+            _read_to_end(read, write)
+        os._exit(0)
+    os.waitpid(holder, 0)
+
+    with open(path, "rb") as file:
+        free = False
+        for _ in range(100):  # the grandchild closes its copy as soon as it runs
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free = True
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+    os.close(read)
+    os.close(write)
+    assert free
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+@pytest.mark.parametrize("call", ["sync", "truncate", "set_mtime_ns", "stat", "append", "read_at"])
+def test_a_file_closed_during_a_call_keeps_its_number_until_the_call_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Else the rest of the call would reach whatever file is opened next."""
+    names = {
+        "sync": "fsync",
+        "truncate": "ftruncate",
+        "set_mtime_ns": "utime",
+        "stat": "fstat",
+        "append": "write",
+        "read_at": "pread",
+    }
+    if call == "sync" and sys.platform == "darwin":
+        pytest.skip("macOS syncs by another call")
+    arguments = {"truncate": (0,), "set_mtime_ns": (5,), "append": (b"x",), "read_at": (0, 1)}
+    file = OsDisk().create(str(tmp_path / "a"))
+    system_call = getattr(os, names[call])
+    inside, goes_on, reached = threading.Event(), threading.Event(), list[str]()
+
+    def slowly(descriptor: int, *args: object, **kwargs: object) -> object:
+        inside.set()
+        assert goes_on.wait(WAIT_S)
+        reached.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        return system_call(descriptor, *args, **kwargs)
+
+    monkeypatch.setattr(os, names[call], slowly)
+    caller = threading.Thread(target=getattr(file, call), args=arguments.get(call, ()))
+    caller.start()
+    assert inside.wait(WAIT_S)
+    closer = threading.Thread(target=file.close)
+    closer.start()
+    closer.join(MOMENT_S)
+    with OsDisk().create(str(tmp_path / "next")):
+        goes_on.set()
+        caller.join(WAIT_S)
+    closer.join(WAIT_S)
+
+    assert reached == ["a"]
+    assert "a" not in {
+        os.path.basename(os.path.realpath(p)) for p in Path("/proc/self/fd").iterdir()
+    }
 
 
 def _read_to_end(read: int, write: int) -> None:

@@ -20,7 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.core import runtime
-from headwater.core.errors import Bug, DiskFailed, HeadwaterError, NoSpace, NotFound
+from headwater.core.errors import (
+    Bug,
+    DiskFailed,
+    HeadwaterError,
+    NoSpace,
+    NotFound,
+    Unavailable,
+)
 from headwater.testing import disk as disk_module
 from headwater.testing.disk import Crashed, CrashKind, DiskFaultRates, FaultyDisk
 from headwater.testing.disk_explore import explore
@@ -628,6 +635,29 @@ def test_after_a_failed_sync_of_a_folder_its_names_are_gone() -> None:
     assert contents(disk, "/a") == {(None,)}
 
 
+def test_a_folder_that_cannot_be_opened_to_sync_it_is_no_worse_than_before() -> None:
+    disk = FaultyDisk()
+    write(disk, "/a", b"x", sync=True)
+    disk.fail_next("sync_dir", errno.EMFILE)
+    with pytest.raises(Unavailable):
+        disk.sync_dir("/")
+    assert contents(disk, "/a") == {(None,), (b"x",)}
+    disk.sync_dir("/")
+
+    assert contents(disk, "/a") == {(b"x",)}
+
+
+@pytest.mark.parametrize("operation", ["open", "lock"])
+def test_too_many_open_files_are_met_wherever_one_is_opened(operation: str) -> None:
+    disk = FaultyDisk()
+    write(disk, "/a", b"x")
+    disk.fail_next(operation, errno.EMFILE)
+    with pytest.raises(Unavailable):
+        disk.open("/a") if operation == "open" else disk.lock("/a").__enter__()
+    with disk.lock("/a"):
+        assert read(disk, "/a") == b"x"
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_an_append_that_fails_may_leave_a_part_but_never_all(number: int) -> None:
     found = set()
@@ -998,6 +1028,12 @@ def test_explore_can_try_a_sample() -> None:
     done = explore(put_twice, is_whole, max_points=5, states=1)
 
     assert (done.points, done.runs) == (21, 6)
+
+
+def test_explore_can_try_errors_alone() -> None:
+    done = explore(put_twice, is_whole, errors=(errno.EIO,), crashes=False, states=1)
+
+    assert (done.points, done.runs) == (21, 1 + 10)
 
 
 def test_explore_takes_coroutines() -> None:

@@ -27,6 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Final, NamedTuple, NoReturn
 
+from headwater.core.disk_locks import HeldLock
 from headwater.core.errors import (
     AlreadyExists,
     Bug,
@@ -128,7 +129,7 @@ class Disk(ABC):
 
     @abstractmethod
     def unlink(self, path: str) -> bool:
-        """Remove a file's name; False if it was not there."""
+        """Remove a file's name; False if no file was there."""
 
     @abstractmethod
     def sync_dir(self, path: str) -> None:
@@ -144,67 +145,84 @@ class Disk(ABC):
 
 
 class OsFile(DiskFile):
-    """A file of the operating system."""
+    """A file of the operating system. A caller that was cancelled may close it while a call of
+    its own still runs on a thread: whoever leaves last gives the descriptor back, so no call ever
+    reaches the next file that gets the same number."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
         self._path = path
-        # A caller that was cancelled closes the file while its append still runs on a thread: the
-        # close waits, or the rest of the bytes would go to the next file with that number.
-        self._writing = threading.Lock()
+        self._mutex = threading.Lock()
+        self._calls = 0
+        self._closed = False
+        # One append at a time: the system may take the bytes of one in several parts.
+        self._appending = threading.Lock()
 
     def append(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
-        try:
-            with self._writing:
-                while len(view) > 0:
-                    view = view[os.write(self._descriptor, view[:_WRITE_MAX_BYTES]) :]
-        except OSError as error:
-            raise_for(error, self._path)
+        with self._appending, self._using() as descriptor:
+            while len(view) > 0:
+                view = view[os.write(descriptor, view[:_WRITE_MAX_BYTES]) :]
 
     def read_at(self, offset: int, length: int) -> bytes:
-        try:
-            data = os.pread(self._descriptor, length, offset)
+        with self._using() as descriptor:
+            data = os.pread(descriptor, length, offset)
             if len(data) in (0, length):
                 return data
             parts, done = [data], len(data)
-            while done < length and (
-                data := os.pread(self._descriptor, length - done, offset + done)
-            ):
+            while done < length and (data := os.pread(descriptor, length - done, offset + done)):
                 parts.append(data)
                 done += len(data)
             return b"".join(parts)
-        except OSError as error:
-            raise_for(error, self._path)
 
     def truncate(self, size_bytes: int) -> None:
-        try:
-            os.ftruncate(self._descriptor, size_bytes)
-        except OSError as error:
-            raise_for(error, self._path)
+        with self._using() as descriptor:
+            os.ftruncate(descriptor, size_bytes)
 
     def sync(self) -> None:
-        _sync_descriptor(self._descriptor, self._path)
+        with self._using() as descriptor:
+            _sync_descriptor(descriptor, self._path)
 
     def stat(self) -> FileStat:
-        try:
-            return _file_stat(os.fstat(self._descriptor))
-        except OSError as error:
-            raise_for(error, self._path)
+        with self._using() as descriptor:
+            return _file_stat(os.fstat(descriptor))
 
     def set_mtime_ns(self, mtime_ns: int) -> None:
-        try:
-            os.utime(self._descriptor, ns=(mtime_ns, mtime_ns))
-        except OSError as error:
-            raise_for(error, self._path)
+        with self._using() as descriptor:
+            os.utime(descriptor, ns=(mtime_ns, mtime_ns))
 
     def close(self) -> None:
-        # Forgotten first: the system gives the number to the next file that is opened, and a late
-        # call on this one must not reach it.
-        with self._writing:
-            descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        with self._mutex:
+            last, self._closed = not self._closed and self._calls == 0, True
+        if last:
+            self._give_back()
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[int]:
+        """The descriptor, which stays this file's for so long."""
+        with self._mutex:
+            if self._closed:
+                raise_for(OSError(errno.EBADF, os.strerror(errno.EBADF)), self._path)
+            self._calls += 1
+        try:
+            yield self._descriptor
+        except OSError as error:
+            raise_for(error, self._path)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._mutex:
+            self._calls -= 1
+            last = self._closed and self._calls == 0
+        if last:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            os.close(self._descriptor)
+        except OSError as error:
+            raise_for(error, self._path)
 
 
 class OsDisk(Disk):
@@ -264,9 +282,12 @@ class OsDisk(Disk):
     def unlink(self, path: str) -> bool:
         try:
             os.unlink(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return False
         except OSError as error:
+            # Of a folder, macOS says that it is not permitted.
+            if isinstance(error, PermissionError) and os.path.isdir(path):
+                return False
             raise_for(error, path)
         return True
 
@@ -282,22 +303,14 @@ class OsDisk(Disk):
 
     @contextlib.contextmanager
     def lock(self, path: str) -> Iterator[None]:
-        # Opened anew each time: a lock belongs to the open file, so a descriptor shared by two
-        # threads, or by a forked child, would let both in.
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = HeldLock(path)
         except OSError as error:
             raise_for(error, path)
-        owner = os.getpid()
         try:
-            _flock(descriptor, fcntl.LOCK_EX, path)
             yield
         finally:
-            # A child forked meanwhile holds a copy of the descriptor, so closing this one would
-            # leave the lock taken for as long as the child lives. Not the child's to release.
-            if os.getpid() == owner:
-                _flock(descriptor, fcntl.LOCK_UN, path)
-            os.close(descriptor)
+            lock.release()
 
     def file_system(self, path: str) -> str:
         return _macos_file_system(path) if sys.platform == "darwin" else _linux_file_system(path)
@@ -356,13 +369,6 @@ def _sync_descriptor(descriptor: int, path: str) -> None:
             os.fsync(descriptor)
     except OSError as error:
         raise_for_sync(error, path)
-
-
-def _flock(descriptor: int, operation: int, path: str) -> None:
-    try:
-        fcntl.flock(descriptor, operation)
-    except OSError as error:
-        raise_for(error, path)
 
 
 def _file_stat(found: os.stat_result) -> FileStat:

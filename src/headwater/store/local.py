@@ -7,17 +7,21 @@ part of an object, and whatever was reported survives a power loss.
 
 Always holds:
 
-- a key's content changes only while its lock is held, or from absent to present by a hard
-  link, which the kernel lets exactly one contender make;
+- a key's content changes only while its lock is held; a new one is moreover named by a hard
+  link, which the kernel refuses if any other program took the name;
 - every replacement has a later modification time than what it replaces, so a version (time,
   inode, size) never comes back while the key exists. The kernel's own times tick every few
   milliseconds and inodes are reused at once: without this, two writes could look alike;
-- after a failed sync nothing more is written through this object: what the disk kept is
-  unknown, and a second sync would not tell.
+- nothing is reported on a name that was not synced. A refused condition and an absent object
+  are reported after a sync as well, for the name may be what an earlier attempt left. A read
+  in this process of a name that this process is changing waits for its sync;
+- after a failed sync, and after any failure once a name was changed, nothing more is written
+  through this object and that name is no longer read: what the disk kept is unknown, and a
+  second sync would not tell.
 
 A folder's sync comes after the name is visible. On a file system with an ordered journal
-(ext4, XFS, Btrfs, APFS) whatever somebody wrote because of what they saw is not safe before
-what they saw. Network file systems promise neither that nor the locks, and are refused.
+(ext4, XFS, Btrfs, APFS) whatever another process wrote because of what it saw is not safe
+before what it saw. Network file systems promise neither that nor the locks, and are refused.
 """
 
 from __future__ import annotations
@@ -27,17 +31,24 @@ import os
 import threading
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from typing import Final, TypeVar
+from typing import Final
 
 from headwater.core import runtime
 from headwater.core.disk import Disk, DiskFile, FileStat, OsDisk
-from headwater.core.errors import DiskFailed, NotFound, NotSupported, Unavailable
+from headwater.core.errors import (
+    BadKey,
+    Denied,
+    DiskFailed,
+    HeadwaterError,
+    NotFound,
+    NotSupported,
+    Unavailable,
+)
 from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
-from headwater.store.keys import RESERVED_SEGMENT
+from headwater.store.keys import RESERVED_SEGMENT, check_key
+from headwater.store.local_changes import ChangesUnderWay
 from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
-
-T = TypeVar("T")
 
 LOCK_STRIPES: Final = 256
 # An unfinished file this old belongs to a process that was killed. Should its writer live after
@@ -64,6 +75,7 @@ class LocalBackend(Backend):
         self._safe_folders: set[str] = set()
         self._ready = False
         self._failed: DiskFailed | None = None
+        self._changes = ChangesUnderWay()
         self._refuse_network_file_system()
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
@@ -95,72 +107,96 @@ class LocalBackend(Backend):
     # Below here everything blocks and runs through the runtime.
 
     def _get(self, key: str, byte_range: ByteRange | None) -> Object:
-        with self._disk.open(self._path(key)) as file:
-            meta = _meta(key, file.stat())
-            start, end = (byte_range or ByteRange(0, meta.size_bytes)).resolve(meta.size_bytes)
-            return Object(meta, file.read_at(start, max(0, end - start)))
+        path = self._path(key)
+        try:
+            with self._disk.open(path) as file:
+                meta = _meta(key, file.stat())
+                start, end = (byte_range or ByteRange(0, meta.size_bytes)).resolve(meta.size_bytes)
+                return Object(meta, file.read_at(start, max(0, end - start)))
+        finally:
+            self._changes.wait(path)
 
     def _head(self, key: str) -> ObjectMeta:
-        return _meta(key, self._disk.stat(self._path(key)))
+        path = self._path(key)
+        try:
+            return _meta(key, self._disk.stat(path))
+        finally:
+            self._changes.wait(path)
 
     def _put(self, key: str, data: Buffer, condition: Condition) -> Version:
-        path, file = self._stage()
-        try:
-            file.append(data)
-            return self._finish(key, path, file, condition)
-        finally:
-            self._discard(path, file)
+        with self._begin_again_if_gone():
+            path, file = self._stage()
+            try:
+                file.append(data)
+                return self._finish(key, path, file, condition)
+            finally:
+                self._discard(path, file)
 
     def _delete(self, key: str) -> None:
-        self._prepare()
         path = self._path(key)
-        with self._locked(key):
-            if self._disk.unlink(path):
-                self._sync_folder(os.path.dirname(path))
+        with self._begin_again_if_gone():
+            self._prepare()
+            with self._disk.lock(self._lock_path(key)):
+                if not self._change(path, lambda: self._disk.unlink(path)):
+                    # No folder, no object: nobody here removes folders.
+                    with contextlib.suppress(NotFound):
+                        self._sync_folder(os.path.dirname(path))
 
     def _stage(self) -> tuple[str, DiskFile]:
         self._prepare()
         path = f"{self._tmp}/{runtime.new_ulid()}"
-        return path, self._retry_if_gone(lambda: self._disk.create(path))
+        return path, self._disk.create(path)
 
     def _discard(self, path: str, file: DiskFile) -> None:
-        file.close()
-        self._disk.unlink(path)
+        # Whatever fails here, the write is decided. What is left behind, a later sweep collects.
+        with contextlib.suppress(HeadwaterError):
+            file.close()
+        with contextlib.suppress(HeadwaterError):
+            self._disk.unlink(path)
 
     def _finish(self, key: str, staged: str, file: DiskFile, condition: Condition) -> Version:
         """Make a staged file safe and give it its name, if the condition holds."""
         mtime_ns = self._stamp(file, runtime.wall_ns())
         self._guard_sync(file.sync)
         target = self._path(key)
-        self._make_folder(os.path.dirname(target), key)
-        if isinstance(condition, IfAbsent):
-            if not self._retry_if_gone(lambda: self._disk.link(staged, target)):
-                self._refuse_folder(target, key)
-                raise PreconditionFailed(f"{key} exists")
-            self._sync_folder(os.path.dirname(target))
-            return _version(file.stat())
-        with self._locked(key):
+        folder = os.path.dirname(target)
+        self._make_folder(folder, key)
+
+        def give_name() -> bool:
+            if isinstance(condition, IfAbsent):
+                return self._disk.link(staged, target)
+            self._disk.rename(staged, target)
+            return True
+
+        with self._disk.lock(self._lock_path(key)):
             found = self._stat_object(target, key)
-            if condition is not None and (found is None or _version(found) != condition):
-                raise PreconditionFailed(f"{key} is not at the expected version")
-            if found is not None and found.mtime_ns >= mtime_ns:
+            allowed = _allows(condition, found)
+            if allowed and found is not None and found.mtime_ns >= mtime_ns:
                 self._stamp(file, found.mtime_ns + 1)
                 self._guard_sync(file.sync)
             version = _version(file.stat())
-            self._retry_if_gone(lambda: self._disk.rename(staged, target))
-            self._sync_folder(os.path.dirname(target))
-        return version
+            if allowed and self._change(target, give_name):
+                return version
+            self._sync_folder(folder)
+        raise PreconditionFailed(f"{key} exists or is not at the expected version")
+
+    def _change(self, path: str, act: Callable[[], bool]) -> bool:
+        """Give or take a name, and tell nobody in this process before its folder is synced."""
+        self._refuse_if_failed()
+        try:
+            with self._changes.noted(path):
+                done = act()
+                if done:
+                    self._sync_change(os.path.dirname(path))
+        except DiskFailed as error:
+            self._failed = self._failed or error
+            raise
+        return done
 
     @contextlib.contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
-        with contextlib.ExitStack() as held:
-            lock = self._disk.lock(self._lock_path(key))
-            self._retry_if_gone(lambda: held.enter_context(lock))
-            yield
-
-    def _retry_if_gone(self, call: Callable[[], T]) -> T:
+    def _begin_again_if_gone(self) -> Iterator[None]:
         try:
-            return call()
+            yield
         except NotFound as error:
             # A folder or the staged file was removed from under us: begin again.
             self._safe_folders.clear()
@@ -187,9 +223,6 @@ class LocalBackend(Backend):
             raise _both(key, key)
         return found
 
-    def _refuse_folder(self, path: str, key: str) -> None:
-        self._stat_object(path, key)
-
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
@@ -202,39 +235,66 @@ class LocalBackend(Backend):
         except DiskFailed as error:
             self._failed = error
             raise
+        # The disk tells of lost bytes once: what failed for another thread may have been ours.
+        self._refuse_if_failed()
 
     def _sync_folder(self, path: str) -> None:
         self._guard_sync(lambda: self._disk.sync_dir(path))
 
-    def _prepare(self) -> None:
+    def _sync_change(self, path: str) -> None:
+        """Sync a folder in which we changed a name. A second attempt would find the name as it
+        should be and report it, so that there is none, whatever the reason."""
+        try:
+            self._sync_folder(path)
+        except DiskFailed:
+            raise
+        except HeadwaterError as error:
+            self._failed = DiskFailed(f"{path}: a name was changed and not synced ({error})")
+            raise self._failed from error
+
+    def _refuse_if_failed(self) -> None:
         if self._failed is not None:
             raise DiskFailed(
                 f"an earlier sync below {self._root} failed and nothing more is written to it; "
                 f"check the disk, then open the store again ({self._failed})"
             )
+
+    def _prepare(self) -> None:
+        self._refuse_if_failed()
         if not self._ready:
-            self._make_folder(self._tmp, RESERVED_SEGMENT)
-            self._make_folder(self._locks, RESERVED_SEGMENT)
+            self._make_folder(self._tmp)
+            self._make_folder(self._locks)
             self._sweep()
             self._ready = True
 
-    def _make_folder(self, path: str, key: str) -> None:
+    def _make_folder(self, path: str, key: str | None = None) -> None:
         """Create a folder and those above it, each name synced in the folder that holds it."""
         if path in self._safe_folders:
             return
         above = os.path.dirname(path)
         if above != path:
-            missing = not self._is_folder(path)
+            made, missing = False, not self._is_folder(path)
             if missing:
                 self._make_folder(above, key)
-                self._disk.make_dir(path)
-                if not self._is_folder(path):
-                    raise _both(path.removeprefix(self._root + "/"), key)
-            # Also when somebody else made it: whether they synced it yet is unknown. Folders
-            # above the root are the user's; one that was there before is taken as safe.
-            if missing or path.startswith(self._root):
-                self._sync_folder(above)
+                made = self._disk.make_dir(path)
+                if not made and not self._is_folder(path):
+                    raise _not_a_folder(path, self._root, key)
+            self._sync_folder_name(path, made=made, missing=missing)
         self._safe_folders.add(path)
+
+    def _sync_folder_name(self, path: str, *, made: bool, missing: bool) -> None:
+        above, below_root = os.path.dirname(path), path.startswith(self._root + "/")
+        if made and not below_root:
+            # A second attempt would take it for the user's, which is safe as it was found.
+            self._sync_change(above)
+        elif missing or below_root or path == self._root:
+            # Also when somebody else made it: whether they synced it yet is unknown.
+            try:
+                self._sync_folder(above)
+            except Denied:
+                # A root that was there may stand in a folder that is not ours to read.
+                if missing or below_root:
+                    raise
 
     def _is_folder(self, path: str) -> bool:
         try:
@@ -263,17 +323,20 @@ class LocalBackend(Backend):
 
     def _walk(self, folder: str, start_after: str) -> Iterator[ObjectMeta]:
         """Objects below `folder` ("" or "a/b/") in the order of their keys."""
-        entries = self._disk.list_dir(self._path(folder.removesuffix("/")))
+        here = self._path(folder.removesuffix("/"))
+        entries = self._disk.list_dir(here)
+        self._changes.wait_in(here)
         # "a/b" sorts after "a-b": a folder takes its place with the slash that follows it.
         for name in sorted(f"{name}/" if is_dir else name for name, is_dir in entries):
             key = folder + name
+            if not _is_key(key.removesuffix("/")):
+                continue  # ours, or nobody could get it
             if key.endswith("/"):
-                ours = key == f"{RESERVED_SEGMENT}/"
-                if not ours and (key > start_after or start_after.startswith(key)):
+                if key > start_after or start_after.startswith(key):
                     yield from self._walk(key, start_after)
             elif key > start_after:
                 try:
-                    yield _meta(key, self._disk.stat(self._path(key)))
+                    yield self._head(key)
                 except NotFound:
                     continue  # deleted since the folder was read
 
@@ -303,12 +366,12 @@ class _Stream:
 
     def append(self, chunk: Buffer) -> None:
         """Add a chunk."""
-        with self._mutex:
+        with self._mutex, self._backend._begin_again_if_gone():
             self._open()[1].append(chunk)
 
     def finish(self) -> Version:
         """Give the object its name."""
-        with self._mutex:
+        with self._mutex, self._backend._begin_again_if_gone():
             return self._backend._finish(self._key, *self._open(), None)
 
     def discard(self) -> None:
@@ -324,6 +387,28 @@ class _Stream:
         if self._staged is None:
             self._staged = self._backend._stage()
         return self._staged
+
+
+def _allows(condition: Condition, found: FileStat | None) -> bool:
+    if condition is None:
+        return True
+    if isinstance(condition, IfAbsent):
+        return found is None
+    return found is not None and _version(found) == condition
+
+
+def _is_key(key: str) -> bool:
+    try:
+        check_key(key)
+    except BadKey:
+        return False
+    return True
+
+
+def _not_a_folder(path: str, root: str, key: str | None) -> NotSupported:
+    if key is None:
+        return NotSupported(f"{path} is not a directory, so {root} cannot hold a store")
+    return _both(path.removeprefix(root + "/"), key)
 
 
 def _both(object_key: str, key: str) -> NotSupported:

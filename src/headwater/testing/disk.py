@@ -32,6 +32,8 @@ from headwater.testing.disk_state import FileNode, FolderNode, Node, Tree, fail
 MTIME_TICK_NS: Final = 4_000_000
 
 _SWARM_RATES: Final = (0.0, 0.0, 0.0, 0.01, 0.05, 0.3)
+# With these a folder's sync does not come to pass, and its names are no worse than before.
+_FAILS_TO_OPEN: Final = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EPERM)
 _TAKES_SPACE: Final = ("append", "create", "link", "make_dir", "rename")
 
 
@@ -158,7 +160,11 @@ class FaultyDisk(Disk):
     def open(self, path: str, *, write: bool = False) -> DiskFile:
         with self._mutex:
             self._check_alive()
-            return FaultyFile(self, self._tree.file(path), path, write=write)
+            if number := self._fault("open"):
+                fail(number, path)
+            # A folder opens as well; only to read it is refused.
+            node = self._tree.file(path) if write else self._tree.node(path)
+            return FaultyFile(self, node, path, write=write)
 
     def stat(self, path: str) -> FileStat:
         with self._mutex:
@@ -214,10 +220,8 @@ class FaultyDisk(Disk):
         with self._mutex:
             self._begin("unlink", path)
             node = self._tree.find(path)
-            if node is None:
+            if not isinstance(node, FileNode):
                 return False
-            if isinstance(node, FolderNode):
-                fail(errno.EISDIR, path)
             self._tree.set_name(*self._tree.slot(path), None)
             self._end("unlink", path)
             return True
@@ -228,6 +232,8 @@ class FaultyDisk(Disk):
             folder = self._tree.node(path)
             if isinstance(folder, FileNode):
                 fail(errno.ENOTDIR, path)
+            if number in _FAILS_TO_OPEN:
+                fail(number, path)
             if number is not None:
                 self._tree.give_up(folder)
                 _fail_sync(number, path)
@@ -237,24 +243,32 @@ class FaultyDisk(Disk):
 
     @contextlib.contextmanager
     def lock(self, path: str) -> Iterator[None]:
-        with self._mutex:
+        lock = self._take_lock(path)
+        try:
             self._check_alive()
-            node = self._tree.find(path)
-            if node is None:
-                self._begin("create", path)
-                node = self._add_file(*self._tree.slot(path))
-                self._end("create", path)
-            # As the system's locks: of the file, not of its name.
-            lock = self._locks.setdefault(id(node), _Lock(node))
-            if lock.owner == threading.get_ident():
-                raise Bug(f"{path} is locked by this very thread, which would wait for ever")
-        with lock.mutex:
-            lock.owner = threading.get_ident()
-            try:
-                self._check_alive()
-                yield
-            finally:
-                lock.owner = None
+            yield
+        finally:
+            lock.owner = None
+            lock.mutex.release()
+
+    def _take_lock(self, path: str) -> _Lock:
+        while True:
+            with self._mutex:
+                self._begin("lock", path)
+                node = self._tree.find(path)
+                if node is None:
+                    node = self._add_file(*self._tree.slot(path))
+                    self._end("lock", path)
+                # As the system's locks: of the file, not of its name.
+                lock = self._locks.setdefault(id(node), _Lock(node))
+                if lock.owner == threading.get_ident():
+                    raise Bug(f"{path} is locked by this very thread, which would wait for ever")
+            lock.mutex.acquire()
+            with self._mutex:
+                if self.crashed or self._tree.find(path) is node:
+                    lock.owner = threading.get_ident()
+                    return lock
+            lock.mutex.release()
 
     def file_system(self, path: str) -> str:
         with self._mutex:
@@ -324,19 +338,20 @@ class FaultyDisk(Disk):
 class FaultyFile(DiskFile):
     """An open file of a `FaultyDisk`. It outlives its name, as on any disk."""
 
-    def __init__(self, disk: FaultyDisk, node: FileNode, path: str, *, write: bool) -> None:
+    def __init__(self, disk: FaultyDisk, node: Node, path: str, *, write: bool) -> None:
         self._disk = disk
         self._node = node
         self._path = path
         self._write = write
         self._closed = False
-        node.handles += 1
+        if isinstance(node, FileNode):
+            node.handles += 1
 
     def append(self, data: Buffer) -> None:
         disk, data = self._disk, bytes(memoryview(data).cast("B"))
         with disk._mutex:
             number = disk._point("append", f"{self._path}, {len(data)} bytes")
-            self._check_open(write=True)
+            node = self._check_file(write=True)
             if number is not None:
                 # A part is written, never all of it.
                 done = disk._random.randrange(len(data)) if data else 0
@@ -346,8 +361,8 @@ class FaultyFile(DiskFile):
             if number is None and disk.points == disk.crash_at and disk._random.random() < 0.5:
                 # A process that is killed while it writes leaves a part as well.
                 done = disk._random.randint(0, len(data))
-            self._node.append(data[:done])
-            self._node.mtime_ns = disk._now_ns()
+            node.append(data[:done])
+            node.mtime_ns = disk._now_ns()
             if number is not None:
                 fail(number, self._path)
             disk._end("append", f"{self._path}, {len(data)} bytes")
@@ -355,32 +370,32 @@ class FaultyFile(DiskFile):
     def read_at(self, offset: int, length: int) -> bytes:
         with self._disk._mutex:
             self._disk._check_alive()
-            self._check_open()
+            node = self._check_file()
             if number := self._disk._fault("read_at"):
                 fail(number, self._path)
             if offset < 0 or length < 0:
                 fail(errno.EINVAL, self._path)
-            return bytes(self._node.live[offset : offset + length])
+            return bytes(node.live[offset : offset + length])
 
     def truncate(self, size_bytes: int) -> None:
         with self._disk._mutex:
             self._disk._begin("truncate", f"{self._path} to {size_bytes} bytes")
-            self._check_open(write=True)
+            node = self._check_file(write=True)
             if size_bytes < 0:
                 fail(errno.EINVAL, self._path)
-            self._node.cut(size_bytes)
-            self._node.mtime_ns = self._disk._now_ns()
+            node.cut(size_bytes)
+            node.mtime_ns = self._disk._now_ns()
             self._disk._end("truncate", f"{self._path} to {size_bytes} bytes")
 
     def sync(self) -> None:
         with self._disk._mutex:
             number = self._disk._point("sync", self._path)
-            self._check_open()
+            node = self._check_file()
             if number is not None:
-                self._node.give_up()
+                node.give_up()
                 _fail_sync(number, self._path)
             if not self._disk.skip_sync:
-                self._node.make_safe()
+                node.make_safe()
             self._disk._end("sync", self._path)
 
     def stat(self) -> FileStat:
@@ -400,12 +415,19 @@ class FaultyFile(DiskFile):
         with self._disk._mutex:
             if not self._closed:
                 self._closed = True
-                self._node.handles -= 1
-                self._disk._tree.release(self._node)
+                if isinstance(self._node, FileNode):
+                    self._node.handles -= 1
+                    self._disk._tree.release(self._node)
 
     def _check_open(self, *, write: bool = False) -> None:
         if self._closed or (write and not self._write):
             fail(errno.EBADF, self._path)
+
+    def _check_file(self, *, write: bool = False) -> FileNode:
+        self._check_open(write=write)
+        if isinstance(self._node, FolderNode):
+            fail(errno.EISDIR, self._path)
+        return self._node
 
 
 class _Lock:

@@ -58,6 +58,7 @@ def explore(
     states: int = 4,
     max_points: int | None = None,
     errors: Sequence[int] = (),
+    crashes: bool = True,
     kinds: Sequence[CrashKind] = tuple(CrashKind),
     make_disk: MakeDisk = FaultyDisk,
     run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
@@ -66,12 +67,12 @@ def explore(
 
     `max_points` bounds the points to a sample drawn from the seed. With `errors` each call
     fails once with each of these errnos as well, whatever the body makes of that; the crash
-    then comes where the body ends.
+    then comes where the body ends. Without `crashes` it comes nowhere else.
     """
     explorer = _Explorer(body, check, seed, states, kinds, run)
     whole = make_disk(seed=seed)
     explorer.run_body(whole, [])
-    for point in _sample(range(whole.points + 1), max_points, seed):
+    for point in _sample(range(whole.points + 1), max_points, seed) if crashes else ():
         disk, acknowledged = make_disk(seed=seed, crash_at=point), list[T]()
         explorer.run_body(disk, acknowledged)
         if not disk.crashed and point < whole.points:
