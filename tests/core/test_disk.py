@@ -443,18 +443,25 @@ def _readable(descriptor: int, within_s: float = WAIT_S) -> bool:
 
 
 def _waits_for(path: str, entered: int) -> bool:
-    """Whether somebody comes to wait for this lock, or enters (and says so) instead."""
-    inode = str(os.stat(path).st_ino)
+    """Whether another process has come for this lock, and has not entered."""
     while not _readable(entered, within_s=0):
-        for line in Path("/proc/locks").read_text("ascii").splitlines():
-            if "->" in line and f":{inode} " in line:
-                return True
+        if any(_has_open(process, path) for process in Path("/proc").glob("[0-9]*")):
+            return not _readable(entered, within_s=0)
         os.sched_yield()
     return False
 
 
+def _has_open(process: Path, path: str) -> bool:
+    if process.name == str(os.getpid()):
+        return False
+    try:
+        return any(os.readlink(file) == path for file in (process / "fd").iterdir())
+    except OSError:
+        return False  # it is gone, or nobody's business
+
+
 shows_who_waits = pytest.mark.skipif(
-    not Path("/proc/locks").exists(), reason="needs /proc/locks to see who waits"
+    not Path("/proc/self/fd").exists(), reason="needs /proc to see who waits"
 )
 
 
@@ -810,3 +817,18 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(Denied, match="write access"):
         OsDisk().create(str(tmp_path / "a"))
     tmp_path.chmod(0o700)
+
+
+def test_a_lock_that_is_never_released_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.core.disk_locks.LOCK_WAIT_S", 0.0)
+    path = str(tmp_path / "lock")
+    with (
+        OsDisk().lock(path),
+        pytest.raises(Unavailable, match="is it stopped"),
+        OsDisk().lock(path),
+    ):
+        pytest.fail("two hold the lock")
+    with OsDisk().lock(path):
+        pass

@@ -10,6 +10,14 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
+from typing import Final
+
+from headwater.core.errors import Unavailable
+from headwater.core.limits import LOCK_WAIT_S
+
+_FIRST_PAUSE_S: Final = 0.0002
+_LAST_PAUSE_S: Final = 0.01
 
 
 class _Descriptors:
@@ -61,7 +69,7 @@ class HeldLock:
             try:
                 if self._take(path):
                     return
-            except OSError:
+            except (OSError, Unavailable):
                 _descriptors.close(self._descriptor)
                 raise
             _descriptors.close(self._descriptor)
@@ -76,10 +84,27 @@ class HeldLock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             _descriptors.close(self._descriptor)
 
+    def _wait(self, path: str) -> None:
+        # Asked for again and again instead of waited for: nothing could end the wait for a process
+        # that is stopped, and the waiting threads would be missed by everybody else.
+        deadline_s = time.monotonic() + LOCK_WAIT_S
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise Unavailable(
+                        f"{path}: another process has held this lock for {LOCK_WAIT_S:.0f} s; "
+                        "is it stopped? (fuser or lsof name it)"
+                    ) from None
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LAST_PAUSE_S)
+
     def _take(self, path: str) -> bool:
         """Whether the lock is that of the named file: the one that was opened may have been
         removed while we waited, and whoever comes next would lock another."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._wait(path)
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(path))
         except FileNotFoundError:

@@ -51,6 +51,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 # The client's own limit, which ends what a caller gave up waiting for.
 CLIENT_TIMEOUT_S: Final = 600.0
 
+# How long a thread waits for a lock of the local store before it gives up and is free again.
+LOCK_WAIT_S: Final = 10.0
 # Threads that run blocking work (local files).
 BLOCKING_THREADS: Final = 32
 

@@ -262,10 +262,23 @@ class LocalBackend(Backend):
     def _prepare(self) -> None:
         self._refuse_if_failed()
         if not self._ready:
+            self._refuse_nested_root()
             self._make_folder(self._tmp)
             self._make_folder(self._locks)
             self._sweep()
             self._ready = True
+
+    def _refuse_nested_root(self) -> None:
+        """Locks are the root's: two roots over one file would not exclude each other."""
+        above = os.path.dirname(self._root)
+        while above != os.path.dirname(above):
+            if self._is_folder(f"{above}/{RESERVED_SEGMENT}/locks"):
+                raise NotSupported(
+                    f"{self._root} lies inside the local store {above}. Open that one and use "
+                    f"keys that begin with {self._root.removeprefix(above + '/')!r}, or take "
+                    "another directory."
+                )
+            above = os.path.dirname(above)
 
     def _make_folder(self, path: str, key: str | None = None) -> None:
         """Create a folder and those above it, each name synced in the folder that holds it."""
