@@ -15,12 +15,19 @@ Always holds:
 """
 
 from headwater.store.address import open_store
-from headwater.store.backend import IF_ABSENT, Backend, Condition, IfAbsent, PreconditionFailed
+from headwater.store.backend import (
+    IF_ABSENT,
+    Backend,
+    Condition,
+    IfAbsent,
+    PreconditionFailed,
+    Unreachable,
+)
 from headwater.store.conformance import Report, check_store
 from headwater.store.keys import check_key, check_prefix
 from headwater.store.local import LocalBackend
 from headwater.store.memory import MemoryBackend
-from headwater.store.objects import ByteRange, Object, ObjectMeta, Version
+from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Version
 from headwater.store.register import Register, Revision
 from headwater.store.sequence import Entry, Sequence
 from headwater.store.stats import OperationStats, StoreStats
@@ -38,6 +45,7 @@ __all__ = [
     "Object",
     "ObjectMeta",
     "OperationStats",
+    "Page",
     "PreconditionFailed",
     "Register",
     "Report",
@@ -45,6 +53,7 @@ __all__ = [
     "Sequence",
     "Store",
     "StoreStats",
+    "Unreachable",
     "Version",
     "check_key",
     "check_prefix",
