@@ -181,3 +181,22 @@ def test_a_batch_has_largest_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_overhead_is_what_is_documented() -> None:
     assert (FOOTER_BYTES, OVERHEAD_BYTES) == (76, 84)
+
+
+def test_offsets_that_point_anywhere_are_noticed() -> None:
+    offsets = pa.py_buffer(struct.pack("<3i", 0, 1_000_000, 2))
+    column = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"ab")])
+    records = pa.record_batch([column], names=["_value"])
+    with pytest.raises(Corrupt):
+        arrow_stream.read(arrow_stream.write(records))
+
+
+@pytest.mark.parametrize(
+    ("place", "form", "value"),
+    [(8, "<Q", limits.BATCH_MAX_BYTES + 1), (24, "<I", limits.BATCH_MAX_ROWS + 1)],
+)
+def test_a_footer_beyond_the_limits_is_refused_by_itself(place: int, form: str, value: int) -> None:
+    tail = bytearray(encode_batch(batch_of([b"a"]))[-FOOTER_BYTES:])
+    tail[place : place + struct.calcsize(form)] = struct.pack(form, value)
+    with pytest.raises(Corrupt, match="beyond"):
+        read_footer(bytes(tail))

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
+from headwater.core import runtime
 from headwater.core.errors import Conflict, NotFound, Refused
 from headwater.core.limits import LIST_PAGE_KEYS, MIB
 from headwater.store import ByteRange, PreconditionFailed, Store, Version, open_store
@@ -265,3 +266,12 @@ def listening_port() -> Iterator[int]:
 def test_a_store_may_be_used_from_one_event_loop_after_another(store: Store) -> None:
     asyncio.run(store.put("a", b"one"))
     assert asyncio.run(store.get("a")).data == b"one"
+
+
+def test_whoever_opens_a_cloud_store_leaves_its_threads_time_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(runtime, "settle_native_threads_at_exit", lambda: asked.append(True))
+    open_store("s3://bucket", anonymous=True)
+    assert asked == [True]
