@@ -14,6 +14,7 @@ whatever the writers were told.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ class World:
             writer.died()
 
 
-class Writer:
+class Writer(ABC):
     """Makes CALLS_EACH calls with names of its own and notes what it is told of each."""
 
     def __init__(self, world: World, name: str, *, calls_each: int = CALLS_EACH) -> None:
@@ -183,11 +184,13 @@ class Writer:
             self.current = None
         self.handle = None
 
+    @abstractmethod
     async def open(self) -> Register[list[str]] | Sequence:
-        raise NotImplementedError
+        """A handle of this process."""
 
+    @abstractmethod
     async def write(self, handle: Register[list[str]] | Sequence, name: str) -> int:
-        raise NotImplementedError
+        """Write `name`; returns the number it got."""
 
 
 class RegisterWriter(Writer):

@@ -42,6 +42,7 @@ from headwater.core.errors import (
 )
 
 Buffer = bytes | bytearray | memoryview
+"""What may be written."""
 
 # Linux writes at most this many bytes a call; more is silently cut.
 _WRITE_MAX_BYTES: Final = 0x7FFF_F000

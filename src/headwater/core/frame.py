@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from headwater.core.disk import Buffer
 from headwater.core.errors import LimitExceeded
 from headwater.core.limits import FRAME_PAYLOAD_MAX_BYTES
 
@@ -43,8 +44,6 @@ OVERHEAD_BYTES: Final = _HEADER.size + _CRC.size
 # Looking for whole frames after a bad one checksums at most this many times the file's size;
 # past it the answer is "corrupt", which changes nothing on disk.
 _SEARCH_BUDGET_FACTOR: Final = 4
-
-Buffer = bytes | bytearray | memoryview
 
 
 class Ending(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-Buffer = bytes | bytearray | memoryview
+from headwater.core.disk import Buffer as Buffer
 
 
 class Version(NamedTuple):
