@@ -28,6 +28,7 @@ ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.OutcomeUnknown: "The write may have landed: look before you repeat it.",
     errors.AlreadyExists: "Read what is there, then decide again.",
     errors.Conflict: "Read what is there, then decide again.",
+    errors.Fenced: "Whoever took over goes on. Start again here only if that was a mistake.",
     errors.Trimmed: "It was deleted on purpose; start at the floor.",
     errors.NotFound: "See what is there: {command} store ls URL",
     errors.BadUrl: "An address looks like file:///path, s3://bucket/prefix, gs://… or az://…",

@@ -7,6 +7,7 @@
     ├── OutcomeUnknown     a write may or may not have landed: look before you decide
     ├── Conflict           somebody else's change is there: read it and decide again
     │   └── AlreadyExists  the key was to be created, and it is there
+    ├── Fenced             a successor took over: stop; nothing more of yours will land
     ├── NotFound           there is no such object
     │   └── Trimmed        there was one, below a floor: start at the floor
     ├── Refused            the request cannot work as it stands: mend it
@@ -62,6 +63,10 @@ class Conflict(HeadwaterError):
 
 class AlreadyExists(Conflict):
     """The key was to be created, and it is there."""
+
+
+class Fenced(HeadwaterError):
+    """A successor took over: stop. Nothing more of yours will land."""
 
 
 class NotFound(HeadwaterError):

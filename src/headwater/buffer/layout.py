@@ -1,0 +1,56 @@
+"""Where everything of a stream stands below a store's root.
+
+    streams/<stream>/stream.json                              what the stream is
+    streams/<stream>/<partition>/ingest/<stream id>/…         the native queue and its batches
+    streams/<stream>/<partition>/ingest/…                     the published v1 manifest and batches
+    streams/<stream>/<partition>/dlq/<stream id>/…            batches that could not be read
+
+The id stands in the native paths: whatever a stalled writer of a deleted stream still writes, it
+never writes into a later stream of the same name. The published layout has no place for it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from headwater.core.errors import Refused
+
+STREAMS: Final = "streams"
+STREAM_NAME_MAX: Final = 100
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_stream_name(name: str) -> str:
+    """The name itself; `Refused` says what a name may be."""
+    if not _NAME.fullmatch(name) or len(name) > STREAM_NAME_MAX:
+        raise Refused(
+            f"{name!r} is not a stream's name: letters, digits, '.', '_' and '-', beginning with a "
+            f"letter or a digit, at most {STREAM_NAME_MAX} of them"
+        )
+    return name
+
+
+def stream_key(name: str) -> str:
+    """The register that says what the stream is."""
+    return f"{STREAMS}/{name}/stream.json"
+
+
+def partition_prefix(name: str, partition: int) -> str:
+    """The folder of one partition."""
+    return f"{STREAMS}/{name}/{partition}"
+
+
+def native_prefix(name: str, partition: int, stream_id: str) -> str:
+    """The folder of a native queue."""
+    return f"{partition_prefix(name, partition)}/ingest/{stream_id}"
+
+
+def v1_prefix(name: str, partition: int) -> str:
+    """The folder of a published v1 queue."""
+    return f"{partition_prefix(name, partition)}/ingest"
+
+
+def dead_letter_prefix(name: str, partition: int, stream_id: str) -> str:
+    """The folder of what could not be read."""
+    return f"{partition_prefix(name, partition)}/dlq/{stream_id}"

@@ -1,0 +1,38 @@
+"""Queues: the order of a partition's batches, in the native format or the published one.
+
+Enters: uploaded batches, from appenders. Leaves: descriptors, in order, dense, each once.
+
+Always holds: a sequence and its LSNs, once given, never belong to another batch.
+"""
+
+from headwater.buffer.queue.contract import (
+    Appender,
+    BelowFloor,
+    Collected,
+    Collector,
+    Counters,
+    Descriptor,
+    Looker,
+    NewBatch,
+    Placed,
+    QueueState,
+    Resumed,
+    Retention,
+    Taker,
+)
+
+__all__ = [
+    "Appender",
+    "BelowFloor",
+    "Collected",
+    "Collector",
+    "Counters",
+    "Descriptor",
+    "Looker",
+    "NewBatch",
+    "Placed",
+    "QueueState",
+    "Resumed",
+    "Retention",
+    "Taker",
+]

@@ -1,0 +1,269 @@
+"""What a queue is to whoever uses it: four doors, the same for every queue format.
+
+    Appender    a producer's door: upload batches, append them, each exactly once
+    Taker       the owning consumer's door: open (fence), read on, dequeue
+    Looker      everybody's door: reads what is retained, opens nothing, fences nobody
+    Collector   the garbage collector's door
+
+A batch in a queue has a sequence (dense from 0) and its records have LSNs (dense from 1); both are
+fixed by the append and known without reading the batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.buffer.batch import Batch
+from headwater.buffer.compression import Compression
+from headwater.core.errors import Refused
+
+
+class BelowFloor(Refused):
+    """The garbage collector has passed this batch's id: upload it again under an id above it."""
+
+    def __init__(self, message: str, *, floor: str) -> None:
+        super().__init__(message)
+        self.floor = floor
+
+
+class NewBatch(msgspec.Struct, frozen=True):
+    """A batch on its way into the queue."""
+
+    batch_id: str
+    producer_sequence: int
+    """Dense from 1 for each producer id and partition: what makes an append exactly once."""
+    rows: int
+    size_bytes: int
+    min_ms: int
+    max_ms: int
+    metadata: bytes | None = None
+    """The metadata of the batch's last call: what a source resumes from."""
+    schema_version: int = 0
+    inline: bytes | None = None
+    """The batch itself, where it is small enough to ride in its entry; then it is not uploaded."""
+    calls: bytes = b""
+    """The published v1 manifest keeps the calls beside the location: its items, packed."""
+
+
+class Placed(NamedTuple):
+    """Where a batch came to stand."""
+
+    sequence: int
+    first_lsn: int
+
+
+class Resumed(NamedTuple):
+    """What a producer learns of its predecessor under the same id."""
+
+    producer_sequence: int
+    """The last one accepted; 0 if none was."""
+    metadata: bytes | None
+    sequence: int | None = None
+    """The queue sequence of that batch, if known."""
+
+
+class Descriptor(msgspec.Struct, frozen=True):
+    """One batch of a queue: all it takes to fetch it, without reading the queue again."""
+
+    sequence: int
+    location: str
+    """The key of the object; for a batch that rides in its entry, the key of the chunk."""
+    first_lsn: int
+    rows: int
+    size_bytes: int
+    min_ms: int
+    max_ms: int
+    batch_id: str = ""
+    producer: str = ""
+    producer_sequence: int = 0
+    metadata: bytes | None = None
+    schema_version: int = 0
+    inline: bytes | None = None
+    format: str = "native"
+    calls: bytes = b""
+    """Published v1 only: the packed items of the manifest entry."""
+
+    @property
+    def last_lsn(self) -> int:
+        """The LSN of the last record; one below the first for a batch without records."""
+        return self.first_lsn + self.rows - 1
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """How a queue stands. Positions are those of what comes next."""
+
+    epoch: int
+    group: str
+    """Who owns the consumer; empty before anybody opened it."""
+    floor_sequence: int
+    floor_lsn: int
+    """The oldest batch and record still there."""
+    acked_sequence: int
+    """The first sequence that is not acknowledged."""
+    acked_lsn: int
+    next_sequence: int
+    next_lsn: int
+    pending_bytes: int
+    oldest_pending_ms: int | None
+    """The ingestion time of the oldest record that is not acknowledged; None when drained."""
+
+    @property
+    def pending(self) -> int:
+        """Batches that are not acknowledged."""
+        return self.next_sequence - self.acked_sequence
+
+
+class Counters(msgspec.Struct):
+    """Conditional writes to a queue, and how many of them lost a race."""
+
+    writes: int = 0
+    conflicts: int = 0
+
+    @property
+    def conflict_rate(self) -> float:
+        """Lost races in a hundred writes."""
+        return 100.0 * self.conflicts / self.writes if self.writes else 0.0
+
+
+class Appender(ABC):
+    """One producer's door to one partition. Not for use by two tasks at once, but for `upload`."""
+
+    counters: Counters
+    inline_max_bytes: int
+    """Batches of up to this many bytes ride in their entry; 0 if the format cannot."""
+
+    @abstractmethod
+    async def open(self) -> Resumed:
+        """Fence every predecessor under this producer id, and learn how far they came."""
+
+    @abstractmethod
+    def encode(self, batch: Batch, compression: Compression) -> bytes:
+        """The batch in the format of this queue. Computes only; may run in a thread."""
+
+    @abstractmethod
+    async def upload(self, batch_id: str, data: bytes) -> None:
+        """Write a batch object, which nobody sees until it is appended."""
+
+    @abstractmethod
+    async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+        """Append in order, in as few writes as may be; returns once all of them have landed.
+
+        After `Unavailable`, `OutcomeUnknown` or a cancellation, call again with the same batches
+        first and in the same order, perhaps followed by more: what has landed meanwhile is
+        recognised and not appended twice. After `BelowFloor`, none of those given whose id is
+        above the floor has to change; the others are uploaded again under new ids, keeping their
+        producer sequence. Batches that had landed before are answered all the same. `Fenced`
+        ends this appender.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Say goodbye, so that a successor need not search. Never needed for correctness."""
+
+
+class Taker(ABC):
+    """The owning consumer's door to one partition. Every call but `open` may raise `Fenced`."""
+
+    counters: Counters
+    epoch: int
+
+    @abstractmethod
+    async def open(
+        self, group: str, *, take_over: bool = False, last_acked_sequence: int | None = None
+    ) -> int | None:
+        """Become the owner: raise the epoch, fence whoever had it.
+
+        `last_acked_sequence` also acknowledges through it, if that is ahead of what is
+        acknowledged; behind it, what is retained is delivered again. `Refused` if another group
+        owns the consumer and `take_over` is false, or if the sequence lies at or past the next
+        one; `Trimmed` if what follows it is gone. Returns the sequence after which to read on:
+        `last_acked_sequence`, or what was acknowledged last, or None at the very beginning.
+        """
+
+    @abstractmethod
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        """Up to `limit` batches after this one (None: from the first); checks the fence last."""
+
+    @abstractmethod
+    async def dequeue(self, sequence: int) -> None:
+        """Acknowledge everything through `sequence`; lower than before changes nothing."""
+
+    @abstractmethod
+    async def check_fence(self) -> None:
+        """Raise `Fenced` unless this is still the owner."""
+
+    @property
+    @abstractmethod
+    def pending(self) -> int:
+        """Batches not dequeued, as of the last read or write."""
+
+
+class Looker(ABC):
+    """Reads without opening anything."""
+
+    @abstractmethod
+    async def state(self) -> QueueState:
+        """How the queue stands."""
+
+    @abstractmethod
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        """Up to `limit` retained batches after this one (None: from the oldest retained).
+
+        `Trimmed` if the next one is not retained any more; `floor` is the oldest sequence.
+        """
+
+    @abstractmethod
+    async def sequence_at_lsn(self, lsn: int) -> int | None:
+        """The sequence of the batch with this record; None if it lies ahead.
+
+        `Trimmed` if it is not retained any more.
+        """
+
+    @abstractmethod
+    async def sequence_at_time(self, time_ms: int) -> int | None:
+        """The first retained batch with a record ingested at or after this time; None if none."""
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """How long acknowledged batches stay."""
+
+    retention_ms: int | None
+    retention_bytes: int | None = None
+    grace_ms: int = 600_000
+    """How old an upload that nobody appended has to be, by its id, before the floor passes it."""
+    hold_below: str | None = None
+    """Somebody may still append ids from here on (a sink transaction): the floor stays below."""
+
+
+class Collected(msgspec.Struct):
+    """What a pass of the garbage collector did, and why."""
+
+    batches_expired: int = 0
+    """Acknowledged, and past the retention."""
+    batches_orphaned: int = 0
+    """Uploaded, never appended, and passed by the floor."""
+    chunks_expired: int = 0
+    producers_forgotten: int = 0
+    bytes_expired: int = 0
+    bytes_orphaned: int = 0
+    failed: int = 0
+    """Deletes that did not work; the next pass tries again."""
+    kept_pending: int = 0
+    """Batches that nobody acknowledged."""
+    kept_retained: int = 0
+    """Batches kept for the retention."""
+    floor_sequence: int = 0
+    floor_lsn: int = 1
+    batch_floor: str = ""
+
+
+class Collector(ABC):
+    """Deletes what nobody can need any more: first the floor, then what lies below it."""
+
+    @abstractmethod
+    async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
+        """One bounded pass. `full` also looks for what a crash or a late upload left behind."""
