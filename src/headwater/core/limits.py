@@ -61,3 +61,61 @@ RECORD_MAX_BYTES: Final = 16 * MIB
 BATCH_MAX_BYTES: Final = 256 * MIB
 BATCH_MAX_ROWS: Final = 16_777_216
 BATCH_MAX_CALLS: Final = 1_048_576
+
+# Consuming. A consumer writes one dequeue for so many acknowledgements.
+ACKS_PER_DEQUEUE: Final = 100
+# What is fetched before it is asked for: batches under way or decoded, and their bytes.
+READ_AHEAD_BATCHES: Final = 32
+READ_AHEAD_BYTES: Final = 64 * MIB
+# A batch up to this size is decoded where it is; a larger one on a thread, so that nobody waits.
+DECODE_INLINE_BYTES: Final = 64 * KIB
+# A follower's lag in bytes is added up from descriptors, of at most so many batches.
+LAG_WALK_BATCHES: Final = 10_000
+# How long a reader that follows waits before it looks again: from, to.
+FOLLOW_POLL_BASE_S: Final = 0.1
+FOLLOW_POLL_CAP_S: Final = 5.0
+# Batches that one look at the queue asks for.
+LOOK_BATCHES: Final = 256
+GC_INTERVAL_S: Final = 300.0
+
+# The native queue. Whoever appends, polls or dequeues moves whole chunks: they are small.
+CHUNK_MAX_ENTRIES: Final = 256
+CHUNK_FULL_BYTES: Final = 128 * KIB
+"""Past this a chunk takes no further entries; one entry alone may be larger."""
+CHUNK_MAX_BYTES: Final = 2 * MIB
+INLINE_MAX_BYTES: Final = 16 * KIB
+METADATA_MAX_BYTES: Final = 64 * KIB
+PRODUCER_ID_MAX_BYTES: Final = 128
+# How many openings of producers a chunk remembers; whoever was away for more reads its own record.
+CHUNK_OPENINGS: Final = 16
+APPEND_ATTEMPTS: Final = 256
+"""Lost races before an append gives up."""
+
+# The published v1 queue. Whoever appends, polls or dequeues moves the whole manifest.
+V1_MANIFEST_MAX_BYTES: Final = 64 * MIB
+V1_ATTEMPTS: Final = 64
+"""Lost races before a change of the manifest gives up."""
+V1_REMEMBERED: Final = 1024
+"""How many entries back a location that comes again is recognised as the same batch."""
+V1_GIVEN_UP_MAX: Final = 1024
+"""Pending batches that a consumer has declared lost."""
+V1_COUNTS_AT_ONCE: Final = 32
+V1_COUNTS_CACHED: Final = 65_536
+# What was acknowledged is kept in segments of up to so many entries and bytes.
+V1_SEGMENT_ENTRIES: Final = 1024
+V1_SEGMENT_BYTES: Final = 1 * MIB
+V1_SEGMENTS_AT_ONCE: Final = 16
+V1_LOOK_BACK_ENTRIES: Final = 65_536
+"""How far into what was acknowledged an append looks for itself."""
+V1_COLLECT_BATCHES: Final = 10_000
+"""Batches that one pass of the garbage collector deletes."""
+
+# The collector of a native queue, in one pass.
+GC_CHUNKS: Final = 1000
+GC_LISTED: Final = 10_000
+GC_SHARDS: Final = 64
+GC_REFERENCED: Final = 50_000
+GC_PARALLEL: Final = 16
+GC_FULL_EVERY_MS: Final = 24 * 3600 * 1000
+# A producer that was silent for so long, and of which nothing is kept, is forgotten.
+PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000

@@ -19,6 +19,7 @@ from headwater.buffer.queue.contract import (
     Resumed,
     Retention,
     Taker,
+    Uncounted,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "Resumed",
     "Retention",
     "Taker",
+    "Uncounted",
 ]

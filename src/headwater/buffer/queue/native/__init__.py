@@ -1,0 +1,31 @@
+"""The native queue: numbered chunks of entries, each written by one producer.
+
+Enters: batches and their counts, from appenders. Leaves: descriptors with sequences and LSNs.
+
+    queue.json      floors: what is dead
+    chunks/<n>      entries; the last chunk may be open, and then its owner adds to it
+    batches/<ULID>  the batches, but for small ones, which ride in their entries
+    producers/…     marks: each producer's last accepted batch
+    consumer.json   the owner, its epoch, what is acknowledged
+    gc.json         how far the collector has looked
+
+Always holds:
+
+- a chunk is created on a closed one, so sequences and LSNs are dense and never given twice;
+- floors rise before anything is deleted, and marks are folded before floors rise;
+- what an append, a poll or a dequeue moves does not depend on how much is pending.
+"""
+
+from headwater.buffer.queue.native.appender import NativeAppender
+from headwater.buffer.queue.native.chunks import create_native_queue
+from headwater.buffer.queue.native.collector import NativeCollector
+from headwater.buffer.queue.native.looker import NativeLooker
+from headwater.buffer.queue.native.taker import NativeTaker
+
+__all__ = [
+    "NativeAppender",
+    "NativeCollector",
+    "NativeLooker",
+    "NativeTaker",
+    "create_native_queue",
+]

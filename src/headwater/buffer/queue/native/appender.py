@@ -1,0 +1,304 @@
+"""A producer's door to a native queue: every batch is appended exactly once.
+
+What makes it so: a batch's producer sequence, and three places that tell what became of it. While
+its chunk is there, the chunk tells. Once the chunk is deleted, the producer's mark tells, because
+the collector folds marks before it raises the floor. Once the mark is dropped, the producer is
+refused. Re-appending on a conflict, or looking for one's own entry in the queue alone, doubles a
+batch that the consumer was quick to take.
+
+A successor under the same id fences: it writes its incarnation into the mark's record and *then*
+appends an opening chunk. An appender creates chunk n only after it has seen chunk n - 1, and each
+chunk tells the openings before it: whoever could still append after the opening has seen it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+from headwater.buffer.batch import Batch, encode_batch
+from headwater.buffer.compression import Compression
+from headwater.buffer.queue.contract import (
+    Appender,
+    BelowFloor,
+    Counters,
+    NewBatch,
+    Placed,
+    Resumed,
+)
+from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, check_group
+from headwater.buffer.queue.native.chunks import Chunks
+from headwater.buffer.queue.native.marks import Marks
+from headwater.buffer.queue.native.records import Mark
+from headwater.buffer.queue.native.tail import Dead, Lost, Tail, append_empty
+from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import (
+    Bug,
+    Contended,
+    HeadwaterError,
+    RolledBack,
+)
+from headwater.store import Store
+
+# A mark is renewed after so many appends or so long, so that a successor need not search further.
+REFRESH_APPENDS: Final = 256
+REFRESH_S: Final = 60.0
+# After so many lost races the end is looked for instead of tried for.
+LOST_BEFORE_LOOKING: Final = 2
+
+
+class NativeAppender(Appender):
+    """One life of one producer id on one partition."""
+
+    inline_max_bytes = limits.INLINE_MAX_BYTES
+
+    def __init__(
+        self, store: Store, prefix: str, queue_id: str, producer_id: str, *, pace_s: float = 0.0
+    ) -> None:
+        """`pace_s` is the least time between two writes of one object, where a store has one."""
+        self.counters = Counters()
+        self._chunks = Chunks(store, prefix, queue_id)
+        self._tail = Tail(self._chunks, self.counters)
+        self._marks = Marks(store, prefix, producer_id)
+        self._pace_s = pace_s
+        self._policy = RetryPolicy()
+        self._landed = 0
+        self._places: dict[int, Placed] = {}
+        self._doubt: int | None = None
+        self._openings = 0
+        self._last: Mark | None = None
+        self._written_s = -1e9
+        self._refreshed_s = 0.0
+        self._since_refresh = 0
+        self._refreshing: asyncio.Task[None] | None = None
+        self._is_open = False
+
+    def encode(self, batch: Batch, compression: Compression) -> bytes:
+        return encode_batch(batch, compression)
+
+    async def upload(self, batch_id: str, data: bytes) -> None:
+        await self._chunks.store.put(self._chunks.batch_key(batch_id), data)
+
+    async def open(self) -> Resumed:
+        end = await self._tail.find()
+        floor = (await self._chunks.floors()).chunk_floor
+        before = await self._marks.open(fresh_anchor=end.number, lost_anchor=floor)
+        self._refreshed_s = runtime.monotonic_s()
+        if before.is_first:
+            self._openings, self._is_open = end.openings, True
+            return Resumed(0, None)
+        me = self._marks
+        opening = await append_empty(
+            self._tail,
+            lambda last: last.successor(
+                runtime.new_token(),
+                producer=me.producer,
+                incarnation=me.incarnation,
+                opens=True,
+            ),
+            self._policy.start(attempts=limits.APPEND_ATTEMPTS),
+        )
+        self._openings = opening.openings
+        mark = await self._marks.last_accepted(self._chunks, before, opening.number)
+        self._is_open = True
+        if mark is None:
+            return Resumed(0, None)
+        self._landed, self._last = mark.producer_sequence, mark
+        return Resumed(mark.producer_sequence, mark.metadata, mark.sequence)
+
+    async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+        if not self._is_open:
+            raise Bug("append before open")
+        known = [batch for batch in batches if batch.producer_sequence <= self._landed]
+        check_group(list(batches[len(known) :]), self._landed)
+        self._forget_before(batches[0].producer_sequence if batches else 0)
+        budget = self._policy.start(attempts=limits.APPEND_ATTEMPTS)
+        lost = LOST_BEFORE_LOOKING if not self._tail.is_alone else 0
+        while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
+            try:
+                await self._advance(todo, look_first=lost >= LOST_BEFORE_LOOKING)
+                lost = 0
+            except Lost:
+                lost += 1
+                budget.used += 1
+                if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
+                    raise Contended(
+                        f"{self._chunks.prefix}: not appended: others won {lost} times"
+                    ) from None
+        self._refresh_if_due()
+        return [self._places[batch.producer_sequence] for batch in batches]
+
+    async def close(self) -> None:
+        if self._refreshing is not None:
+            await self._refreshing
+        with contextlib.suppress(HeadwaterError):
+            await self._refresh()
+        self._is_open = False
+
+    async def _advance(self, todo: list[NewBatch], *, look_first: bool) -> None:
+        """One step: settle what is in doubt, or append as much as one write takes."""
+        if self._doubt is not None:
+            if await self._settle(self._doubt, todo):
+                self._doubt = None
+                return
+            look_first = False
+        chunk = self._tail.chunk
+        if chunk.is_of(self._marks.producer, self._marks.incarnation) and not chunk.closed:
+            await self._extend(chunk, todo)
+            return
+        if look_first:
+            await self._tail.wait_for_turn()
+            await self._tail.find()
+        await self._create(todo)
+
+    async def _extend(self, chunk: Chunk, todo: list[NewBatch]) -> None:
+        self._refuse_below(chunk.batch_floor, todo)
+        room = limits.CHUNK_MAX_ENTRIES - len(chunk.entries)
+        group = _group(todo, room, limits.CHUNK_FULL_BYTES - chunk.stored_bytes)
+        since_s = runtime.monotonic_s() - self._written_s
+        if since_s < self._pace_s:
+            await runtime.sleep(self._pace_s - since_s)
+        full = len(group) < len(todo) or len(group) == room or since_s < self._pace_s
+        grown = chunk.replaced(
+            runtime.new_token(), entries=tuple(map(ChunkEntry.of, group)), closed=full
+        )
+        self._doubt = chunk.number
+        try:
+            await self._tail.extend(grown)
+        except Lost as lost:
+            if not lost.in_doubt:
+                self._doubt = None
+            raise
+        self._doubt = None
+        self._note(self._tail.chunk)
+
+    async def _create(self, todo: list[NewBatch]) -> None:
+        await self._tail.seal()
+        last = self._tail.chunk
+        await self._check_fence(last)
+        if not last.closed:
+            return  # sealed by nobody: it grew meanwhile, and is known as it is
+        self._refuse_below(last.batch_floor, todo)
+        group = _group(todo, limits.CHUNK_MAX_ENTRIES, limits.CHUNK_FULL_BYTES)
+        unhurried = runtime.monotonic_s() - self._written_s >= self._pace_s
+        room_left = len(group) == len(todo) and len(group) < limits.CHUNK_MAX_ENTRIES
+        chunk = last.successor(
+            runtime.new_token(),
+            producer=self._marks.producer,
+            incarnation=self._marks.incarnation,
+            entries=tuple(map(ChunkEntry.of, group)),
+            closed=not (self._tail.is_alone and unhurried and room_left),
+        )
+        in_doubt_before, self._doubt = self._doubt is not None, chunk.number
+        try:
+            await self._tail.create(chunk)
+        except Lost as lost:
+            if not lost.in_doubt and not in_doubt_before:
+                self._doubt = None
+            raise
+        except Dead:
+            return  # in doubt: whether it landed long ago, the mark tells
+        self._doubt = None
+        self._note(self._tail.chunk)
+
+    async def _settle(self, number: int, todo: list[NewBatch]) -> bool:
+        """Find out what became of attempts at this number; False if it is still free."""
+        held = await self._chunks.get(number)
+        if await self._tail.is_dead(number):
+            self._note_mark(await self._marks.read(), todo)
+            await self._tail.find()
+            return True
+        if held is None:
+            if self._tail.chunk.number >= number:
+                raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
+            return False
+        self._tail.adopt(held)
+        if held.chunk.is_of(self._marks.producer, self._marks.incarnation):
+            self._note(held.chunk)
+        return True
+
+    async def _check_fence(self, last: Chunk) -> None:
+        """Whether somebody opened under this id, as far as the last chunk tells."""
+        count = last.openings - self._openings
+        if count <= 0:
+            return
+        recent = last.recent_openings[:count]
+        if count > len(recent):
+            await self._marks.read()
+        for opening in recent:
+            if opening.producer == self._marks.producer:
+                if opening.incarnation != self._marks.incarnation:
+                    raise self._marks.fenced()
+                break
+        self._openings = last.openings
+
+    def _refuse_below(self, floor: str, todo: list[NewBatch]) -> None:
+        below = [batch for batch in todo if batch.inline is None and batch.batch_id <= floor]
+        if below:
+            raise BelowFloor(
+                f"{len(below)} uploads have ids at or below the collector's floor {floor}: upload "
+                "them again under ids above it",
+                floor=floor,
+            )
+
+    def _note(self, chunk: Chunk) -> None:
+        """Take in where this producer's entries of a chunk stand."""
+        self._written_s = runtime.monotonic_s()
+        for entry, place in zip(chunk.entries, chunk.places(), strict=True):
+            if entry.producer_sequence > self._landed:
+                self._places[entry.producer_sequence] = place
+                self._landed = entry.producer_sequence
+                self._last = Mark(entry.producer_sequence, *place, chunk.number, entry.metadata)
+                self._since_refresh += 1
+
+    def _note_mark(self, mark: Mark | None, todo: list[NewBatch]) -> None:
+        """The same from the mark, when the chunk is gone: entries of one chunk are contiguous."""
+        if mark is None or mark.producer_sequence <= self._landed:
+            return
+        sequence, lsn = mark.sequence, mark.first_lsn
+        for batch in reversed(todo):
+            if batch.producer_sequence > mark.producer_sequence:
+                continue
+            if batch.producer_sequence < mark.producer_sequence:
+                sequence, lsn = sequence - 1, lsn - batch.rows
+            self._places[batch.producer_sequence] = Placed(sequence, lsn)
+        self._landed, self._last = mark.producer_sequence, mark
+
+    def _forget_before(self, producer_sequence: int) -> None:
+        for known in [known for known in self._places if known < producer_sequence]:
+            del self._places[known]
+
+    def _refresh_if_due(self) -> None:
+        due = self._since_refresh >= REFRESH_APPENDS or (
+            self._since_refresh > 0 and runtime.monotonic_s() - self._refreshed_s >= REFRESH_S
+        )
+        if due and self._refreshing is None:
+            self._refreshing = runtime.spawn(self._refresh_beside(), name="headwater-mark")
+
+    async def _refresh_beside(self) -> None:
+        # Nothing depends on it but how far a successor has to search; the next one comes soon.
+        try:
+            with contextlib.suppress(HeadwaterError):
+                await self._refresh()
+        finally:
+            self._refreshing = None
+
+    async def _refresh(self) -> None:
+        mark, self._since_refresh = self._last, 0
+        self._refreshed_s = runtime.monotonic_s()
+        if mark is not None:
+            await self._marks.renew(mark)
+
+
+def _group(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:
+    """As many batches as one chunk takes; at least one."""
+    group: list[NewBatch] = []
+    for batch in todo[: max(room, 1)]:
+        room_bytes -= 64 + len(batch.metadata or b"") + len(batch.inline or b"")
+        if group and room_bytes < 0:
+            break
+        group.append(batch)
+    return group

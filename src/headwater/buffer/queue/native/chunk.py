@@ -1,0 +1,264 @@
+"""A chunk of the native queue: the entries of one producer, numbered, checksummed.
+
+    "HWC1" | u32 length | msgpack | u64 xxh3
+
+Chunks are numbered 0, 1, 2, … without gaps; the last one may be open, and then its owner alone
+may add to it. A chunk says what comes before it (sequence, LSN, bytes, the latest ingestion
+time), so that any chunk alone places its own entries, and a search can halve its way to any
+sequence, LSN or time.
+
+Always holds: a closed chunk never changes; every write of a chunk has a token of its own, so no
+two contents have the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+import xxhash
+
+from headwater.buffer.queue.contract import NewBatch, Placed
+from headwater.core import limits
+from headwater.core.errors import Bug, Corrupt, LimitExceeded, NotSupported
+from headwater.core.ids import decode_ulid, encode_ulid
+
+MAGIC: Final = b"HWC1"
+_HEAD: Final = struct.Struct("<4sI")
+_SUM: Final = struct.Struct("<Q")
+OVERHEAD_BYTES: Final = _HEAD.size + _SUM.size
+NO_BATCH_FLOOR: Final = "0" * 26
+
+
+class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One batch, as a chunk has it."""
+
+    batch: bytes
+    """The 16 bytes of the batch's id."""
+    rows: int
+    size_bytes: int
+    min_ms: int
+    max_ms: int
+    producer_sequence: int
+    schema_version: int
+    metadata: bytes | None = None
+    inline: bytes | None = None
+
+    @classmethod
+    def of(cls, batch: NewBatch) -> ChunkEntry:
+        """The entry for a batch on its way in."""
+        return cls(
+            decode_ulid(batch.batch_id).to_bytes(16, "big"),
+            batch.rows,
+            batch.size_bytes,
+            batch.min_ms,
+            batch.max_ms,
+            batch.producer_sequence,
+            batch.schema_version,
+            batch.metadata,
+            batch.inline,
+        )
+
+    @property
+    def batch_id(self) -> str:
+        """The batch's id as it stands in its object's name."""
+        return encode_ulid(int.from_bytes(self.batch, "big"))
+
+    @property
+    def stored_bytes(self) -> int:
+        """About how many bytes of a chunk this entry takes."""
+        return 64 + len(self.metadata or b"") + len(self.inline or b"")
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True):
+    """A producer that opened under its id, and thereby fenced whoever had it."""
+
+    producer: str
+    incarnation: str
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Entries of one producer's one life, and everything before them in four numbers."""
+
+    queue_id: str
+    number: int
+    token: bytes
+    producer: str
+    """Who owns it; empty for what the collector or the queue's creation wrote."""
+    incarnation: str
+    closed: bool
+    first_sequence: int
+    first_lsn: int
+    bytes_before: int
+    max_ms_before: int
+    batch_floor: str
+    """No batch with an id at or below this is appended after this chunk."""
+    openings: int
+    """How many producers have opened so far, this chunk's own opening counted."""
+    recent_openings: tuple[Opening, ...]
+    """The last of them, newest first."""
+    entries: tuple[ChunkEntry, ...] = ()
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after the last entry."""
+        return self.first_sequence + len(self.entries)
+
+    @property
+    def next_lsn(self) -> int:
+        """The LSN after the last record."""
+        return self.first_lsn + sum(entry.rows for entry in self.entries)
+
+    @property
+    def bytes_through(self) -> int:
+        """Bytes of all batches up to the end of this chunk."""
+        return self.bytes_before + sum(entry.size_bytes for entry in self.entries)
+
+    @property
+    def max_ms_through(self) -> int:
+        """The latest ingestion time up to the end of this chunk."""
+        return max([self.max_ms_before, *(entry.max_ms for entry in self.entries)])
+
+    @property
+    def stored_bytes(self) -> int:
+        """About how many bytes its entries take."""
+        return sum(entry.stored_bytes for entry in self.entries)
+
+    @property
+    def last_producer_sequence(self) -> int:
+        """Of its last entry; 0 without entries."""
+        return self.entries[-1].producer_sequence if self.entries else 0
+
+    def is_of(self, producer: str, incarnation: str) -> bool:
+        """Whether it belongs to this life of this producer."""
+        return (self.producer, self.incarnation) == (producer, incarnation)
+
+    def places(self) -> list[Placed]:
+        """Sequence and first LSN of each entry."""
+        places, lsn = [], self.first_lsn
+        for offset, entry in enumerate(self.entries):
+            places.append(Placed(self.first_sequence + offset, lsn))
+            lsn += entry.rows
+        return places
+
+    def replaced(
+        self, token: bytes, *, entries: tuple[ChunkEntry, ...] = (), closed: bool
+    ) -> Chunk:
+        """This chunk with further entries, or closed."""
+        return msgspec.structs.replace(
+            self, token=token, entries=(*self.entries, *entries), closed=closed
+        )
+
+    def successor(
+        self,
+        token: bytes,
+        *,
+        producer: str = "",
+        incarnation: str = "",
+        entries: tuple[ChunkEntry, ...] = (),
+        closed: bool = True,
+        opens: bool = False,
+        batch_floor: str = NO_BATCH_FLOOR,
+    ) -> Chunk:
+        """The chunk after this one."""
+        openings, recent = self.openings, self.recent_openings
+        if opens:
+            openings += 1
+            recent = (Opening(producer, incarnation), *recent)[: limits.CHUNK_OPENINGS]
+        return Chunk(
+            queue_id=self.queue_id,
+            number=self.number + 1,
+            token=token,
+            producer=producer,
+            incarnation=incarnation,
+            closed=closed,
+            first_sequence=self.next_sequence,
+            first_lsn=self.next_lsn,
+            bytes_before=self.bytes_through,
+            max_ms_before=self.max_ms_through,
+            batch_floor=max(self.batch_floor, batch_floor),
+            openings=openings,
+            recent_openings=recent,
+            entries=entries,
+        )
+
+
+def first_chunk(queue_id: str) -> Chunk:
+    """Chunk 0, empty and closed: the same bytes whoever writes them."""
+    return Chunk(
+        queue_id=queue_id,
+        number=0,
+        token=bytes(16),
+        producer="",
+        incarnation="",
+        closed=True,
+        first_sequence=0,
+        first_lsn=1,
+        bytes_before=0,
+        max_ms_before=0,
+        batch_floor=NO_BATCH_FLOOR,
+        openings=0,
+        recent_openings=(),
+    )
+
+
+def encode_chunk(chunk: Chunk) -> bytes:
+    """The bytes of a chunk."""
+    body = msgspec.msgpack.encode(chunk)
+    if len(body) > limits.CHUNK_MAX_BYTES:
+        raise LimitExceeded(
+            f"a chunk of {len(body):,} bytes; CHUNK_MAX_BYTES is {limits.CHUNK_MAX_BYTES:,}"
+        )
+    data = _HEAD.pack(MAGIC, len(body)) + body
+    return data + _SUM.pack(xxhash.xxh3_64_intdigest(data))
+
+
+def decode_chunk(data: bytes | memoryview, *, queue_id: str | None, number: int | None) -> Chunk:
+    """Read a chunk, trusting nothing in it; it must be of this queue and have this number."""
+    chunk = _parse(memoryview(data).cast("B"))
+    if queue_id is not None and chunk.queue_id != queue_id:
+        raise Corrupt(f"this chunk is of queue {chunk.queue_id}, not {queue_id}")
+    if number is not None and chunk.number != number:
+        raise Corrupt(f"this is chunk {chunk.number}, not {number}")
+    last = 0
+    for entry in chunk.entries:
+        if entry.producer_sequence <= last or entry.rows < 0 or len(entry.batch) != 16:
+            raise Corrupt(f"an entry of chunk {chunk.number} is not as entries are")
+        if entry.inline is None and entry.size_bytes < 0:
+            raise Corrupt(f"an entry of chunk {chunk.number} has a negative size")
+        last = entry.producer_sequence
+    return chunk
+
+
+def _parse(view: memoryview) -> Chunk:
+    if len(view) < OVERHEAD_BYTES:
+        raise Corrupt(f"{len(view)} bytes are no chunk: the shortest has {OVERHEAD_BYTES}")
+    magic, length = _HEAD.unpack(view[: _HEAD.size])
+    if magic != MAGIC:
+        if magic[:3] == MAGIC[:3]:
+            raise NotSupported(
+                f"chunk format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater."
+            )
+        raise Corrupt(f"this is no chunk: it begins with {magic!r}, not {MAGIC!r}")
+    if length != len(view) - OVERHEAD_BYTES or length > limits.CHUNK_MAX_BYTES:
+        raise Corrupt(f"a chunk that says {length} bytes has {len(view) - OVERHEAD_BYTES}")
+    (checksum,) = _SUM.unpack(view[-_SUM.size :])
+    if xxhash.xxh3_64_intdigest(view[: -_SUM.size]) != checksum:
+        raise Corrupt("the checksum of the chunk does not match")
+    try:
+        return msgspec.msgpack.decode(view[_HEAD.size : -_SUM.size], type=Chunk)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the chunk does not parse: {error}") from error
+
+
+def check_group(batches: list[NewBatch], after: int) -> None:
+    """Producer sequences go on densely from `after`: anything else is the caller's mistake."""
+    for expected, batch in enumerate(batches, start=after + 1):
+        if batch.producer_sequence != expected:
+            raise Bug(f"producer sequence {batch.producer_sequence} where {expected} follows")
+        if len(batch.metadata or b"") > limits.METADATA_MAX_BYTES:
+            raise LimitExceeded(
+                f"metadata of {len(batch.metadata or b''):,} bytes; METADATA_MAX_BYTES is "
+                f"{limits.METADATA_MAX_BYTES:,}"
+            )

@@ -1,0 +1,196 @@
+"""The chunks of a native queue: reading them by number, and finding the last one.
+
+Always holds:
+
+- chunks from the floor to the last are all there; the last is never deleted;
+- what is read at a number counts only under a floor read after it: below the floor a stalled
+  writer may have created a number again, long after the real chunk was deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
+from headwater.buffer.queue.native.records import Queue
+from headwater.core.errors import Corrupt, NotFound, RolledBack, Trimmed
+from headwater.store import Object, Register, Store, Version
+
+_NUMBER: Final = re.compile(r"[0-9]{20}")
+# How many chunks are asked for at once.
+READ_AHEAD: Final = 16
+# How many keys of a listing are looked at before the end is searched for by halving.
+LISTED_MAX: Final = 1000
+
+
+class Held(NamedTuple):
+    """A chunk and the version of the object it was read from."""
+
+    chunk: Chunk
+    version: Version
+
+
+class Chunks:
+    """One queue's chunks and its floors."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.queue_id = queue_id
+        self.register = Register(store, f"{prefix}/queue.json", Queue)
+
+    def key(self, number: int) -> str:
+        """Where a chunk stands."""
+        return f"{self.prefix}/chunks/{number:020d}"
+
+    def number_of(self, key: str) -> int | None:
+        """The number of the chunk at a key; None if it is no chunk's key."""
+        name = key.removeprefix(f"{self.prefix}/chunks/")
+        return int(name) if _NUMBER.fullmatch(name) else None
+
+    def batch_key(self, batch_id: str) -> str:
+        """Where a batch stands."""
+        return f"{self.prefix}/batches/{batch_id}"
+
+    async def floors(self) -> Queue:
+        """What is dead by now."""
+        try:
+            queue = (await self.register.read()).value
+        except NotFound as error:
+            raise NotFound(f"there is no queue at {self.prefix}") from error
+        if queue.id != self.queue_id:
+            raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
+        return queue
+
+    def held(self, number: int, found: Object) -> Held:
+        """A chunk from its object."""
+        try:
+            chunk = decode_chunk(found.data, queue_id=self.queue_id, number=number)
+        except Corrupt as error:
+            raise Corrupt(f"{self.key(number)}: {error}") from error
+        return Held(chunk, found.version)
+
+    async def get(self, number: int) -> Held | None:
+        """The chunk with this number; None if there is none."""
+        try:
+            return self.held(number, await self.store.get(self.key(number)))
+        except NotFound:
+            return None
+
+    async def run(self, first: int, count: int) -> list[Held]:
+        """Chunks from `first` on, until one is missing, at most `count`."""
+        found: list[Held] = []
+        while len(found) < count:
+            start = first + len(found)
+            wanted = range(start, start + min(READ_AHEAD, count - len(found)))
+            for held in await asyncio.gather(*(self.get(number) for number in wanted)):
+                if held is None:
+                    return found
+                found.append(held)
+        return found
+
+    async def exists(self, number: int) -> bool:
+        """Whether there is an object with this number."""
+        try:
+            await self.store.head(self.key(number))
+        except NotFound:
+            return False
+        return True
+
+    async def last(self, known: int = 0) -> Held:
+        """The last chunk. `known` is one that was there once: the search begins at it.
+
+        The floor is read first: below it chunks may be missing, from it on none is.
+        """
+        while True:
+            low = known
+            if not self.store.is_local:
+                low, ended = await self._listed(known)
+                if not ended:
+                    low = await self._halved(max(low, (await self.floors()).chunk_floor))
+            else:
+                low = await self._halved(max(low, (await self.floors()).chunk_floor))
+            held = await self.get(low)
+            if held is not None:
+                return held
+            floor = (await self.floors()).chunk_floor
+            if floor <= low:
+                raise RolledBack(f"chunk {low} of {self.prefix} is gone though nobody deleted it")
+            known = floor
+
+    async def _listed(self, known: int) -> tuple[int, bool]:
+        """The highest number that one listing shows, and whether that is all there is.
+
+        Cheaper than asking for number after number where every question costs a round trip.
+        """
+        last, seen = known, 0
+        async for meta in self.store.list(f"{self.prefix}/chunks", start_after=self.key(known)):
+            number = self.number_of(meta.key)
+            if number is not None:
+                last = max(last, number)
+            seen += 1
+            if seen >= LISTED_MAX:
+                return last, False
+        return last, True
+
+    async def _halved(self, low: int) -> int:
+        """The last number, found in steps that double and then halve; `low` is there."""
+        step = 1
+        while await self.exists(low + step):
+            low, step = low + step, step * 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await self.exists(middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    async def search(self, low: int, high: int, is_before: Callable[[Chunk], bool]) -> Held:
+        """The last chunk from `low` to `high` for which `is_before` holds; `low` if none.
+
+        `is_before` holds for all chunks up to some number and for none after. `Trimmed` if a
+        chunk on the way is deleted.
+        """
+        best = await self.require(low)
+        low += 1
+        while low <= high:
+            middle = (low + high) // 2
+            held = await self.require(middle)
+            if is_before(held.chunk):
+                best, low = held, middle + 1
+            else:
+                high = middle - 1
+        return best
+
+    async def require(self, number: int) -> Held:
+        """A chunk that must be there: `Trimmed` below the floor, `RolledBack` otherwise."""
+        held = await self.get(number)
+        if held is not None:
+            return held
+        queue = await self.floors()
+        if number < queue.chunk_floor:
+            raise Trimmed(
+                f"{self.prefix}: chunk {number} is gone; the oldest batch still there is "
+                f"{queue.floor_sequence}",
+                floor=queue.floor_sequence,
+            )
+        raise RolledBack(f"chunk {number} of {self.prefix} is gone though nobody deleted it")
+
+
+async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
+    """Make a queue, if nobody has. Whoever finds `queue.json` finds all of it."""
+    chunks = Chunks(store, prefix, queue_id)
+    try:
+        await chunks.floors()
+        return
+    except NotFound:
+        pass
+    data = encode_chunk(first_chunk(queue_id))
+    # Whoever else writes it writes the same bytes, and they are recognised.
+    await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
+    await chunks.register.update(lambda queue: queue or Queue(queue_id))

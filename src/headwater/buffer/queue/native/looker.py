@@ -1,0 +1,109 @@
+"""Everybody's door to a native queue: looks, and changes nothing.
+
+What is read counts under a floor read after it.
+"""
+
+from __future__ import annotations
+
+from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
+from headwater.buffer.queue.native.chunk import Chunk
+from headwater.buffer.queue.native.chunks import Chunks
+from headwater.buffer.queue.native.reading import Reading, descriptors
+from headwater.buffer.queue.native.records import Consumer
+from headwater.buffer.queue.native.taker import consumer_register
+from headwater.core.errors import NotFound, Trimmed
+from headwater.store import Store
+
+
+class NativeLooker(Looker):
+    """Reads a partition's queue."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        self._prefix = prefix
+        self._chunks = Chunks(store, prefix, queue_id)
+        self._reading = Reading(self._chunks)
+        self._register = consumer_register(store, prefix)
+
+    async def state(self) -> QueueState:
+        # In this order none is behind the one before: all three only go forward.
+        queue = await self._chunks.floors()
+        try:
+            consumer = (await self._register.read()).value
+        except NotFound:
+            consumer = Consumer()
+        last = (await self._chunks.last(consumer.chunk)).chunk
+        oldest_ms = None
+        if consumer.sequence < last.next_sequence:
+            chunk = await self._reading.locate(consumer.sequence)
+            oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
+        return QueueState(
+            epoch=consumer.epoch,
+            group=consumer.group,
+            floor_sequence=queue.floor_sequence,
+            floor_lsn=queue.floor_lsn,
+            acked_sequence=consumer.sequence,
+            acked_lsn=consumer.lsn,
+            next_sequence=last.next_sequence,
+            next_lsn=last.next_lsn,
+            pending_bytes=last.bytes_through - consumer.bytes,
+            oldest_pending_ms=oldest_ms,
+        )
+
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        if limit < 1:
+            return []
+        while True:
+            if sequence is None:
+                start = (await self._chunks.floors()).floor_sequence
+            else:
+                start = sequence + 1
+            try:
+                found = await self._reading.after(start, limit)
+                await self._check_floor(self._reading.lowest_chunk)
+                return found
+            except Trimmed as trimmed:
+                if start < trimmed.floor and sequence is not None:
+                    raise
+                self._reading.reset()
+
+    async def sequence_at_lsn(self, lsn: int) -> int | None:
+        queue = await self._chunks.floors()
+        last = (await self._chunks.last(queue.chunk_floor)).chunk
+        if lsn >= last.next_lsn:
+            return None
+        if lsn < queue.floor_lsn:
+            raise Trimmed(
+                f"LSN {lsn} of {self._prefix} is not kept any more; the oldest is "
+                f"{queue.floor_lsn}",
+                floor=queue.floor_sequence,
+            )
+        held = await self._chunks.search(
+            queue.chunk_floor, last.number, lambda chunk: chunk.first_lsn <= lsn
+        )
+        await self._check_floor(held.chunk.number)
+        places = held.chunk.places()
+        return [place.sequence for place in places if place.first_lsn <= lsn][-1]
+
+    async def sequence_at_time(self, time_ms: int) -> int | None:
+        queue = await self._chunks.floors()
+        last = (await self._chunks.last(queue.chunk_floor)).chunk
+        held = await self._chunks.search(
+            queue.chunk_floor, last.number, lambda chunk: chunk.max_ms_before < time_ms
+        )
+        chunk: Chunk = held.chunk
+        while True:
+            for descriptor in descriptors(self._chunks, chunk):
+                if descriptor.max_ms >= time_ms:
+                    await self._check_floor(chunk.number)
+                    return descriptor.sequence
+            if chunk.number >= last.number:
+                return None
+            chunk = (await self._chunks.require(chunk.number + 1)).chunk
+
+    async def _check_floor(self, number: int) -> None:
+        queue = await self._chunks.floors()
+        if number < queue.chunk_floor:
+            raise Trimmed(
+                f"{self._prefix} is kept from batch {queue.floor_sequence} on",
+                floor=queue.floor_sequence,
+            )

@@ -1,0 +1,154 @@
+"""A producer's record: who lives under its id, and its last accepted batch.
+
+Always holds: a mark only rises; only the life that the record names may renew it, and the
+collector, who folds into it what it is about to delete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+import msgspec
+
+from headwater.buffer.queue.native.chunk import Chunk
+from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks
+from headwater.buffer.queue.native.records import (
+    Mark,
+    Producer,
+    Shard,
+    check_producer_id,
+    shard_name,
+)
+from headwater.core import runtime
+from headwater.core.errors import Fenced, NotFound
+from headwater.store import Register, Store
+
+FORGOTTEN: Final = (
+    "{producer!r} was silent for so long that its mark was dropped: whether its last append landed "
+    "cannot be told any more. Open it again, and compare with what was read."
+)
+
+
+class Before(NamedTuple):
+    """What an opening producer found."""
+
+    is_first: bool
+    """Nobody can have used this id before."""
+    mark: Mark | None
+    anchor: int
+
+
+class Marks:
+    """One life of one producer id."""
+
+    def __init__(self, store: Store, prefix: str, producer: str) -> None:
+        self.producer = check_producer_id(producer)
+        self.incarnation = runtime.new_token().hex()
+        self._register = shard_register(store, prefix, shard_name(producer))
+
+    async def open(self, *, fresh_anchor: int, lost_anchor: int) -> Before:
+        """Write this life into the record, and learn what the record said before.
+
+        An id that is not there was never used, or its mark was dropped: then everything that is
+        still there is searched.
+        """
+        before = Before(True, None, fresh_anchor)
+
+        def change(shard: Shard | None) -> Shard:
+            nonlocal before
+            shard = shard or Shard()
+            known = shard.producers.get(self.producer)
+            if known is not None:
+                before = Before(False, known.mark, known.anchor)
+            else:
+                first = shard.dropped == 0
+                before = Before(first, None, fresh_anchor if first else lost_anchor)
+            record = Producer(self.incarnation, before.anchor, runtime.wall_ms(), before.mark)
+            return _with(shard, self.producer, record)
+
+        await self._register.update(change)
+        return before
+
+    async def read(self) -> Mark | None:
+        """The mark, if this life is still the one; `Fenced` if it is not."""
+        try:
+            shard = (await self._register.read()).value
+        except NotFound:
+            shard = Shard()
+        return self._checked(shard).mark
+
+    async def renew(self, mark: Mark) -> None:
+        """Move the mark on."""
+
+        def change(shard: Shard | None) -> Shard:
+            shard = shard or Shard()
+            known = self._checked(shard)
+            if known.mark is not None and known.mark.producer_sequence > mark.producer_sequence:
+                return shard
+            record = Producer(self.incarnation, mark.chunk, runtime.wall_ms(), mark)
+            return _with(shard, self.producer, record)
+
+        await self._register.update(change)
+
+    async def last_accepted(self, chunks: Chunks, before: Before, opening: int) -> Mark | None:
+        """The last accepted batch of every life before, once the opening chunk stands."""
+        mark, end = before.mark, opening - 1
+        while end >= before.anchor:
+            numbers = range(end, max(before.anchor - 1, end - READ_AHEAD), -1)
+            for held in await asyncio.gather(*(chunks.get(number) for number in numbers)):
+                if held is None:
+                    # Deleted, so the collector has folded it, and whatever is older.
+                    return _later(await self.read(), mark)
+                found = last_mark(held.chunk, self.producer)
+                if found is not None:
+                    return _later(found, mark)
+            end = numbers[-1] - 1
+        return mark
+
+    def fenced(self) -> Fenced:
+        """What an earlier life is told."""
+        return Fenced(
+            f"another producer opened under the id {self.producer!r} and goes on in its place"
+        )
+
+    def _checked(self, shard: Shard) -> Producer:
+        known = shard.producers.get(self.producer)
+        if known is None:
+            raise Fenced(FORGOTTEN.format(producer=self.producer))
+        if known.incarnation != self.incarnation:
+            raise self.fenced()
+        return known
+
+
+def shard_register(store: Store, prefix: str, name: str) -> Register[Shard]:
+    """Where some of the producers stand."""
+    return Register(store, f"{prefix}/producers/{name}.json", Shard)
+
+
+def last_mark(chunk: Chunk, producer: str) -> Mark | None:
+    """The last entry of a chunk as its producer's mark; None if it has none of that producer."""
+    if chunk.producer != producer or not chunk.entries:
+        return None
+    entry, place = chunk.entries[-1], chunk.places()[-1]
+    return Mark(entry.producer_sequence, *place, chunk.number, entry.metadata)
+
+
+def fold(shard: Shard, marks: dict[str, Mark]) -> Shard:
+    """The shard with marks that are at least these."""
+    for producer, mark in marks.items():
+        known = shard.producers.get(producer)
+        if known is None:
+            continue  # forgotten before: it is refused whatever its mark would say
+        if known.mark is None or known.mark.producer_sequence < mark.producer_sequence:
+            shard = _with(shard, producer, msgspec.structs.replace(known, mark=mark))
+    return shard
+
+
+def _with(shard: Shard, producer: str, record: Producer) -> Shard:
+    return msgspec.structs.replace(shard, producers={**shard.producers, producer: record})
+
+
+def _later(one: Mark | None, other: Mark | None) -> Mark | None:
+    marks = [mark for mark in (one, other) if mark is not None]
+    return max(marks, key=lambda mark: mark.producer_sequence, default=None)

@@ -1,0 +1,151 @@
+"""Batches that were uploaded and never appended: found, and deleted behind a floor.
+
+The looking goes forward: what lies below the floor of an earlier pass is not listed again, and
+what the chunks read so far refer to above it is remembered. Uploads that arrive below that floor
+later are refused by every appender; only a full pass finds them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.buffer.queue.contract import Collected, Counters, Retention
+from headwater.buffer.queue.native.chunks import Chunks
+from headwater.buffer.queue.native.deleting import delete_all
+from headwater.buffer.queue.native.records import Queue, Scanned
+from headwater.buffer.queue.native.tail import Tail, append_empty
+from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import NotFound, Refused
+from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.store import Register
+
+
+class Orphans:
+    """One pass over the uploads of a queue."""
+
+    def __init__(self, chunks: Chunks, register: Register[Scanned], retention: Retention) -> None:
+        self._chunks = chunks
+        self._register = register
+        self._retention = retention
+        self._tail = Tail(chunks, Counters())
+
+    async def collect(self, report: Collected, *, full: bool) -> None:
+        """Delete what nobody appended and nobody can append any more."""
+        try:
+            scanned = (await self._register.read()).value
+        except NotFound:
+            scanned = Scanned()
+        full = full or runtime.wall_ms() - scanned.full_ms > limits.GC_FULL_EVERY_MS
+        before = Scanned() if full else scanned
+        seen = await self._scan(before)
+        listed = await self._list(before.batch_floor, self._ceiling(seen), bounded=not full)
+        if not listed:
+            await self._save(scanned, seen, full=full)
+            return
+        ceiling = max(listed)
+        orphans = listed.keys() - set(seen.referenced)
+        if orphans:
+            marker = await self._raise_batch_floor(max(orphans))
+            # Between the two readings some of them were appended, and none can be from here on.
+            seen = await self._scan(seen, through=marker)
+            orphans -= set(seen.referenced)
+        keys = [self._chunks.batch_key(batch_id) for batch_id in sorted(orphans)]
+        report.batches_orphaned += await delete_all(self._chunks.store, keys, report)
+        report.bytes_orphaned += sum(listed[batch_id] for batch_id in orphans)
+        above = tuple(batch_id for batch_id in seen.referenced if batch_id > ceiling)
+        seen = msgspec.structs.replace(seen, batch_floor=ceiling, referenced=above)
+        await self._save(scanned, seen, full=full)
+
+    async def _scan(self, before: Scanned, *, through: int | None = None) -> Scanned:
+        """Read on from where the last pass stopped: which batches do closed chunks refer to?
+
+        Also those of the open chunk, which is read again next time.
+        """
+        while True:
+            floor = (await self._chunks.floors()).chunk_floor
+            number = start = max(before.chunk, floor)
+            referenced = set(before.referenced)
+            closed = start
+            while run := await self._chunks.run(number, limits.GC_PARALLEL):
+                for held in run:
+                    referenced.update(
+                        entry.batch_id
+                        for entry in held.chunk.entries
+                        if entry.inline is None and entry.batch_id > before.batch_floor
+                    )
+                    if held.chunk.closed:
+                        closed = held.chunk.number + 1
+                number += len(run)
+                if through is not None and number > through:
+                    break
+            # Chunks that were deleted meanwhile end the run early, or are not what they seem.
+            if (await self._chunks.floors()).chunk_floor <= start:
+                return msgspec.structs.replace(
+                    before, chunk=closed, referenced=tuple(sorted(referenced))
+                )
+
+    def _ceiling(self, seen: Scanned) -> str:
+        """Up to which id uploads are looked at: old ones by their ids, or beyond what is kept in
+        mind, and never what somebody holds."""
+        ceiling = _ulid_at(runtime.wall_ms() - self._retention.grace_ms)
+        if len(seen.referenced) > limits.GC_REFERENCED:
+            ceiling = max(ceiling, seen.referenced[-limits.GC_REFERENCED])
+        held = self._retention.hold_below
+        if held is not None:
+            ceiling = min(ceiling, encode_ulid(max(0, decode_ulid(held) - 1)))
+        return ceiling
+
+    async def _list(self, after: str, ceiling: str, *, bounded: bool) -> dict[str, int]:
+        """Uploads above `after`, up to the ceiling, with their sizes."""
+        folder = f"{self._chunks.prefix}/batches"
+        listed: dict[str, int] = {}
+        async for meta in self._chunks.store.list(folder, start_after=f"{folder}/{after}"):
+            batch_id = meta.key.removeprefix(f"{folder}/")
+            if batch_id > ceiling or (bounded and len(listed) >= limits.GC_LISTED):
+                break
+            if _is_ulid(batch_id):
+                listed[batch_id] = meta.size_bytes
+        return listed
+
+    async def _raise_batch_floor(self, to: str) -> int:
+        """No batch at or below `to` is appended after the chunk whose number this returns."""
+
+        def change(now: Queue | None) -> Queue:
+            if now is None:
+                raise NotFound(f"there is no queue at {self._chunks.prefix}")
+            return msgspec.structs.replace(now, batch_floor=max(now.batch_floor, to))
+
+        await self._chunks.register.update(change)
+        await self._tail.find()
+        marker = await append_empty(
+            self._tail,
+            lambda last: last.successor(runtime.new_token(), batch_floor=to),
+            RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS),
+        )
+        return marker.number
+
+    async def _save(self, before: Scanned, seen: Scanned, *, full: bool) -> None:
+        at_ms = runtime.wall_ms() if full else before.full_ms
+
+        def change(now: Scanned | None) -> Scanned:
+            now = now or Scanned()
+            # Another collector, or an earlier pass that looked at less, may have come further.
+            further = now if now.batch_floor > seen.batch_floor else seen
+            return msgspec.structs.replace(further, full_ms=at_ms, shard=now.shard)
+
+        if (seen.batch_floor, seen.chunk) != (before.batch_floor, before.chunk) or full:
+            await self._register.update(change)
+
+
+def _ulid_at(time_ms: int) -> str:
+    """The highest ULID of this time."""
+    return encode_ulid(max(0, time_ms) << 80 | (1 << 80) - 1)
+
+
+def _is_ulid(text: str) -> bool:
+    try:
+        decode_ulid(text)
+    except Refused:
+        return False
+    return True

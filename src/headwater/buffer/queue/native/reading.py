@@ -1,0 +1,172 @@
+"""Reading a native queue on: from a sequence to descriptors, chunk by chunk.
+
+Idle reading asks for one object: the last chunk while it is open, the one after it once it is
+closed. Nothing is ever listed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.native.chunk import Chunk
+from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks
+from headwater.core.errors import Refused, Trimmed
+
+# Among so many polls that find nothing, one asks whether the floor has passed where it looks (over
+# chunks without entries, say), and one makes sure that the chunk before is still there.
+FLOOR_POLLS: Final = 4
+LAST_POLLS: Final = 16
+
+
+class Position(NamedTuple):
+    """A place between two batches: everything before it in numbers."""
+
+    sequence: int
+    lsn: int
+    bytes: int
+    chunk: int
+
+
+class Reading:
+    """A cursor over the chunks of a queue."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self._next: tuple[int, int] | None = None
+        self._idle = 0
+        self._recent: dict[int, Chunk] = {}
+        self.lowest_chunk = 0
+        """The lowest chunk that the last call looked at."""
+        self.end_sequence = 0
+        """The sequence after the last batch seen."""
+
+    async def after(self, sequence: int, limit: int) -> list[Descriptor]:
+        """Up to `limit` batches from `sequence` on; `Trimmed` if that one is not kept any more."""
+        try:
+            return await self._after(sequence, limit)
+        except Trimmed:
+            if self._next is None:
+                raise
+        # The chunk is gone in which it was last; the batch may stand in a later one.
+        self.reset()
+        return await self._after(sequence, limit)
+
+    def reset(self) -> None:
+        """Look for the place anew."""
+        self._next = None
+        self._recent.clear()
+
+    async def _after(self, sequence: int, limit: int) -> list[Descriptor]:
+        if self._next is not None and self._next[0] == sequence:
+            number = self._next[1]
+        else:
+            number = (await self.locate(sequence)).number
+        self.lowest_chunk = number
+        found: list[Descriptor] = []
+        window = 1
+        while len(found) < limit:
+            run = await self._chunks.run(number, window)
+            for held in run:
+                self._remember(held.chunk)
+                found += descriptors(self._chunks, held.chunk, from_sequence=sequence)
+            if len(run) < window or not run[-1].chunk.closed:
+                await self._check_end(number, len(run))
+                break
+            number, window = number + window, min(READ_AHEAD, window * 2)
+        self._idle = 0 if found else self._idle + 1
+        found = found[:limit]
+        after = found[-1].sequence + 1 if found else sequence
+        self._next = (after, self._chunk_from(after, number))
+        return found
+
+    async def locate(self, sequence: int) -> Chunk:
+        """The chunk with this sequence, or the last one if it is the next to come."""
+        for chunk in self._recent.values():
+            if chunk.first_sequence <= sequence < chunk.next_sequence:
+                return chunk
+        queue = await self._chunks.floors()
+        if sequence < queue.floor_sequence:
+            raise Trimmed(
+                f"batch {sequence} is not kept any more; the oldest is {queue.floor_sequence}",
+                floor=queue.floor_sequence,
+            )
+        last = (await self._chunks.last(queue.chunk_floor)).chunk
+        if sequence > last.next_sequence:
+            raise Refused(
+                f"sequence {sequence} lies ahead: the next one to be appended is "
+                f"{last.next_sequence}"
+            )
+        held = await self._chunks.search(
+            queue.chunk_floor, last.number, lambda chunk: chunk.first_sequence <= sequence
+        )
+        return held.chunk
+
+    async def position_after(self, sequence: int) -> Position:
+        """The place right after this batch, which must be there."""
+        chunk = await self.locate(sequence)
+        if not chunk.first_sequence <= sequence < chunk.next_sequence:
+            raise Refused(
+                f"there is no batch {sequence} yet: the next one to be appended is "
+                f"{chunk.next_sequence}"
+            )
+        through = chunk.entries[: sequence - chunk.first_sequence + 1]
+        return Position(
+            sequence + 1,
+            chunk.first_lsn + sum(entry.rows for entry in through),
+            chunk.bytes_before + sum(entry.size_bytes for entry in through),
+            chunk.number,
+        )
+
+    async def _check_end(self, number: int, found: int) -> None:
+        """The end was reached; now and then see that it is one, and no queue that went back."""
+        if found:
+            return
+        if number in self._recent:
+            await self._chunks.require(number)
+        if self._idle % FLOOR_POLLS == FLOOR_POLLS - 1:
+            queue = await self._chunks.floors()
+            if number < queue.chunk_floor:
+                raise Trimmed(f"chunk {number} is not kept any more", floor=queue.floor_sequence)
+        if number > 0 and self._idle % LAST_POLLS == LAST_POLLS - 1:
+            await self._chunks.require(number - 1)
+
+    def _chunk_from(self, sequence: int, number: int) -> int:
+        """The chunk to ask for when reading on from `sequence`."""
+        for chunk in self._recent.values():
+            if chunk.first_sequence <= sequence < chunk.next_sequence:
+                return chunk.number
+            if chunk.next_sequence == sequence:
+                number = max(number, chunk.number + 1 if chunk.closed else chunk.number)
+        return number
+
+    def _remember(self, chunk: Chunk) -> None:
+        self.end_sequence = max(self.end_sequence, chunk.next_sequence)
+        self._recent.pop(chunk.number, None)
+        self._recent[chunk.number] = chunk
+        while len(self._recent) > 2 * READ_AHEAD:
+            del self._recent[next(iter(self._recent))]
+
+
+def descriptors(chunks: Chunks, chunk: Chunk, *, from_sequence: int = 0) -> list[Descriptor]:
+    """The batches of a chunk from a sequence on."""
+    key = chunks.key(chunk.number)
+    return [
+        Descriptor(
+            sequence=place.sequence,
+            location=key if entry.inline is not None else chunks.batch_key(entry.batch_id),
+            first_lsn=place.first_lsn,
+            rows=entry.rows,
+            size_bytes=entry.size_bytes,
+            min_ms=entry.min_ms,
+            max_ms=entry.max_ms,
+            batch_id=entry.batch_id,
+            producer=chunk.producer,
+            producer_sequence=entry.producer_sequence,
+            metadata=entry.metadata,
+            schema_version=entry.schema_version,
+            inline=entry.inline,
+        )
+        for entry, place in zip(chunk.entries, chunk.places(), strict=True)
+        if place.sequence >= from_sequence
+    ]

@@ -1,0 +1,105 @@
+"""The registers of a native queue: its floors, its consumer, its producers' marks, its collector.
+
+    <prefix>/queue.json                what is dead: floors, which never go down
+    <prefix>/consumer.json             who owns the consumer, and what is acknowledged
+    <prefix>/producers/<3 hex>.json    the last accepted batch of each producer, in 4,096 shards
+    <prefix>/gc.json                   how far the collector has looked
+
+Marks stand in shards and not in an object each, because they are dropped one day, and an object
+whose key may be created again must not be deleted: a slow delete would take the later one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
+from headwater.core import limits
+from headwater.core.errors import Refused
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """What is dead in a queue."""
+
+    id: str
+    chunk_floor: int = 0
+    """Chunks below it may be deleted, and nothing at those numbers counts."""
+    floor_sequence: int = 0
+    floor_lsn: int = 1
+    batch_floor: str = NO_BATCH_FLOOR
+    """Batches at or below it are not appended any more."""
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """Who owns the consumer, and how far it came."""
+
+    epoch: int = 0
+    group: str = ""
+    sequence: int = 0
+    """The first one that is not acknowledged."""
+    lsn: int = 1
+    bytes: int = 0
+    """Of all batches acknowledged so far."""
+    chunk: int = 0
+    """The chunk in which the last acknowledged batch stands."""
+    opened_ms: int = 0
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A producer's last accepted batch, as far as its record knows."""
+
+    producer_sequence: int
+    sequence: int
+    first_lsn: int
+    chunk: int
+    metadata: bytes | None = None
+
+
+class Producer(msgspec.Struct, frozen=True):
+    """One producer id."""
+
+    incarnation: str
+    """Whose life it is: the last one that opened."""
+    anchor: int
+    """A chunk before which nothing of this producer stands that `mark` does not cover."""
+    anchor_ms: int
+    mark: Mark | None = None
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """Some of the producers."""
+
+    producers: dict[str, Producer] = {}
+    dropped: int = 0
+    """How many were forgotten: before the first, an id that is not here was never used."""
+
+
+class Scanned(msgspec.Struct, frozen=True):
+    """How far the collector has looked for batches that nobody appended."""
+
+    batch_floor: str = NO_BATCH_FLOOR
+    """Up to this id, uploads without an entry were deleted."""
+    chunk: int = 0
+    """Chunks below it were read."""
+    referenced: tuple[str, ...] = ()
+    """Ids above `batch_floor` in the chunks that were read."""
+    full_ms: int = 0
+    """When it last looked at everything."""
+    shard: str = ""
+    """The last shard of producers it looked at."""
+
+
+def shard_name(producer: str) -> str:
+    """The shard of a producer id."""
+    return hashlib.blake2s(producer.encode(), digest_size=2).hexdigest()[:3]
+
+
+def check_producer_id(producer: str) -> str:
+    """The id itself; `Refused` says what an id may be."""
+    if not producer or len(producer.encode()) > limits.PRODUCER_ID_MAX_BYTES:
+        raise Refused(
+            f"{producer!r} is no producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
+        )
+    return producer

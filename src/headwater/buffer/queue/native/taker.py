@@ -1,0 +1,149 @@
+"""The owning consumer's door to a native queue.
+
+Chunks are read first and the fence is checked after: as long as this consumer owns the queue,
+nothing that it has not acknowledged is deleted, so what it read was real.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.buffer.queue.contract import Counters, Descriptor, Taker
+from headwater.buffer.queue.native.chunks import Chunks
+from headwater.buffer.queue.native.reading import Position, Reading
+from headwater.buffer.queue.native.records import Consumer
+from headwater.core import runtime
+from headwater.core.errors import Bug, Fenced, NotFound, Refused, RolledBack, Trimmed
+from headwater.store import Register, Store
+
+
+def consumer_register(store: Store, prefix: str) -> Register[Consumer]:
+    """Where the owner and what is acknowledged stand."""
+    return Register(store, f"{prefix}/consumer.json", Consumer)
+
+
+class NativeTaker(Taker):
+    """One life of a partition's owning consumer."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        self.counters = Counters()
+        self.epoch = 0
+        self._prefix = prefix
+        self._chunks = Chunks(store, prefix, queue_id)
+        self._reading = Reading(self._chunks)
+        self._register = consumer_register(store, prefix)
+        self._acked = Consumer()
+
+    async def open(
+        self, group: str, *, take_over: bool = False, last_acked_sequence: int | None = None
+    ) -> int | None:
+        if not group:
+            raise Refused("a consumer needs the name of its group")
+        position = await self._resume_at(last_acked_sequence)
+
+        def change(now: Consumer | None) -> Consumer:
+            now = now or Consumer()
+            if now.group and now.group != group and not take_over:
+                raise Refused(
+                    f"the group {now.group!r} owns the consumer of {self._prefix}. Follow it, or "
+                    "take the ownership over (take_over), which stops that group."
+                )
+            if position is not None and position.sequence > now.sequence:
+                now = _moved(now, position)
+            return msgspec.structs.replace(
+                now, epoch=now.epoch + 1, group=group, opened_ms=runtime.wall_ms()
+            )
+
+        self.counters.writes += 1
+        self._acked = (await self._register.update(change)).value
+        self.epoch = self._acked.epoch
+        if last_acked_sequence is not None:
+            return last_acked_sequence
+        return self._acked.sequence - 1 if self._acked.sequence else None
+
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        if limit < 1:
+            return []
+        start = 0 if sequence is None else sequence + 1
+        while True:
+            found = await self._reading.after(start, limit)
+            await self.check_fence()
+            if self._reading.lowest_chunk >= self._acked.chunk:
+                return found
+            # A replay of what is acknowledged: that may be deleted, and deleted numbers lie.
+            queue = await self._chunks.floors()
+            if self._reading.lowest_chunk >= queue.chunk_floor:
+                return found
+            if start < queue.floor_sequence:
+                raise Trimmed(
+                    f"batch {start} of {self._prefix} is not kept any more; the oldest is "
+                    f"{queue.floor_sequence}",
+                    floor=queue.floor_sequence,
+                )
+            self._reading.reset()
+
+    async def dequeue(self, sequence: int) -> None:
+        if sequence < self._acked.sequence:
+            await self.check_fence()
+            return
+        position = await self._reading.position_after(sequence)
+
+        def change(now: Consumer | None) -> Consumer:
+            owned = self._owned(now)
+            return owned if position.sequence <= owned.sequence else _moved(owned, position)
+
+        self.counters.writes += 1
+        self._acked = (await self._register.update(change)).value
+
+    async def check_fence(self) -> None:
+        try:
+            self._owned((await self._register.read()).value)
+        except NotFound:
+            self._owned(None)
+
+    @property
+    def pending(self) -> int:
+        return max(0, self._reading.end_sequence - self._acked.sequence)
+
+    def _owned(self, now: Consumer | None) -> Consumer:
+        if not self.epoch:
+            raise Bug("the consumer was not opened")
+        if now is None or now.epoch < self.epoch:
+            raise RolledBack(f"the consumer of {self._prefix} went back before epoch {self.epoch}")
+        if now.epoch != self.epoch:
+            raise Fenced(
+                f"a later consumer (epoch {now.epoch}, group {now.group!r}) took over "
+                f"{self._prefix} from epoch {self.epoch}"
+            )
+        return now
+
+    async def _resume_at(self, last_acked: int | None) -> Position | None:
+        """Where the last acknowledged batch ends; refuses a queue that is behind its consumer."""
+        try:
+            known = (await self._register.read()).value
+        except NotFound:
+            known = Consumer()
+        last = (await self._chunks.last(known.chunk)).chunk
+        self._reading.end_sequence = last.next_sequence
+        if last.next_sequence < known.sequence:
+            raise RolledBack(
+                f"{self._prefix}: {known.sequence} batches are acknowledged and there are only "
+                f"{last.next_sequence}: the queue went back"
+            )
+        if last_acked is None:
+            return None
+        if last_acked >= last.next_sequence:
+            raise Refused(
+                f"cannot resume after batch {last_acked} of {self._prefix}: there are only "
+                f"{last.next_sequence}. Is it another stream's position, or was the queue replaced?"
+            )
+        if last_acked < known.sequence:
+            await self._reading.locate(last_acked + 1)
+            return None
+        return await self._reading.position_after(last_acked)
+
+
+def _moved(consumer: Consumer, to: Position) -> Consumer:
+    return msgspec.structs.replace(
+        consumer, sequence=to.sequence, lsn=to.lsn, bytes=to.bytes, chunk=to.chunk
+    )
