@@ -1,9 +1,9 @@
-"""The native queue: numbered chunks of entries, each written by one producer.
+"""The native queue: numbered chunks of entries, the last of which grows.
 
 Enters: batches and their counts, from appenders. Leaves: descriptors with sequences and LSNs.
 
     queue.json      floors: what is dead
-    chunks/<n>      entries; the last chunk may be open, and then its owner adds to it
+    chunks/<n>      entries; the last chunk may be open, and then whoever appends adds to it
     batches/<ULID>  the batches, but for small ones, which ride in their entries
     producers/…     marks: each producer's last accepted batch
     consumer.json   the owner, its epoch, what is acknowledged

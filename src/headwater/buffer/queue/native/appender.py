@@ -7,8 +7,9 @@ refused. Re-appending on a conflict, or looking for one's own entry in the queue
 batch that the consumer was quick to take.
 
 A successor under the same id fences: it writes its incarnation into the mark's record and *then*
-appends an opening chunk. An appender creates chunk n only after it has seen chunk n - 1, and each
-chunk tells the openings before it: whoever could still append after the opening has seen it.
+writes its opening into the last chunk. An append is conditional on the content it was made from,
+and every content tells the openings before it: whoever could still append after the opening has
+seen it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from headwater.buffer.queue.contract import (
     Placed,
     Resumed,
 )
-from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, check_group
+from headwater.buffer.queue.native.chunk import Chunk, check_group, entry_bytes
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.marks import Marks
 from headwater.buffer.queue.native.records import Mark
-from headwater.buffer.queue.native.tail import Dead, Lost, Tail, append_empty
+from headwater.buffer.queue.native.tail import Dead, Lost, Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
@@ -46,7 +47,7 @@ from headwater.store import Store
 # A mark is renewed after so many appends or so long, so that a successor need not search further.
 REFRESH_APPENDS: Final = 256
 REFRESH_S: Final = 60.0
-# After so many lost races the end is looked for instead of tried for.
+# After so many lost races a writer waits for its turn again.
 LOST_BEFORE_LOOKING: Final = 2
 
 
@@ -61,7 +62,7 @@ class NativeAppender(Appender):
         """`pace_s` is the least time between two writes of one object, where a store has one."""
         self.counters = Counters()
         self._chunks = Chunks(store, prefix, queue_id)
-        self._tail = Tail(self._chunks, self.counters)
+        self._tail = Tail(self._chunks, self.counters, producer_id)
         self._marks = Marks(store, prefix, producer_id)
         self._pace_s = pace_s
         self._policy = RetryPolicy()
@@ -90,15 +91,10 @@ class NativeAppender(Appender):
         if before.is_first:
             self._openings, self._is_open = end.openings, True
             return Resumed(0, None)
-        me = self._marks
-        opening = await append_empty(
+        me = self._marks.owner
+        opening = await write_note(
             self._tail,
-            lambda last: last.successor(
-                runtime.new_token(),
-                producer=me.producer,
-                incarnation=me.incarnation,
-                opens=True,
-            ),
+            lambda last: last.written(runtime.new_token(), owner=me, opens=True),
             self._policy.start(attempts=limits.APPEND_ATTEMPTS),
         )
         self._openings = opening.openings
@@ -116,18 +112,24 @@ class NativeAppender(Appender):
         check_group(list(batches[len(known) :]), self._landed)
         self._forget_before(batches[0].producer_sequence if batches else 0)
         budget = self._policy.start(attempts=limits.APPEND_ATTEMPTS)
-        lost = LOST_BEFORE_LOOKING if not self._tail.is_alone else 0
+        look_first = not self._tail.is_alone
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
+            if self._doubt is not None and await self._settle(self._doubt, todo):
+                self._doubt = None
+                continue
+            if look_first and self._doubt is None:
+                await runtime.sleep(self._tail.turns.wait_s(budget.used))
+                await self._tail.find()
+            look_first = False
             try:
-                await self._advance(todo, look_first=lost >= LOST_BEFORE_LOOKING)
-                lost = 0
+                await self._write(todo)
             except Lost:
-                lost += 1
                 budget.used += 1
                 if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
                     raise Contended(
-                        f"{self._chunks.prefix}: not appended: others won {lost} times"
+                        f"{self._chunks.prefix}: not appended: others won {budget.used} times"
                     ) from None
+                look_first = budget.used % LOST_BEFORE_LOOKING == 0
         self._refresh_if_due()
         return [self._places[batch.producer_sequence] for batch in batches]
 
@@ -138,63 +140,22 @@ class NativeAppender(Appender):
             await self._refresh()
         self._is_open = False
 
-    async def _advance(self, todo: list[NewBatch], *, look_first: bool) -> None:
-        """One step: settle what is in doubt, or append as much as one write takes."""
-        if self._doubt is not None:
-            if await self._settle(self._doubt, todo):
-                self._doubt = None
-                return
-            look_first = False
-        chunk = self._tail.chunk
-        if chunk.is_of(self._marks.producer, self._marks.incarnation) and not chunk.closed:
-            await self._extend(chunk, todo)
-            return
-        if look_first:
-            await self._tail.wait_for_turn()
-            await self._tail.find()
-        await self._create(todo)
-
-    async def _extend(self, chunk: Chunk, todo: list[NewBatch]) -> None:
-        self._refuse_below(chunk.batch_floor, todo)
-        room = limits.CHUNK_MAX_ENTRIES - len(chunk.entries)
-        group = _group(todo, room, limits.CHUNK_FULL_BYTES - chunk.stored_bytes)
-        since_s = runtime.monotonic_s() - self._written_s
-        if since_s < self._pace_s:
-            await runtime.sleep(self._pace_s - since_s)
-        full = len(group) < len(todo) or len(group) == room or since_s < self._pace_s
-        grown = chunk.replaced(
-            runtime.new_token(), entries=tuple(map(ChunkEntry.of, group)), closed=full
-        )
-        self._doubt = chunk.number
-        try:
-            await self._tail.extend(grown)
-        except Lost as lost:
-            if not lost.in_doubt:
-                self._doubt = None
-            raise
-        self._doubt = None
-        self._note(self._tail.chunk)
-
-    async def _create(self, todo: list[NewBatch]) -> None:
-        await self._tail.seal()
+    async def _write(self, todo: list[NewBatch]) -> None:
+        """Append as much as one write takes."""
         last = self._tail.chunk
         await self._check_fence(last)
-        if not last.closed:
-            return  # sealed by nobody: it grew meanwhile, and is known as it is
         self._refuse_below(last.batch_floor, todo)
-        group = _group(todo, limits.CHUNK_MAX_ENTRIES, limits.CHUNK_FULL_BYTES)
-        unhurried = runtime.monotonic_s() - self._written_s >= self._pace_s
-        room_left = len(group) == len(todo) and len(group) < limits.CHUNK_MAX_ENTRIES
-        chunk = last.successor(
-            runtime.new_token(),
-            producer=self._marks.producer,
-            incarnation=self._marks.incarnation,
-            entries=tuple(map(ChunkEntry.of, group)),
-            closed=not (self._tail.is_alone and unhurried and room_left),
+        hurried = await self._keep_pace(last)
+        base = last.follower() if last.closed else last
+        room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
+        group = _group(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
+        full = len(group) < len(todo) or len(group) >= room
+        chunk = last.written(
+            runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
         in_doubt_before, self._doubt = self._doubt is not None, chunk.number
         try:
-            await self._tail.create(chunk)
+            await self._tail.write(chunk)
         except Lost as lost:
             if not lost.in_doubt and not in_doubt_before:
                 self._doubt = None
@@ -202,7 +163,16 @@ class NativeAppender(Appender):
         except Dead:
             return  # in doubt: whether it landed long ago, the mark tells
         self._doubt = None
-        self._note(self._tail.chunk)
+        self._note(chunk)
+
+    async def _keep_pace(self, last: Chunk) -> bool:
+        """Where a store allows few writes of one object: whether this chunk is written once."""
+        if not self._pace_s:
+            return False
+        since_s = runtime.monotonic_s() - self._written_s
+        if since_s < self._pace_s and not last.closed:
+            await runtime.sleep(self._pace_s - since_s)
+        return since_s < self._pace_s or not self._tail.is_alone
 
     async def _settle(self, number: int, todo: list[NewBatch]) -> bool:
         """Find out what became of attempts at this number; False if it is still free."""
@@ -216,8 +186,7 @@ class NativeAppender(Appender):
                 raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
             return False
         self._tail.adopt(held)
-        if held.chunk.is_of(self._marks.producer, self._marks.incarnation):
-            self._note(held.chunk)
+        self._note(held.chunk)
         return True
 
     async def _check_fence(self, last: Chunk) -> None:
@@ -228,11 +197,9 @@ class NativeAppender(Appender):
         recent = last.recent_openings[:count]
         if count > len(recent):
             await self._marks.read()
-        for opening in recent:
-            if opening.producer == self._marks.producer:
-                if opening.incarnation != self._marks.incarnation:
-                    raise self._marks.fenced()
-                break
+        me = self._marks.owner
+        if any(one.producer == me.producer and one != me for one in recent):
+            raise self._marks.fenced()
         self._openings = last.openings
 
     def _refuse_below(self, floor: str, todo: list[NewBatch]) -> None:
@@ -247,15 +214,18 @@ class NativeAppender(Appender):
     def _note(self, chunk: Chunk) -> None:
         """Take in where this producer's entries of a chunk stand."""
         self._written_s = runtime.monotonic_s()
+        if self._marks.owner not in chunk.owners:
+            return
+        mine = chunk.owners.index(self._marks.owner)
         for entry, place in zip(chunk.entries, chunk.places(), strict=True):
-            if entry.producer_sequence > self._landed:
+            if entry.owner == mine and entry.producer_sequence > self._landed:
                 self._places[entry.producer_sequence] = place
                 self._landed = entry.producer_sequence
                 self._last = Mark(entry.producer_sequence, *place, chunk.number, entry.metadata)
                 self._since_refresh += 1
 
     def _note_mark(self, mark: Mark | None, todo: list[NewBatch]) -> None:
-        """The same from the mark, when the chunk is gone: entries of one chunk are contiguous."""
+        """The same from the mark, when the chunk is gone: what one write appended is contiguous."""
         if mark is None or mark.producer_sequence <= self._landed:
             return
         sequence, lsn = mark.sequence, mark.first_lsn
@@ -297,7 +267,7 @@ def _group(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:
     """As many batches as one chunk takes; at least one."""
     group: list[NewBatch] = []
     for batch in todo[: max(room, 1)]:
-        room_bytes -= 64 + len(batch.metadata or b"") + len(batch.inline or b"")
+        room_bytes -= entry_bytes(batch.metadata, batch.inline)
         if group and room_bytes < 0:
             break
         group.append(batch)

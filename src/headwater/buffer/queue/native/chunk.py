@@ -1,19 +1,20 @@
-"""A chunk of the native queue: the entries of one producer, numbered, checksummed.
+"""A chunk of the native queue: entries in order, checksummed, with all that came before in numbers.
 
     "HWC1" | u32 length | msgpack | u64 xxh3
 
-Chunks are numbered 0, 1, 2, … without gaps; the last one may be open, and then its owner alone
-may add to it. A chunk says what comes before it (sequence, LSN, bytes, the latest ingestion
-time), so that any chunk alone places its own entries, and a search can halve its way to any
-sequence, LSN or time.
+Chunks are numbered 0, 1, 2, … without gaps. The last one may be open; then whoever appends adds to
+it, by a write on condition that nobody else did meanwhile. A chunk says what comes before it
+(sequence, LSN, bytes, the latest ingestion time), so that any chunk alone places its own entries,
+and a search can halve its way to any sequence, LSN or time.
 
-Always holds: a closed chunk never changes; every write of a chunk has a token of its own, so no
-two contents have the same bytes.
+Always holds: a closed chunk never changes; an open one only grows; every write of a chunk has a
+token of its own, so no two contents have the same bytes.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -31,9 +32,18 @@ OVERHEAD_BYTES: Final = _HEAD.size + _SUM.size
 NO_BATCH_FLOOR: Final = "0" * 26
 
 
+class Owner(msgspec.Struct, frozen=True, array_like=True):
+    """One life of one producer id."""
+
+    producer: str
+    incarnation: str
+
+
 class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     """One batch, as a chunk has it."""
 
+    owner: int
+    """Whose it is: a place in the chunk's owners."""
     batch: bytes
     """The 16 bytes of the batch's id."""
     rows: int
@@ -46,9 +56,10 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     inline: bytes | None = None
 
     @classmethod
-    def of(cls, batch: NewBatch) -> ChunkEntry:
+    def of(cls, batch: NewBatch, owner: int) -> ChunkEntry:
         """The entry for a batch on its way in."""
         return cls(
+            owner,
             decode_ulid(batch.batch_id).to_bytes(16, "big"),
             batch.rows,
             batch.size_bytes,
@@ -68,36 +79,32 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     @property
     def stored_bytes(self) -> int:
         """About how many bytes of a chunk this entry takes."""
-        return 64 + len(self.metadata or b"") + len(self.inline or b"")
+        return entry_bytes(self.metadata, self.inline)
 
 
-class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """A producer that opened under its id, and thereby fenced whoever had it."""
-
-    producer: str
-    incarnation: str
+def entry_bytes(metadata: bytes | None, inline: bytes | None) -> int:
+    """About how many bytes of a chunk such an entry takes."""
+    return 64 + len(metadata or b"") + len(inline or b"")
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Entries of one producer's one life, and everything before them in four numbers."""
+    """Some entries, and everything before them in four numbers."""
 
     queue_id: str
     number: int
     token: bytes
-    producer: str
-    """Who owns it; empty for what the collector or the queue's creation wrote."""
-    incarnation: str
     closed: bool
     first_sequence: int
     first_lsn: int
     bytes_before: int
     max_ms_before: int
     batch_floor: str
-    """No batch with an id at or below this is appended after this chunk."""
+    """No batch with an id at or below this is appended from here on."""
     openings: int
-    """How many producers have opened so far, this chunk's own opening counted."""
-    recent_openings: tuple[Opening, ...]
-    """The last of them, newest first."""
+    """How often producers have opened so far."""
+    recent_openings: tuple[Owner, ...]
+    """The last of those openings, newest first."""
+    owners: tuple[Owner, ...] = ()
     entries: tuple[ChunkEntry, ...] = ()
 
     @property
@@ -125,15 +132,6 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         """About how many bytes its entries take."""
         return sum(entry.stored_bytes for entry in self.entries)
 
-    @property
-    def last_producer_sequence(self) -> int:
-        """Of its last entry; 0 without entries."""
-        return self.entries[-1].producer_sequence if self.entries else 0
-
-    def is_of(self, producer: str, incarnation: str) -> bool:
-        """Whether it belongs to this life of this producer."""
-        return (self.producer, self.incarnation) == (producer, incarnation)
-
     def places(self) -> list[Placed]:
         """Sequence and first LSN of each entry."""
         places, lsn = [], self.first_lsn
@@ -142,45 +140,49 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
             lsn += entry.rows
         return places
 
-    def replaced(
-        self, token: bytes, *, entries: tuple[ChunkEntry, ...] = (), closed: bool
-    ) -> Chunk:
-        """This chunk with further entries, or closed."""
-        return msgspec.structs.replace(
-            self, token=token, entries=(*self.entries, *entries), closed=closed
-        )
-
-    def successor(
+    def written(
         self,
         token: bytes,
         *,
-        producer: str = "",
-        incarnation: str = "",
-        entries: tuple[ChunkEntry, ...] = (),
-        closed: bool = True,
+        owner: Owner | None = None,
+        batches: Sequence[NewBatch] = (),
+        closed: bool = False,
         opens: bool = False,
         batch_floor: str = NO_BATCH_FLOOR,
     ) -> Chunk:
-        """The chunk after this one."""
-        openings, recent = self.openings, self.recent_openings
-        if opens:
+        """What a writer writes on top of this: the same chunk grown, or the one after it."""
+        base = self.follower() if self.closed else self
+        owners, index = base.owners, 0
+        if owner is not None:
+            owners = owners if owner in owners else (*owners, owner)
+            index = owners.index(owner)
+        openings, recent = base.openings, base.recent_openings
+        if opens and owner is not None:
             openings += 1
-            recent = (Opening(producer, incarnation), *recent)[: limits.CHUNK_OPENINGS]
-        return Chunk(
-            queue_id=self.queue_id,
-            number=self.number + 1,
+            recent = (owner, *recent)[: limits.CHUNK_OPENINGS]
+        return msgspec.structs.replace(
+            base,
             token=token,
-            producer=producer,
-            incarnation=incarnation,
             closed=closed,
+            batch_floor=max(base.batch_floor, batch_floor),
+            openings=openings,
+            recent_openings=recent,
+            owners=owners,
+            entries=(*base.entries, *(ChunkEntry.of(batch, index) for batch in batches)),
+        )
+
+    def follower(self) -> Chunk:
+        """The chunk after this one, still empty."""
+        return msgspec.structs.replace(
+            self,
+            number=self.number + 1,
+            closed=False,
             first_sequence=self.next_sequence,
             first_lsn=self.next_lsn,
             bytes_before=self.bytes_through,
             max_ms_before=self.max_ms_through,
-            batch_floor=max(self.batch_floor, batch_floor),
-            openings=openings,
-            recent_openings=recent,
-            entries=entries,
+            owners=(),
+            entries=(),
         )
 
 
@@ -190,8 +192,6 @@ def first_chunk(queue_id: str) -> Chunk:
         queue_id=queue_id,
         number=0,
         token=bytes(16),
-        producer="",
-        incarnation="",
         closed=True,
         first_sequence=0,
         first_lsn=1,
@@ -221,13 +221,13 @@ def decode_chunk(data: bytes | memoryview, *, queue_id: str | None, number: int 
         raise Corrupt(f"this chunk is of queue {chunk.queue_id}, not {queue_id}")
     if number is not None and chunk.number != number:
         raise Corrupt(f"this is chunk {chunk.number}, not {number}")
-    last = 0
+    last = [0] * len(chunk.owners)
     for entry in chunk.entries:
-        if entry.producer_sequence <= last or entry.rows < 0 or len(entry.batch) != 16:
-            raise Corrupt(f"an entry of chunk {chunk.number} is not as entries are")
-        if entry.inline is None and entry.size_bytes < 0:
-            raise Corrupt(f"an entry of chunk {chunk.number} has a negative size")
-        last = entry.producer_sequence
+        if not 0 <= entry.owner < len(last) or entry.producer_sequence <= last[entry.owner]:
+            raise Corrupt(f"an entry of chunk {chunk.number} is out of its producer's order")
+        if entry.rows < 0 or entry.size_bytes < 0 or len(entry.batch) != 16:
+            raise Corrupt(f"an entry of chunk {chunk.number} has impossible numbers")
+        last[entry.owner] = entry.producer_sequence
     return chunk
 
 

@@ -4,9 +4,9 @@ A pass has three parts, each bounded:
 
 - *expired*: chunks whose batches are all acknowledged and past the retention. Their producers'
   marks are folded, the floor is raised above them, then their batches and they are deleted;
-- *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them, a
-  marker chunk is appended that carries it, and *then* the queue is read once more: whatever was
-  appended before the marker is seen, and whoever appends after it sees the floor and is refused;
+- *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
+  written into the last chunk, and *then* the queue is read once more: whatever was appended before
+  is seen, and whoever appends after it sees the floor and is refused;
 - *forgotten*: producers that were silent for long, and of which nothing is kept.
 
 Deleting by age alone is the obvious alternative; it deletes what a stalled producer appends, and
@@ -19,11 +19,11 @@ import itertools
 
 import msgspec
 
-from headwater.buffer.queue.contract import Collected, Collector, Retention
+from headwater.buffer.queue.contract import Collected, Collector, Counters, Retention
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.deleting import delete_all
-from headwater.buffer.queue.native.marks import fold, last_mark, shard_register
+from headwater.buffer.queue.native.marks import fold, last_marks, shard_register
 from headwater.buffer.queue.native.orphans import Orphans
 from headwater.buffer.queue.native.records import (
     Consumer,
@@ -34,6 +34,7 @@ from headwater.buffer.queue.native.records import (
     Shard,
     shard_name,
 )
+from headwater.buffer.queue.native.tail import Dead, Lost, Tail
 from headwater.buffer.queue.native.taker import consumer_register
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound
@@ -54,7 +55,7 @@ class NativeCollector(Collector):
         report = Collected()
         queue = await self._chunks.floors()
         consumer = await self._read_consumer()
-        last = (await self._chunks.last(max(queue.chunk_floor, consumer.chunk))).chunk
+        last = await self._last(max(queue.chunk_floor, consumer.chunk), consumer, retention)
         queue = await self._expire(queue, consumer, last, retention, report)
         await self._sweep(queue.chunk_floor, report)
         await Orphans(self._chunks, self._scanned, retention).collect(report, full=full)
@@ -65,6 +66,22 @@ class NativeCollector(Collector):
         report.kept_pending = last.next_sequence - consumer.sequence
         report.kept_retained = consumer.sequence - queue.floor_sequence
         return report
+
+    async def _last(self, known: int, consumer: Consumer, retention: Retention) -> Chunk:
+        """The last chunk; if it could go, an empty one after it, so that it can."""
+        tail = Tail(self._chunks, Counters())
+        tail.adopt(await self._chunks.last(known))
+        last = tail.chunk
+        expired = _is_expired(last, consumer, last, retention)
+        if not last.entries or not expired:
+            return last
+        try:
+            if not last.closed:
+                await tail.write(last.written(runtime.new_token(), closed=True))
+            await tail.write(tail.chunk.written(runtime.new_token()))
+        except (Lost, Dead):
+            pass  # somebody appends: the chunk will not be the last for long
+        return tail.chunk
 
     async def _read_consumer(self) -> Consumer:
         try:
@@ -105,9 +122,8 @@ class NativeCollector(Collector):
     async def _fold(self, expired: list[Chunk]) -> None:
         shards: dict[str, dict[str, Mark]] = {}
         for chunk in expired:
-            mark = last_mark(chunk, chunk.producer)
-            if mark is not None:
-                shards.setdefault(shard_name(chunk.producer), {})[chunk.producer] = mark
+            for producer, mark in last_marks(chunk).items():
+                shards.setdefault(shard_name(producer), {})[producer] = mark
         for name, marks in shards.items():
             await self._fold_shard(name, marks)
 
@@ -204,7 +220,7 @@ class NativeCollector(Collector):
 
 
 def _is_expired(chunk: Chunk, consumer: Consumer, last: Chunk, retention: Retention) -> bool:
-    if not chunk.closed or chunk.next_sequence > consumer.sequence:
+    if chunk.next_sequence > consumer.sequence:
         return False
     if not chunk.entries:
         return True

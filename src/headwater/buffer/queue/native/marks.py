@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.queue.native.chunk import Chunk
+from headwater.buffer.queue.native.chunk import Chunk, Owner
 from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks
 from headwater.buffer.queue.native.records import (
     Mark,
@@ -44,7 +44,7 @@ class Marks:
 
     def __init__(self, store: Store, prefix: str, producer: str) -> None:
         self.producer = check_producer_id(producer)
-        self.incarnation = runtime.new_token().hex()
+        self.owner = Owner(producer, runtime.new_token().hex())
         self._register = shard_register(store, prefix, shard_name(producer))
 
     async def open(self, *, fresh_anchor: int, lost_anchor: int) -> Before:
@@ -64,7 +64,7 @@ class Marks:
             else:
                 first = shard.dropped == 0
                 before = Before(first, None, fresh_anchor if first else lost_anchor)
-            record = Producer(self.incarnation, before.anchor, runtime.wall_ms(), before.mark)
+            record = Producer(self.owner.incarnation, before.anchor, runtime.wall_ms(), before.mark)
             return _with(shard, self.producer, record)
 
         await self._register.update(change)
@@ -86,21 +86,21 @@ class Marks:
             known = self._checked(shard)
             if known.mark is not None and known.mark.producer_sequence > mark.producer_sequence:
                 return shard
-            record = Producer(self.incarnation, mark.chunk, runtime.wall_ms(), mark)
+            record = Producer(self.owner.incarnation, mark.chunk, runtime.wall_ms(), mark)
             return _with(shard, self.producer, record)
 
         await self._register.update(change)
 
     async def last_accepted(self, chunks: Chunks, before: Before, opening: int) -> Mark | None:
-        """The last accepted batch of every life before, once the opening chunk stands."""
-        mark, end = before.mark, opening - 1
+        """The last accepted batch of every life before, once the opening stands in a chunk."""
+        mark, end = before.mark, opening
         while end >= before.anchor:
             numbers = range(end, max(before.anchor - 1, end - READ_AHEAD), -1)
             for held in await asyncio.gather(*(chunks.get(number) for number in numbers)):
                 if held is None:
                     # Deleted, so the collector has folded it, and whatever is older.
                     return _later(await self.read(), mark)
-                found = last_mark(held.chunk, self.producer)
+                found = last_marks(held.chunk).get(self.producer)
                 if found is not None:
                     return _later(found, mark)
             end = numbers[-1] - 1
@@ -116,7 +116,7 @@ class Marks:
         known = shard.producers.get(self.producer)
         if known is None:
             raise Fenced(FORGOTTEN.format(producer=self.producer))
-        if known.incarnation != self.incarnation:
+        if known.incarnation != self.owner.incarnation:
             raise self.fenced()
         return known
 
@@ -126,12 +126,13 @@ def shard_register(store: Store, prefix: str, name: str) -> Register[Shard]:
     return Register(store, f"{prefix}/producers/{name}.json", Shard)
 
 
-def last_mark(chunk: Chunk, producer: str) -> Mark | None:
-    """The last entry of a chunk as its producer's mark; None if it has none of that producer."""
-    if chunk.producer != producer or not chunk.entries:
-        return None
-    entry, place = chunk.entries[-1], chunk.places()[-1]
-    return Mark(entry.producer_sequence, *place, chunk.number, entry.metadata)
+def last_marks(chunk: Chunk) -> dict[str, Mark]:
+    """The last entry of each producer in a chunk, as its mark."""
+    marks: dict[str, Mark] = {}
+    for entry, place in zip(chunk.entries, chunk.places(), strict=True):
+        mark = Mark(entry.producer_sequence, *place, chunk.number, entry.metadata)
+        marks[chunk.owners[entry.owner].producer] = mark
+    return marks
 
 
 def fold(shard: Shard, marks: dict[str, Mark]) -> Shard:

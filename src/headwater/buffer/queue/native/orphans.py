@@ -13,7 +13,7 @@ from headwater.buffer.queue.contract import Collected, Counters, Retention
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.deleting import delete_all
 from headwater.buffer.queue.native.records import Queue, Scanned
-from headwater.buffer.queue.native.tail import Tail, append_empty
+from headwater.buffer.queue.native.tail import Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import NotFound, Refused
@@ -109,7 +109,7 @@ class Orphans:
         return listed
 
     async def _raise_batch_floor(self, to: str) -> int:
-        """No batch at or below `to` is appended after the chunk whose number this returns."""
+        """No batch at or below `to` is appended any more; returns the chunk that says so."""
 
         def change(now: Queue | None) -> Queue:
             if now is None:
@@ -118,9 +118,9 @@ class Orphans:
 
         await self._chunks.register.update(change)
         await self._tail.find()
-        marker = await append_empty(
+        marker = await write_note(
             self._tail,
-            lambda last: last.successor(runtime.new_token(), batch_floor=to),
+            lambda last: last.written(runtime.new_token(), batch_floor=to),
             RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS),
         )
         return marker.number
