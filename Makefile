@@ -65,14 +65,16 @@ format: venv
 bench: venv
 	@set -e; found=; for program in bench/*.py; do \
 	  case $$program in bench/\**|bench/_*) continue;; esac; \
-	  found=1; echo "── $$program"; $(BIN)/python $$program $(ARGS); \
+	  found=1; echo "── $$program"; $(BIN)/python -m bench.$$(basename $$program .py) $(ARGS); \
 	done; [ -n "$$found" ] || echo "There are no benchmarks in bench/ yet."
 
+# A peer that cannot be installed is left out with its reason, not a failure.
 .PHONY: bench-peers
 bench-peers: venv
+	@$(VENV) peers || echo "→ going on without requirements/peers.txt; what needs it is skipped"
 	@set -e; found=; for program in bench/peers/*.py; do \
 	  case $$program in bench/peers/\**|bench/peers/_*) continue;; esac; \
-	  found=1; echo "── $$program"; $(BIN)/python $$program $(ARGS); \
+	  found=1; echo "── $$program"; $(BIN)/python -m bench.peers.$$(basename $$program .py) $(ARGS); \
 	done; [ -n "$$found" ] || echo "There are no comparisons in bench/peers/ yet."
 
 # A server that cannot be installed is a skip with its reason, not a failure.
@@ -102,6 +104,7 @@ pins: venv
 	$(UV_COMPILE) -c requirements/all.txt --extra spark pyproject.toml -o requirements/spark.txt
 	$(UV_COMPILE) -c requirements/all.txt requirements/java.in -o requirements/java.txt
 	$(UV_COMPILE) -c requirements/all.txt requirements/interop.in -o requirements/interop.txt
+	$(UV_COMPILE) -c requirements/all.txt requirements/peers.in -o requirements/peers.txt
 	@if grep -nE '://|index-url|find-links' requirements/*; then echo "pins name no address"; exit 1; fi
 
 .PHONY: clean

@@ -1,3 +1,3 @@
-"""Measurements, each a program of its own: `python bench/NAME.py [--quick]`."""
+"""Measurements, each a program of its own: `python -m bench.NAME [--quick]`."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""How fast the store is, against what the machine can do: `python bench/store.py [--quick]`.
+"""How fast the store is, against what the machine can do: `python -m bench.store [--quick]`.
 
 Measured here, on one directory of this machine:
 
@@ -27,7 +27,6 @@ import contextlib
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -37,6 +36,7 @@ from pathlib import Path
 import obstore
 from obstore.store import LocalStore
 
+from bench._report import machine, seconds, table
 from headwater.core.limits import KIB, MIB
 from headwater.store import MemoryBackend, Register, Sequence, Store, open_store
 from headwater.testing import simulate
@@ -134,23 +134,9 @@ class Headwater:
 Candidates = dict[str, Raw | Obstore | Headwater]
 
 
-def seconds(value: float) -> str:
-    """A time in a unit that fits."""
-    return f"{value * 1e6:,.0f} µs" if value < 1e-3 else f"{value * 1e3:,.2f} ms"
-
-
 def rate(size: int, each_s: float) -> str:
     """Megabytes a second."""
     return f"{size / each_s / 1e6:,.1f}"
-
-
-def table(title: str, head: list[str], rows: list[list[str]]) -> None:
-    """Print columns as wide as they need to be."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    print(f"\n{title}")
-    for row in (head, ["-" * width for width in widths], *rows):
-        first, *rest = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join([first, *(cell.strip().rjust(w) for cell, w in zip(rest, widths[1:]))]))  # noqa: B905  the first column is not among the rest
 
 
 async def interleaved(candidates: dict[str, Call], rounds: int, parallel: int) -> dict[str, Times]:
@@ -324,7 +310,7 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=options.dir))
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     print(__doc__)
-    print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, rounds: {rounds}")
+    print(f"{machine()}\nrounds: {rounds}")
     try:
         asyncio.run(bench_put_get(root, rounds))
         asyncio.run(bench_conditional(root, rounds["1 KiB"]))

@@ -1,10 +1,16 @@
-"""The servers as a fixture: every test that takes `server` runs once against each good one."""
+"""The servers as a fixture: every test that takes `server` runs once against each good one.
 
+`rust` is the published Rust buffer on that server, which has to speak the S3 protocol.
+"""
+
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.interop.rust_tool import RustBuffer, build
 from tests.interop.servers import GOOD, Recipe, Server, Unavailable
 
 
@@ -19,3 +25,17 @@ def server(
         except Unavailable as reason:
             pytest.skip(f"{recipe.name}: {reason}")
         yield started
+
+
+@pytest.fixture(scope="session")
+def rust_program() -> Path:
+    try:
+        return build()
+    except Unavailable as reason:
+        pytest.skip(f"the Rust buffer: {reason}")
+
+
+@pytest.fixture
+def rust(rust_program: Path, server: Server) -> RustBuffer:
+    """In the place of a stream's only partition; the stream's name is no other test's."""
+    return RustBuffer(rust_program, server, f"s{secrets.token_hex(6)}")

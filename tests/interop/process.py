@@ -66,6 +66,10 @@ class Process:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
     def log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-LOG_TAIL_CHARS:]
 

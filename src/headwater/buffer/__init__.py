@@ -2,11 +2,16 @@
 
 Enters: records from producers. Leaves: batches in order, each once, with their records numbered.
 
-Built so far: the record model, the native batch, the published v1 batch and manifest, and Kafka's
-partitioner. Streams, queue, producer and consumer build on them.
+    stream      what a stream is: its id, partitions, schema, retention (stream.json)
+    producer/   values, rows or Arrow in; batches uploaded and appended in order
+    queue/      the order of a partition's batches: native, or the published v1 manifest
+    consumer/   batches out, to the owner who acknowledges them or to whoever looks
+    batch, v1_batch, records, types, …   what a record is, and its bytes
 
 Always holds:
 
+- what was accepted is delivered exactly once and in order, to the owner and to whoever follows;
+- LSNs are dense within a partition, from 1, fixed by the append, and never change;
 - bytes from the store are trusted in nothing: sizes are checked before anything is allocated,
   checksums before anything is parsed;
 - a column that nobody uses costs nothing.
@@ -15,20 +20,58 @@ Always holds:
 from headwater.buffer.batch import Batch, decode_batch, encode_batch, read_footer
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
+from headwater.buffer.consumer import (
+    BlockingConsumer,
+    ConsumedBatch,
+    Consumer,
+    Follower,
+    lag,
+    list_dead_letters,
+    read,
+    read_async,
+)
 from headwater.buffer.partitioner import partition_for_key, partition_keys
+from headwater.buffer.producer import BlockingProducer, BufferFull, Producer
+from headwater.buffer.queue import Descriptor
 from headwater.buffer.records import Operation, from_arrow, from_values
+from headwater.buffer.stream import (
+    Stream,
+    alter_stream,
+    create_stream,
+    delete_stream,
+    list_streams,
+    open_stream,
+)
 
 __all__ = [
     "Batch",
+    "BlockingConsumer",
+    "BlockingProducer",
+    "BufferFull",
     "Call",
     "Calls",
     "Compression",
+    "ConsumedBatch",
+    "Consumer",
+    "Descriptor",
+    "Follower",
     "Operation",
+    "Producer",
+    "Stream",
+    "alter_stream",
+    "create_stream",
     "decode_batch",
+    "delete_stream",
     "encode_batch",
     "from_arrow",
     "from_values",
+    "lag",
+    "list_dead_letters",
+    "list_streams",
+    "open_stream",
     "partition_for_key",
     "partition_keys",
+    "read",
+    "read_async",
     "read_footer",
 ]

@@ -4,6 +4,7 @@
     streams/<stream>/<partition>/ingest/<stream id>/…         the native queue and its batches
     streams/<stream>/<partition>/ingest/…                     the published v1 manifest and batches
     streams/<stream>/<partition>/dlq/<stream id>/…            batches that could not be read
+    streams/<stream>/<partition>/groups/<stream id>/…         positions of groups that follow
 
 The id stands in the native paths: whatever a stalled writer of a deleted stream still writes, it
 never writes into a later stream of the same name. The published layout has no place for it.
@@ -21,9 +22,14 @@ STREAM_NAME_MAX: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
+def is_stream_name(name: str) -> bool:
+    """Whether a stream can be called so."""
+    return bool(_NAME.fullmatch(name)) and len(name) <= STREAM_NAME_MAX
+
+
 def check_stream_name(name: str) -> str:
     """The name itself; `Refused` says what a name may be."""
-    if not _NAME.fullmatch(name) or len(name) > STREAM_NAME_MAX:
+    if not is_stream_name(name):
         raise Refused(
             f"{name!r} is not a stream's name: letters, digits, '.', '_' and '-', beginning with a "
             f"letter or a digit, at most {STREAM_NAME_MAX} of them"
@@ -54,3 +60,18 @@ def v1_prefix(name: str, partition: int) -> str:
 def dead_letter_prefix(name: str, partition: int, stream_id: str) -> str:
     """The folder of what could not be read."""
     return f"{partition_prefix(name, partition)}/dlq/{stream_id}"
+
+
+def check_group_name(group: str) -> str:
+    """The name of a group itself; `Refused` says what a name may be."""
+    if not _NAME.fullmatch(group) or len(group) > STREAM_NAME_MAX:
+        raise Refused(
+            f"{group!r} is not a group's name: letters, digits, '.', '_' and '-', beginning with a "
+            f"letter or a digit, at most {STREAM_NAME_MAX} of them"
+        )
+    return group
+
+
+def group_key(name: str, partition: int, stream_id: str, group: str) -> str:
+    """The register with the position of a group that follows."""
+    return f"{partition_prefix(name, partition)}/groups/{stream_id}/{group}.json"

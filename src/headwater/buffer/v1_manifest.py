@@ -307,6 +307,19 @@ def _parse_item(data: bytes, offset: int) -> Metadata:
     return Metadata(start_index, ingestion_time_ms, data[payload_start : payload_start + size])
 
 
+def unpack_metadata(items: Buffer) -> Packed[Metadata]:
+    """The metadata items that `Packed.packed_bytes` of an entry's metadata gave."""
+    kept = bytes(items)
+    starts = array("Q", (0,))
+    while starts[-1] < len(kept):
+        payload_start = starts[-1] + _ITEM.size
+        size = _ITEM.unpack_from(kept, starts[-1])[2] if payload_start <= len(kept) else 0
+        if payload_start + size > len(kept):
+            raise Corrupt(f"the metadata item at offset {starts[-1]:,} is cut off at {len(kept):,}")
+        starts.append(payload_start + size)
+    return Packed(kept, starts, _parse_item)
+
+
 def _packed(entries: Sequence[Entry]) -> Packed[Entry]:
     if isinstance(entries, Packed):
         return entries

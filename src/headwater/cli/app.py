@@ -13,7 +13,11 @@ from importlib import metadata
 import typer
 
 from headwater.cli.advice import HeadwaterGroup
+from headwater.cli.data_commands import produce, read
+from headwater.cli.inspect_command import inspect_app
 from headwater.cli.store_commands import store_app
+from headwater.cli.stream_commands import stream_app
+from headwater.cli.upkeep_commands import gc, lag
 
 app = typer.Typer(
     cls=HeadwaterGroup,
@@ -23,6 +27,10 @@ app = typer.Typer(
     help="A log on object storage: no broker, no server in between.",
 )
 app.add_typer(store_app, name="store")
+app.add_typer(stream_app, name="stream")
+app.add_typer(inspect_app, name="inspect")
+for command in (produce, read, lag, gc):
+    app.command()(command)
 
 
 @app.command()

@@ -55,7 +55,7 @@ def check(
     from headwater.store.conformance import check_store
 
     # Before anything is shown: an address that is refused may hold a credential.
-    opened = _open(url, option)
+    opened = open_with_options(url, option)
 
     async def run(view: CheckView) -> Report:
         async with opened as store:
@@ -93,7 +93,7 @@ def list_objects(
 
     async def run() -> tuple[int, int]:
         count = size_bytes = 0
-        async with _open(url, option) as store:
+        async with open_with_options(url, option) as store:
             async for meta in store.list(prefix):
                 time = datetime.fromtimestamp(meta.modified_ms / 1000, UTC)
                 print(f"{meta.size_bytes:>13,}  {time:%Y-%m-%dT%H:%M:%SZ}  {meta.key}")
@@ -117,7 +117,7 @@ def cat(
     """Write an object's bytes to standard output."""
 
     async def run(write: Callable[[bytes | memoryview], object]) -> None:
-        async with _open(url, option) as store:
+        async with open_with_options(url, option) as store:
             async for chunk in store.get_stream(key):
                 write(chunk)
 
@@ -125,7 +125,8 @@ def cat(
     sys.stdout.buffer.flush()
 
 
-def _open(url: str, options: list[str]) -> Store:
+def open_with_options(url: str, options: list[str]) -> Store:
+    """The store at an address, with the options given on the command line."""
     named = dict(_name_and_value(text) for text in options)
     return open_store(url, policy=PATIENCE, **named)
 

@@ -59,9 +59,6 @@ class Conflict(HeadwaterError):
         super().__init__(message)
         self.current = current
         """What is there instead, where looking already told; None if nothing is."""
-        self.after_doubt = False
-        """Whether an earlier attempt of the same write had an unknown outcome: it may have landed
-        for a while and be gone again, which what is there instead cannot tell."""
 
 
 class AlreadyExists(Conflict):

@@ -143,6 +143,8 @@ class _Errand(Generic[T]):
     def _deliver(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.result.cancel()
+            # Or whoever waits for it to end is not told.
+            self.result.set_running_or_notify_cancel()
             return
         error = task.exception()
         if error is None:

@@ -99,6 +99,10 @@ class RealRuntime(Runtime):
     def wall_ns(self) -> int:
         return time.time_ns()
 
+    def wall_ms(self) -> int:
+        # Not through wall_ns: a producer asks once for every call, and calls may be single records.
+        return time.time_ns() // 1_000_000
+
     def monotonic_s(self) -> float:
         return time.monotonic()
 

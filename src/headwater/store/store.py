@@ -350,9 +350,6 @@ class Store:
                 maybe_landed |= write and not isinstance(error, Unreachable)
                 if not await self._pause(operation, budget, error):
                     raise _gave_up(key, budget, error, maybe_landed) from error
-            except Conflict as conflict:
-                conflict.after_doubt = maybe_landed
-                raise
             except Refused as error:
                 if maybe_landed:
                     raise _still_unknown(key, error) from error

@@ -19,7 +19,7 @@ import msgspec
 
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
-from headwater.core.errors import Refused
+from headwater.core.errors import Damaged, Refused
 
 
 class BelowFloor(Refused):
@@ -86,11 +86,26 @@ class Descriptor(msgspec.Struct, frozen=True):
     format: str = "native"
     calls: bytes = b""
     """Published v1 only: the packed items of the manifest entry."""
+    duplicate: bool = False
+    """Published v1 only: the queue has the batch twice, and this is the later time. It has no
+    rows, nothing is fetched for it, and it is acknowledged in its turn."""
 
     @property
     def last_lsn(self) -> int:
         """The LSN of the last record; one below the first for a batch without records."""
         return self.first_lsn + self.rows - 1
+
+
+class Uncounted(Damaged):
+    """Published v1 only: a batch whose rows cannot be told, so that nothing after it has LSNs.
+
+    Restore the object, or go on without it: `Taker.give_up`.
+    """
+
+    def __init__(self, message: str, *, descriptor: Descriptor) -> None:
+        super().__init__(message)
+        self.descriptor = descriptor
+        """The batch, as one without rows."""
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -195,6 +210,10 @@ class Taker(ABC):
     @abstractmethod
     async def check_fence(self) -> None:
         """Raise `Fenced` unless this is still the owner."""
+
+    async def give_up(self, sequence: int) -> None:
+        """Let the batch that `after` raised `Uncounted` for have no rows, for ever."""
+        raise Refused(f"batch {sequence}: the entries of this queue carry their rows")
 
     @property
     @abstractmethod

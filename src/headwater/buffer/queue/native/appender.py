@@ -6,10 +6,10 @@ the collector folds marks before it raises the floor. Once the mark is dropped, 
 refused. Re-appending on a conflict, or looking for one's own entry in the queue alone, doubles a
 batch that the consumer was quick to take.
 
-A successor under the same id fences: it writes its incarnation into the mark's record and *then*
-writes its opening into the last chunk. An append is conditional on the content it was made from,
-and every content tells the openings before it: whoever could still append after the opening has
-seen it.
+A successor under the same id fences: it writes its incarnation into the mark's record, *then* its
+opening into the last chunk, and then sees that the record still names it. An append is conditional
+on the content it was made from, and every content tells the openings before it: whoever could
+still append after the opening has seen it, and asks the record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from headwater.buffer.batch import Batch, encode_batch
 from headwater.buffer.compression import Compression
@@ -30,7 +30,7 @@ from headwater.buffer.queue.contract import (
     Resumed,
 )
 from headwater.buffer.queue.native.chunk import Chunk, check_group, entry_bytes
-from headwater.buffer.queue.native.chunks import Chunks
+from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.marks import Marks
 from headwater.buffer.queue.native.records import Mark
 from headwater.buffer.queue.native.tail import Dead, Lost, Tail, write_note
@@ -40,15 +40,24 @@ from headwater.core.errors import (
     Bug,
     Contended,
     HeadwaterError,
+    OutcomeUnknown,
     RolledBack,
 )
-from headwater.store import Store
+from headwater.store import Store, Version
 
 # A mark is renewed after so many appends or so long, so that a successor need not search further.
 REFRESH_APPENDS: Final = 256
 REFRESH_S: Final = 60.0
 # After so many lost races a writer waits for its turn again.
 LOST_BEFORE_LOOKING: Final = 2
+
+
+class Doubt(NamedTuple):
+    """An attempt whose outcome is not known: of which chunk, and on top of which content."""
+
+    number: int
+    base: Version | None
+    """None: the chunk was to be created."""
 
 
 class NativeAppender(Appender):
@@ -68,7 +77,7 @@ class NativeAppender(Appender):
         self._policy = RetryPolicy()
         self._landed = 0
         self._places: dict[int, Placed] = {}
-        self._doubt: int | None = None
+        self._doubt: Doubt | None = None
         self._openings = 0
         self._last: Mark | None = None
         self._written_s = -1e9
@@ -86,15 +95,14 @@ class NativeAppender(Appender):
     async def open(self) -> Resumed:
         end = await self._tail.find()
         floor = (await self._chunks.floors()).chunk_floor
-        before = await self._marks.open(fresh_anchor=end.number, lost_anchor=floor)
+        before = await self._marks.open(max(end.number, floor))
         self._refreshed_s = runtime.monotonic_s()
         if before.is_first:
             self._openings, self._is_open = end.openings, True
             return Resumed(0, None)
-        me = self._marks.owner
         opening = await write_note(
             self._tail,
-            lambda last: last.written(runtime.new_token(), owner=me, opens=True),
+            lambda last: last.written(runtime.new_token(), opened=[self._marks.owner]),
             self._policy.start(attempts=limits.APPEND_ATTEMPTS),
         )
         self._openings = opening.openings
@@ -117,6 +125,8 @@ class NativeAppender(Appender):
             if self._doubt is not None and await self._settle(self._doubt, todo):
                 self._doubt = None
                 continue
+            if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
+                raise self._gave_up(budget.used, some=len(todo) < len(batches))
             if look_first and self._doubt is None:
                 await runtime.sleep(self._tail.turns.wait_s(budget.used))
                 await self._tail.find()
@@ -125,10 +135,6 @@ class NativeAppender(Appender):
                 await self._write(todo)
             except Lost:
                 budget.used += 1
-                if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
-                    raise Contended(
-                        f"{self._chunks.prefix}: not appended: others won {budget.used} times"
-                    ) from None
                 look_first = budget.used % LOST_BEFORE_LOOKING == 0
         self._refresh_if_due()
         return [self._places[batch.producer_sequence] for batch in batches]
@@ -153,17 +159,20 @@ class NativeAppender(Appender):
         chunk = last.written(
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
-        in_doubt_before, self._doubt = self._doubt is not None, chunk.number
+        # An earlier attempt still in doubt was made on top of the same content.
+        self._doubt = Doubt(chunk.number, None if last.closed else self._tail.held.version)
         try:
             await self._tail.write(chunk)
-        except Lost as lost:
-            if not lost.in_doubt and not in_doubt_before:
-                self._doubt = None
-            raise
         except Dead:
             return  # in doubt: whether it landed long ago, the mark tells
         self._doubt = None
         self._note(chunk)
+
+    def _gave_up(self, lost: int, *, some: bool) -> HeadwaterError:
+        told = f"{self._chunks.prefix}: others won {lost} times"
+        if self._doubt is not None or some:
+            return OutcomeUnknown(f"{told}: append the same batches again")
+        return Contended(f"{told}: not appended")
 
     async def _keep_pace(self, last: Chunk) -> bool:
         """Where a store allows few writes of one object: whether this chunk is written once."""
@@ -174,16 +183,19 @@ class NativeAppender(Appender):
             await runtime.sleep(self._pace_s - since_s)
         return since_s < self._pace_s or not self._tail.is_alone
 
-    async def _settle(self, number: int, todo: list[NewBatch]) -> bool:
-        """Find out what became of attempts at this number; False if it is still free."""
-        held = await self._chunks.get(number)
+    async def _settle(self, doubt: Doubt, todo: list[NewBatch]) -> bool:
+        """Find out what became of the attempts; False if they may still land."""
+        number = doubt.number
+        held: Held | None = self._tail.held
+        if held is None or held.chunk.number != number or held.version == doubt.base:
+            held = await self._chunks.get(number)
         if await self._tail.is_dead(number):
             self._note_mark(await self._marks.read(), todo)
             await self._tail.find()
             return True
-        if held is None:
-            if self._tail.chunk.number >= number:
-                raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
+        if held is None and (doubt.base is not None or self._tail.chunk.number >= number):
+            raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
+        if held is None or held.version == doubt.base:
             return False
         self._tail.adopt(held)
         self._note(held.chunk)
@@ -194,12 +206,12 @@ class NativeAppender(Appender):
         count = last.openings - self._openings
         if count <= 0:
             return
-        recent = last.recent_openings[:count]
-        if count > len(recent):
+        recent, me = last.recent_openings[:count], self._marks.owner
+        others = any(one.producer == me.producer and one != me for one in recent)
+        if others or count > len(recent):
+            # The record tells, because who opened says so there first: an opening that comes late
+            # may be that of a predecessor, who will find out.
             await self._marks.read()
-        me = self._marks.owner
-        if any(one.producer == me.producer and one != me for one in recent):
-            raise self._marks.fenced()
         self._openings = last.openings
 
     def _refuse_below(self, floor: str, todo: list[NewBatch]) -> None:

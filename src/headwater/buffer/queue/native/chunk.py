@@ -147,7 +147,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         owner: Owner | None = None,
         batches: Sequence[NewBatch] = (),
         closed: bool = False,
-        opens: bool = False,
+        opened: Sequence[Owner] = (),
         batch_floor: str = NO_BATCH_FLOOR,
     ) -> Chunk:
         """What a writer writes on top of this: the same chunk grown, or the one after it."""
@@ -156,17 +156,13 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         if owner is not None:
             owners = owners if owner in owners else (*owners, owner)
             index = owners.index(owner)
-        openings, recent = base.openings, base.recent_openings
-        if opens and owner is not None:
-            openings += 1
-            recent = (owner, *recent)[: limits.CHUNK_OPENINGS]
         return msgspec.structs.replace(
             base,
             token=token,
             closed=closed,
             batch_floor=max(base.batch_floor, batch_floor),
-            openings=openings,
-            recent_openings=recent,
+            openings=base.openings + len(opened),
+            recent_openings=(*opened, *base.recent_openings)[: limits.CHUNK_OPENINGS],
             owners=owners,
             entries=(*base.entries, *(ChunkEntry.of(batch, index) for batch in batches)),
         )

@@ -3,8 +3,11 @@
 Always holds:
 
 - chunks from the floor to the last are all there; the last is never deleted;
-- what is read at a number counts only under a floor read after it: below the floor a stalled
-  writer may have created a number again, long after the real chunk was deleted.
+- what is read or written at a number counts only at or above the floor, as it stands afterwards:
+  below it a stalled writer may have created a number again, long after the real chunk was deleted,
+  and others may have added to it;
+- a chunk is deleted only FLOOR_SETTLE_S after the floor passed it, by the clock of whoever deletes.
+  So a floor counts as read afterwards, too, if it was asked for less than FLOOR_LEASE_S ago.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Final, NamedTuple
 
 from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
 from headwater.buffer.queue.native.records import Queue
+from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, NotFound, RolledBack, Trimmed
 from headwater.store import Object, Register, Store, Version
 
@@ -41,6 +45,9 @@ class Chunks:
         self.prefix = prefix
         self.queue_id = queue_id
         self.register = Register(store, f"{prefix}/queue.json", Queue)
+        self.known_floor = 0
+        """As it stood when it was last asked for."""
+        self._asked: tuple[float, int] | None = None
 
     def key(self, number: int) -> str:
         """Where a chunk stands."""
@@ -57,13 +64,29 @@ class Chunks:
 
     async def floors(self) -> Queue:
         """What is dead by now."""
+        asked = (runtime.monotonic_s(), runtime.wall_ms())
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
             raise NotFound(f"there is no queue at {self.prefix}") from error
         if queue.id != self.queue_id:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
+        if self._asked is None or asked > self._asked:
+            self.known_floor, self._asked = queue.chunk_floor, asked
         return queue
+
+    async def is_dead(self, number: int) -> bool:
+        """Whether what was just read or written at this number does not count.
+
+        Both clocks are asked how old the last answer is: one of them may have stood still while
+        the machine did.
+        """
+        if self._asked is not None and number >= self.known_floor:
+            for_s = runtime.monotonic_s() - self._asked[0]
+            for_wall_s = (runtime.wall_ms() - self._asked[1]) / 1000
+            if for_s < limits.FLOOR_LEASE_S and 0 <= for_wall_s < limits.FLOOR_LEASE_S:
+                return False
+        return number < (await self.floors()).chunk_floor
 
     def held(self, number: int, found: Object) -> Held:
         """A chunk from its object."""
@@ -81,7 +104,11 @@ class Chunks:
             return None
 
     async def run(self, first: int, count: int) -> list[Held]:
-        """Chunks from `first` on, until one is missing, at most `count`."""
+        """Chunks from `first` on, until one is missing or open, at most `count`.
+
+        What was read together was not read at one instant: an open chunk may have grown and been
+        closed before the one after it was read.
+        """
         found: list[Held] = []
         while len(found) < count:
             start = first + len(found)
@@ -90,6 +117,8 @@ class Chunks:
                 if held is None:
                     return found
                 found.append(held)
+                if not held.chunk.closed:
+                    return found
         return found
 
     async def exists(self, number: int) -> bool:
@@ -120,6 +149,18 @@ class Chunks:
             if floor <= low:
                 raise RolledBack(f"chunk {low} of {self.prefix} is gone though nobody deleted it")
             known = floor
+
+    async def end(self, known: int = 0) -> Held:
+        """The last chunk, for whoever reads: a writer finds out by writing whether it was.
+
+        What is found may lie below a floor that rose meanwhile. Then chunks after it may be
+        deleted already, and it may be one that a stalled writer created.
+        """
+        while True:
+            held = await self.last(known)
+            if not await self.is_dead(held.chunk.number):
+                return held
+            known = self.known_floor
 
     async def _listed(self, known: int) -> tuple[int, bool]:
         """The highest number that one listing shows, and whether that is all there is.

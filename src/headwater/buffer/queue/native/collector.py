@@ -3,11 +3,13 @@
 A pass has three parts, each bounded:
 
 - *expired*: chunks whose batches are all acknowledged and past the retention. Their producers'
-  marks are folded, the floor is raised above them, then their batches and they are deleted;
+  marks are folded, the floor is raised above them, their batches are deleted, and once the floor
+  has settled, they are;
 - *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
   written into the last chunk, and *then* the queue is read once more: whatever was appended before
   is seen, and whoever appends after it sees the floor and is refused;
-- *forgotten*: producers that were silent for long, and of which nothing is kept.
+- *forgotten*: producers that were silent for long, and of which nothing is kept. They are closed
+  first: told to stop, by a note in the last chunk. Once that chunk is gone, so is their mark.
 
 Deleting by age alone is the obvious alternative; it deletes what a stalled producer appends, and
 is told is accepted, right after.
@@ -23,12 +25,12 @@ from headwater.buffer.queue.contract import Collected, Collector, Counters, Rete
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.deleting import delete_all
+from headwater.buffer.queue.native.forgetting import Forgetting
 from headwater.buffer.queue.native.marks import fold, last_marks, shard_register
 from headwater.buffer.queue.native.orphans import Orphans
 from headwater.buffer.queue.native.records import (
     Consumer,
     Mark,
-    Producer,
     Queue,
     Scanned,
     Shard,
@@ -50,6 +52,8 @@ class NativeCollector(Collector):
         self._chunks = Chunks(store, prefix, queue_id)
         self._consumer = consumer_register(store, prefix)
         self._scanned = Register(store, f"{prefix}/gc.json", Scanned)
+        self._floors: list[tuple[int, float]] = []
+        """Floors, and since when at the latest they stood there."""
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         report = Collected()
@@ -57,9 +61,10 @@ class NativeCollector(Collector):
         consumer = await self._read_consumer()
         last = await self._last(max(queue.chunk_floor, consumer.chunk), consumer, retention)
         queue = await self._expire(queue, consumer, last, retention, report)
-        await self._sweep(queue.chunk_floor, report)
+        self._know(queue.chunk_floor)
         await Orphans(self._chunks, self._scanned, retention).collect(report, full=full)
-        await self._forget(queue, last, report)
+        await Forgetting(self._chunks, self._scanned, queue, last).collect(report)
+        await self._sweep(report, wait=full)
         queue = await self._chunks.floors()
         report.floor_sequence, report.floor_lsn = queue.floor_sequence, queue.floor_lsn
         report.batch_floor = queue.batch_floor
@@ -112,11 +117,14 @@ class NativeCollector(Collector):
                 break
         if not expired:
             return queue
+        # What was read counts under a floor read after it; a mark of what never was loses a batch.
+        if (now := await self._chunks.floors()).chunk_floor != queue.chunk_floor:
+            return now
         await self._fold(expired)
         raised = await self._raise_floor(queue, expired[-1])
         if raised is None:
             return await self._chunks.floors()  # another collector was quicker
-        await self._delete_expired(expired, report)
+        await self._delete_batches(expired, report)
         return raised
 
     async def _fold(self, expired: list[Chunk]) -> None:
@@ -153,22 +161,22 @@ class NativeCollector(Collector):
         stored = (await self._chunks.register.update(change)).value
         return stored if stored.chunk_floor == raised.chunk_floor else None
 
-    async def _delete_expired(self, expired: list[Chunk], report: Collected) -> None:
+    async def _delete_batches(self, expired: list[Chunk], report: Collected) -> None:
         entries = [entry for chunk in expired for entry in chunk.entries]
         uploaded = [entry for entry in entries if entry.inline is None]
         keys = [self._chunks.batch_key(entry.batch_id) for entry in uploaded]
         gone = await delete_all(self._store, keys, report)
         report.batches_expired += len(entries) - (len(keys) - gone)
         report.bytes_expired += sum(entry.size_bytes for entry in entries)
-        report.chunks_expired += await delete_all(
-            self._store, [self._chunks.key(chunk.number) for chunk in expired], report
-        )
 
-    async def _sweep(self, floor: int, report: Collected) -> None:
-        """Delete chunks below the floor that a crash left, or that a stalled writer created.
+    async def _sweep(self, report: Collected, *, wait: bool) -> None:
+        """Delete chunks below the floor: the expired, and those that a stalled writer created.
 
-        Only they, not the batches they name: a stalled writer appended those again.
+        Only they, not the batches they name: a stalled writer appended those again. And only
+        below a floor that was known for FLOOR_SETTLE_S: until then there are writers that count
+        on finding what was there.
         """
+        floor, since_s = self._floors[-1]
         keys: list[str] = []
         async for meta in self._store.list(f"{self._prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
@@ -177,46 +185,24 @@ class NativeCollector(Collector):
             if number >= floor or len(keys) >= limits.GC_LISTED:
                 break
             keys.append(meta.key)
-        report.chunks_expired += await delete_all(self._store, keys, report)
+        left_s = since_s + limits.FLOOR_SETTLE_S - runtime.monotonic_s()
+        if keys and left_s > 0 and wait:
+            await runtime.sleep(left_s)
+        settled = self._settled_floor()
+        dead = [key for key in keys if (self._chunks.number_of(key) or 0) < settled]
+        report.chunks_expired += await delete_all(self._store, dead, report)
 
-    async def _forget(self, queue: Queue, last: Chunk, report: Collected) -> None:
-        """Drop the marks of producers that were silent for long and have nothing kept.
+    def _know(self, floor: int) -> None:
+        """The floor stands here at this instant at the latest."""
+        if not self._floors or floor > self._floors[-1][0]:
+            self._floors.append((floor, runtime.monotonic_s()))
 
-        Both clocks have to agree that it was long: this one's, and that of the latest record.
-        """
-        horizon_ms = min(runtime.wall_ms(), last.max_ms_through) - limits.PRODUCER_EXPIRY_MS
-        names = await self._next_shards()
-        for name in names:
-            register = shard_register(self._store, self._prefix, name)
-            before = (await register.read()).value
-            after = _without_silent(before, queue.chunk_floor, horizon_ms)
-            if after.dropped == before.dropped:
-                continue
-
-            def change(shard: Shard | None) -> Shard:
-                return _without_silent(shard or Shard(), queue.chunk_floor, horizon_ms)
-
-            dropped = (await register.update(change)).value.dropped - before.dropped
-            report.producers_forgotten += dropped
-
-    async def _next_shards(self) -> list[str]:
-        """The shards to look at in this pass; the next pass goes on after them."""
-        try:
-            start = (await self._scanned.read()).value.shard
-        except NotFound:
-            start = ""
-        folder, names = f"{self._prefix}/producers", []
-        after = f"{folder}/{start}.json" if start else ""
-        async for meta in self._store.list(folder, start_after=after):
-            names.append(meta.key.removeprefix(f"{folder}/").removesuffix(".json"))
-            if len(names) == limits.GC_SHARDS:
-                break
-        shard = names[-1] if len(names) == limits.GC_SHARDS else ""
-        if shard != start:
-            await self._scanned.update(
-                lambda scanned: msgspec.structs.replace(scanned or Scanned(), shard=shard)
-            )
-        return names
+    def _settled_floor(self) -> int:
+        settled_s = runtime.monotonic_s() - limits.FLOOR_SETTLE_S
+        while len(self._floors) > 1 and self._floors[1][1] <= settled_s:
+            del self._floors[0]
+        floor, since_s = self._floors[0]
+        return floor if since_s <= settled_s else 0
 
 
 def _is_expired(chunk: Chunk, consumer: Consumer, last: Chunk, retention: Retention) -> bool:
@@ -231,12 +217,3 @@ def _is_expired(chunk: Chunk, consumer: Consumer, last: Chunk, retention: Retent
         last.bytes_through - chunk.bytes_through >= retention.retention_bytes
     )
     return by_time or by_size
-
-
-def _without_silent(shard: Shard, chunk_floor: int, horizon_ms: int) -> Shard:
-    def is_silent(producer: Producer) -> bool:
-        stands_at = max(producer.anchor, producer.mark.chunk if producer.mark else 0)
-        return stands_at < chunk_floor and producer.anchor_ms < horizon_ms
-
-    kept = {name: one for name, one in shard.producers.items() if not is_silent(one)}
-    return Shard(kept, shard.dropped + len(shard.producers) - len(kept))

@@ -5,11 +5,13 @@ What is read counts under a floor read after it.
 
 from __future__ import annotations
 
+import contextlib
+
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.reading import Reading, descriptors
-from headwater.buffer.queue.native.records import Consumer
+from headwater.buffer.queue.native.records import Consumer, Queue
 from headwater.buffer.queue.native.taker import consumer_register
 from headwater.core.errors import NotFound, Trimmed
 from headwater.store import Store
@@ -25,16 +27,23 @@ class NativeLooker(Looker):
         self._register = consumer_register(store, prefix)
 
     async def state(self) -> QueueState:
+        while True:
+            # What the consumer's position names may be acknowledged and deleted meanwhile.
+            with contextlib.suppress(Trimmed):
+                return await self._state()
+
+    async def _state(self) -> QueueState:
         # In this order none is behind the one before: all three only go forward.
         queue = await self._chunks.floors()
         try:
             consumer = (await self._register.read()).value
         except NotFound:
             consumer = Consumer()
-        last = (await self._chunks.last(consumer.chunk)).chunk
+        last = (await self._chunks.end(consumer.chunk)).chunk
         oldest_ms = None
         if consumer.sequence < last.next_sequence:
             chunk = await self._reading.locate(consumer.sequence)
+            await self._check_floor(chunk.number)
             oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
         return QueueState(
             epoch=consumer.epoch,
@@ -62,21 +71,27 @@ class NativeLooker(Looker):
                 await self._check_floor(self._reading.lowest_chunk)
                 return found
             except Trimmed as trimmed:
+                self._reading.reset()
                 if start < trimmed.floor and sequence is not None:
                     raise
-                self._reading.reset()
 
     async def sequence_at_lsn(self, lsn: int) -> int | None:
-        queue = await self._chunks.floors()
-        last = (await self._chunks.last(queue.chunk_floor)).chunk
+        while True:
+            queue = await self._chunks.floors()
+            if lsn < queue.floor_lsn:
+                raise Trimmed(
+                    f"LSN {lsn} of {self._prefix} is not kept any more; the oldest is "
+                    f"{queue.floor_lsn}",
+                    floor=queue.floor_sequence,
+                )
+            # What lies before it may be deleted while it is searched for.
+            with contextlib.suppress(Trimmed):
+                return await self._at_lsn(lsn, queue)
+
+    async def _at_lsn(self, lsn: int, queue: Queue) -> int | None:
+        last = (await self._chunks.end(queue.chunk_floor)).chunk
         if lsn >= last.next_lsn:
             return None
-        if lsn < queue.floor_lsn:
-            raise Trimmed(
-                f"LSN {lsn} of {self._prefix} is not kept any more; the oldest is "
-                f"{queue.floor_lsn}",
-                floor=queue.floor_sequence,
-            )
         held = await self._chunks.search(
             queue.chunk_floor, last.number, lambda chunk: chunk.first_lsn <= lsn
         )
@@ -85,8 +100,13 @@ class NativeLooker(Looker):
         return [place.sequence for place in places if place.first_lsn <= lsn][-1]
 
     async def sequence_at_time(self, time_ms: int) -> int | None:
+        while True:
+            with contextlib.suppress(Trimmed):
+                return await self._at_time(time_ms)
+
+    async def _at_time(self, time_ms: int) -> int | None:
         queue = await self._chunks.floors()
-        last = (await self._chunks.last(queue.chunk_floor)).chunk
+        last = (await self._chunks.end(queue.chunk_floor)).chunk
         held = await self._chunks.search(
             queue.chunk_floor, last.number, lambda chunk: chunk.max_ms_before < time_ms
         )
@@ -101,8 +121,8 @@ class NativeLooker(Looker):
             chunk = (await self._chunks.require(chunk.number + 1)).chunk
 
     async def _check_floor(self, number: int) -> None:
-        queue = await self._chunks.floors()
-        if number < queue.chunk_floor:
+        if await self._chunks.is_dead(number):
+            queue = await self._chunks.floors()
             raise Trimmed(
                 f"{self._prefix} is kept from batch {queue.floor_sequence} on",
                 floor=queue.floor_sequence,

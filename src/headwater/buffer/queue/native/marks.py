@@ -34,8 +34,7 @@ class Before(NamedTuple):
     """What an opening producer found."""
 
     is_first: bool
-    """Nobody can have used this id before."""
-    mark: Mark | None
+    """Nobody before can still append under this id."""
     anchor: int
 
 
@@ -47,25 +46,22 @@ class Marks:
         self.owner = Owner(producer, runtime.new_token().hex())
         self._register = shard_register(store, prefix, shard_name(producer))
 
-    async def open(self, *, fresh_anchor: int, lost_anchor: int) -> Before:
+    async def open(self, anchor: int) -> Before:
         """Write this life into the record, and learn what the record said before.
 
-        An id that is not there was never used, or its mark was dropped: then everything that is
-        still there is searched.
+        An id that is not there was never used, or it was closed and forgotten, and no earlier
+        life of it can append: `anchor` is a chunk before which nothing of this one will stand.
         """
-        before = Before(True, None, fresh_anchor)
+        before = Before(True, anchor)
 
         def change(shard: Shard | None) -> Shard:
             nonlocal before
             shard = shard or Shard()
             known = shard.producers.get(self.producer)
-            if known is not None:
-                before = Before(False, known.mark, known.anchor)
-            else:
-                first = shard.dropped == 0
-                before = Before(first, None, fresh_anchor if first else lost_anchor)
-            record = Producer(self.owner.incarnation, before.anchor, runtime.wall_ms(), before.mark)
-            return _with(shard, self.producer, record)
+            before = Before(True, anchor) if known is None else Before(False, known.anchor)
+            mark = None if known is None else known.mark
+            record = Producer(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
+            return with_record(shard, self.producer, record)
 
         await self._register.update(change)
         return before
@@ -87,13 +83,13 @@ class Marks:
             if known.mark is not None and known.mark.producer_sequence > mark.producer_sequence:
                 return shard
             record = Producer(self.owner.incarnation, mark.chunk, runtime.wall_ms(), mark)
-            return _with(shard, self.producer, record)
+            return with_record(shard, self.producer, record)
 
         await self._register.update(change)
 
     async def last_accepted(self, chunks: Chunks, before: Before, opening: int) -> Mark | None:
         """The last accepted batch of every life before, once the opening stands in a chunk."""
-        mark, end = before.mark, opening
+        mark, end = await self.read(), opening
         while end >= before.anchor:
             numbers = range(end, max(before.anchor - 1, end - READ_AHEAD), -1)
             for held in await asyncio.gather(*(chunks.get(number) for number in numbers)):
@@ -101,8 +97,12 @@ class Marks:
                     # Deleted, so the collector has folded it, and whatever is older.
                     return _later(await self.read(), mark)
                 found = last_marks(held.chunk).get(self.producer)
-                if found is not None:
-                    return _later(found, mark)
+                if found is None:
+                    continue
+                if await chunks.is_dead(held.chunk.number):
+                    # Perhaps not what was there: a stalled writer may have created it again.
+                    return _later(await self.read(), mark)
+                return _later(found, mark)
             end = numbers[-1] - 1
         return mark
 
@@ -139,14 +139,15 @@ def fold(shard: Shard, marks: dict[str, Mark]) -> Shard:
     """The shard with marks that are at least these."""
     for producer, mark in marks.items():
         known = shard.producers.get(producer)
-        if known is None:
-            continue  # forgotten before: it is refused whatever its mark would say
+        if known is None or mark.chunk < known.anchor:
+            continue  # forgotten since: it is refused whatever its mark would say
         if known.mark is None or known.mark.producer_sequence < mark.producer_sequence:
-            shard = _with(shard, producer, msgspec.structs.replace(known, mark=mark))
+            shard = with_record(shard, producer, msgspec.structs.replace(known, mark=mark))
     return shard
 
 
-def _with(shard: Shard, producer: str, record: Producer) -> Shard:
+def with_record(shard: Shard, producer: str, record: Producer) -> Shard:
+    """The shard with this record of a producer."""
     return msgspec.structs.replace(shard, producers={**shard.producers, producer: record})
 
 

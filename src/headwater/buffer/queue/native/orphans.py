@@ -66,7 +66,6 @@ class Orphans:
             floor = (await self._chunks.floors()).chunk_floor
             number = start = max(before.chunk, floor)
             referenced = set(before.referenced)
-            closed = start
             while run := await self._chunks.run(number, limits.GC_PARALLEL):
                 for held in run:
                     referenced.update(
@@ -74,15 +73,15 @@ class Orphans:
                         for entry in held.chunk.entries
                         if entry.inline is None and entry.batch_id > before.batch_floor
                     )
-                    if held.chunk.closed:
-                        closed = held.chunk.number + 1
-                number += len(run)
-                if through is not None and number > through:
+                last = run[-1].chunk
+                number = last.number + 1 if last.closed else last.number
+                # An open chunk before `through` was read before it was closed: it is read again.
+                if (not last.closed) if through is None else last.number >= through:
                     break
             # Chunks that were deleted meanwhile end the run early, or are not what they seem.
             if (await self._chunks.floors()).chunk_floor <= start:
                 return msgspec.structs.replace(
-                    before, chunk=closed, referenced=tuple(sorted(referenced))
+                    before, chunk=number, referenced=tuple(sorted(referenced))
                 )
 
     def _ceiling(self, seen: Scanned) -> str:

@@ -6,11 +6,13 @@ closed. Nothing is ever listed.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks
+from headwater.buffer.queue.native.records import Queue
 from headwater.core.errors import Refused, Trimmed
 
 # Among so many polls that find nothing, one asks whether the floor has passed where it looks (over
@@ -85,13 +87,19 @@ class Reading:
         for chunk in self._recent.values():
             if chunk.first_sequence <= sequence < chunk.next_sequence:
                 return chunk
-        queue = await self._chunks.floors()
-        if sequence < queue.floor_sequence:
-            raise Trimmed(
-                f"batch {sequence} is not kept any more; the oldest is {queue.floor_sequence}",
-                floor=queue.floor_sequence,
-            )
-        last = (await self._chunks.last(queue.chunk_floor)).chunk
+        while True:
+            queue = await self._chunks.floors()
+            if sequence < queue.floor_sequence:
+                raise Trimmed(
+                    f"batch {sequence} is not kept any more; the oldest is {queue.floor_sequence}",
+                    floor=queue.floor_sequence,
+                )
+            # Chunks before it may be deleted while it is searched for.
+            with contextlib.suppress(Trimmed):
+                return await self._search(sequence, queue)
+
+    async def _search(self, sequence: int, queue: Queue) -> Chunk:
+        last = (await self._chunks.end(queue.chunk_floor)).chunk
         if sequence > last.next_sequence:
             raise Refused(
                 f"sequence {sequence} lies ahead: the next one to be appended is "

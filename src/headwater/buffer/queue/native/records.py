@@ -66,6 +66,8 @@ class Producer(msgspec.Struct, frozen=True):
     """A chunk before which nothing of this producer stands that `mark` does not cover."""
     anchor_ms: int
     mark: Mark | None = None
+    closed: int | None = None
+    """The chunk that tells every life of this id so far to stop, once a collector wrote that."""
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ class Shard(msgspec.Struct, frozen=True):
 
     producers: dict[str, Producer] = {}
     dropped: int = 0
-    """How many were forgotten: before the first, an id that is not here was never used."""
+    """How many were forgotten."""
 
 
 class Scanned(msgspec.Struct, frozen=True):

@@ -5,13 +5,12 @@ before it are settled, and its first sequence and LSN with them.
 
 What is known and what is not:
 
-- an addition (put-if-unchanged) that succeeded has landed: the object was there, unchanged, so
-  it was not deleted;
-- a creation that succeeded has landed only if a floor read after it is at or below its number. A
+- a write that succeeded has landed only if the floor is at or below its number afterwards. A
   writer that stalled before its create may find its number free because the real chunk was read
-  by the consumer and deleted;
-- a clean refusal says that this one request did not land. After an attempt with unknown outcome
-  only a look under a floor read later says so.
+  by the consumer and deleted; and what such a writer left there, others may add to;
+- a refusal says nothing: an attempt before it may have landed, and a 412 may be one's own write.
+  What is there instead tells, under a floor read later: content that differs from what the attempt
+  was made from, because the attempt cannot land on it any more.
 
 Writers that meet at the end take turns without speaking to each other: the entries say who
 appended last, and a writer lets pass those who have waited longer, one write's time for each. Who
@@ -45,11 +44,10 @@ COMPANY_S: Final = 10.0
 
 
 class Lost(Exception):
-    """Somebody else's write stands where this one was to stand; the tail knows it."""
+    """Another content stands where this one was to stand, and the tail knows it.
 
-    def __init__(self, *, in_doubt: bool) -> None:
-        super().__init__()
-        self.in_doubt = in_doubt
+    It is somebody else's, most likely; it may also have grown from one's own.
+    """
 
 
 class Dead(Exception):
@@ -69,9 +67,14 @@ class Tail:
     @property
     def chunk(self) -> Chunk:
         """The last chunk known."""
+        return self.held.chunk
+
+    @property
+    def held(self) -> Held:
+        """The last chunk known, and its version."""
         if self._held is None:
             raise Bug("the end of the queue was not looked for")
-        return self._held.chunk
+        return self._held
 
     @property
     def is_alone(self) -> bool:
@@ -81,13 +84,13 @@ class Tail:
 
     async def find(self) -> Chunk:
         """Look for the end: the chunk that was last, and if it is closed, beyond it."""
-        if self._held is not None and not self.chunk.closed:
-            held = await self.chunks.get(self.chunk.number)
+        known = 0 if self._held is None else self.chunk.number
+        if self._held is not None and not self.chunk.closed and known >= self.chunks.known_floor:
+            held = await self.chunks.get(known)
             if held is not None and not held.chunk.closed:
                 self.adopt(held)
                 return held.chunk
-        known = 0 if self._held is None else self.chunk.number
-        self.adopt(await self.chunks.last(known))
+        self.adopt(await self.chunks.last(max(known, self.chunks.known_floor)))
         return self.chunk
 
     def adopt(self, held: Held) -> None:
@@ -103,9 +106,7 @@ class Tail:
         `Lost`: another write is there, which the tail knows; `Dead`: the number does not count
         any more; `OutcomeUnknown`: it may have landed or may still land.
         """
-        held = self._held
-        if held is None:
-            raise Bug("the end of the queue was not looked for")
+        held = self.held
         started_s = runtime.monotonic_s()
         self.counters.writes += 1
         key, data = self.chunks.key(chunk.number), encode_chunk(chunk)
@@ -119,8 +120,8 @@ class Tail:
         except Conflict as conflict:
             self.counters.conflicts += 1
             await self._adopt_current(chunk.number, conflict)
-            raise Lost(in_doubt=conflict.after_doubt or conflict.current is None) from None
-        if chunk.number > held.chunk.number and await self.is_dead(chunk.number):
+            raise Lost from None
+        if await self.is_dead(chunk.number):
             await self._discard(chunk.number)
             raise Dead
         self._held = Held(chunk, version)
@@ -130,7 +131,7 @@ class Tail:
     async def is_dead(self, number: int) -> bool:
         """Whether this number lies below the floor by now. Not knowing leaves the outcome open."""
         try:
-            return number < (await self.chunks.floors()).chunk_floor
+            return await self.chunks.is_dead(number)
         except (Unavailable, Refused) as error:
             raise OutcomeUnknown(
                 f"{self.chunks.key(number)} may have landed, and the floor that would tell cannot "

@@ -1,7 +1,8 @@
 """The owning consumer's door to a native queue.
 
-Chunks are read first and the fence is checked after: as long as this consumer owns the queue,
-nothing that it has not acknowledged is deleted, so what it read was real.
+Chunks are read first, then the fence and the floor: a consumer that was fenced hands out nothing,
+and what was read below the floor was not real. That nothing is deleted which this consumer has not
+acknowledged does not save the second look: chunks without entries are deleted unacknowledged.
 """
 
 from __future__ import annotations
@@ -66,27 +67,25 @@ class NativeTaker(Taker):
             return []
         start = 0 if sequence is None else sequence + 1
         while True:
-            found = await self._reading.after(start, limit)
+            try:
+                found = await self._reading.after(start, limit)
+            except (Trimmed, Refused, RolledBack):
+                await self.check_fence()  # a successor may have moved on far from here
+                raise
             await self.check_fence()
-            if self._reading.lowest_chunk >= self._acked.chunk:
+            if not found or not await self._chunks.is_dead(self._reading.lowest_chunk):
                 return found
-            # A replay of what is acknowledged: that may be deleted, and deleted numbers lie.
-            queue = await self._chunks.floors()
-            if self._reading.lowest_chunk >= queue.chunk_floor:
-                return found
-            if start < queue.floor_sequence:
-                raise Trimmed(
-                    f"batch {start} of {self._prefix} is not kept any more; the oldest is "
-                    f"{queue.floor_sequence}",
-                    floor=queue.floor_sequence,
-                )
             self._reading.reset()
 
     async def dequeue(self, sequence: int) -> None:
         if sequence < self._acked.sequence:
             await self.check_fence()
             return
-        position = await self._reading.position_after(sequence)
+        try:
+            position = await self._reading.position_after(sequence)
+        except (Trimmed, Refused, RolledBack):
+            await self.check_fence()
+            raise
 
         def change(now: Consumer | None) -> Consumer:
             owned = self._owned(now)
@@ -123,7 +122,7 @@ class NativeTaker(Taker):
             known = (await self._register.read()).value
         except NotFound:
             known = Consumer()
-        last = (await self._chunks.last(known.chunk)).chunk
+        last = (await self._chunks.end(known.chunk)).chunk
         self._reading.end_sequence = last.next_sequence
         if last.next_sequence < known.sequence:
             raise RolledBack(

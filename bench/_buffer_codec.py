@@ -1,0 +1,66 @@
+"""The codecs alone: records a second, to and from the bytes of a batch."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from bench._findings import Goal, Section
+from headwater.buffer import batch, v1_batch
+from headwater.buffer.calls import Call, Calls
+from headwater.buffer.compression import Compression
+from headwater.buffer.records import from_values
+from headwater.core import runtime
+
+RECORDS = 80_000  # about 8 MiB, a batch as a busy producer makes them
+LENGTHS_BYTES = (50, 150)
+GOAL_RECORDS_PER_S = 5e6
+
+
+def codec(rounds: int) -> Section:
+    """Native beside v1, uncompressed; each from Arrow, to Arrow and to a list of bytes."""
+    chance = random.Random(3)
+    values = [chance.randbytes(chance.randint(*LENGTHS_BYTES)) for _ in range(RECORDS)]
+    column = pa.array(values, pa.binary())
+    calls = Calls.of([Call(0, runtime.wall_ms(), None)])
+    whole = batch.Batch(runtime.new_ulid(), from_values(column), calls)
+    native, v1 = batch.encode_batch(whole), v1_batch.encode_batch(column)
+    candidates: dict[str, Callable[[], object]] = {
+        "native encode": lambda: batch.encode_batch(whole),
+        "native decode": lambda: batch.decode_batch(native),
+        "v1 encode": lambda: v1_batch.encode_batch(column),
+        "v1 decode": lambda: v1_batch.decode_batch(v1),
+        "list of bytes → Arrow": lambda: from_values(values),
+        "Arrow → list of bytes": lambda: column.to_pylist(),
+        "native encode, zstd": lambda: batch.encode_batch(whole, Compression.ZSTD),
+    }
+    rates = _interleaved(candidates, rounds)
+    low, high = LENGTHS_BYTES
+    section = Section(
+        f"Codecs: {RECORDS:,} records of {low}–{high} B a batch, medians of {rounds}",
+        ["what", "M records/s", "MB/s"],
+    )
+    size_bytes = sum(map(len, values)) / RECORDS
+    for name, rate in rates.items():
+        section.rows.append([name, f"{rate / 1e6:.1f}", f"{rate * size_bytes / 1e6:,.0f}"])
+    for name in ("native encode", "native decode"):
+        section.goals.append(
+            Goal(name, GOAL_RECORDS_PER_S / 1e6, rates[name] / 1e6, unit="M records/s")
+        )
+    section.notes.append("from Arrow and to Arrow; v1's chain of lengths is the one loop allowed")
+    return section
+
+
+def _interleaved(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    spent: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(rounds + 1):
+        for name, call in candidates.items():
+            began_s = time.perf_counter()
+            call()
+            if number:  # the first round warms up
+                spent[name].append(time.perf_counter() - began_s)
+    return {name: RECORDS / statistics.median(found) for name, found in spent.items()}

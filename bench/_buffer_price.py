@@ -1,0 +1,97 @@
+"""Requests and their price on S3, for a steady stream and for a reader to which nothing comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from bench._buffer_distance import in_virtual_time
+from bench._findings import Goal, Section
+from bench._slow_store import SlowBackend
+from headwater.buffer.consumer import Consumer, read_async
+from headwater.buffer.producer import Producer
+from headwater.buffer.stream import create_stream
+from headwater.core import runtime
+from headwater.store import Store
+from headwater.store.stats import StoreStats
+
+RECORDS = 1_000_000
+RECORD_BYTES = 100
+CALL_RECORDS = 1000
+MONTH_S = 30 * 86_400
+PRODUCER_GOAL_USD = 30.0
+READER_GOAL_USD = 1.0
+IDLE_S = 3600.0
+POLL_S = 1.0
+
+
+def price(rates: tuple[int, ...]) -> Section:
+    """A million records at each rate, with the settings that a cloud store gets by default."""
+    section = Section(
+        f"S3 requests of {RECORDS:,} records of {RECORD_BYTES} B, default settings (virtual time)",
+        ["records/s", "who", "writes and lists", "reads", "$ per million records", "$ per month"],
+    )
+    for rate in rates:
+        took_s, who = in_virtual_time(lambda rate=rate: _stream(rate))  # type: ignore[misc]
+        for name, stats in who.items():
+            monthly_usd = stats.cost_usd * MONTH_S / took_s
+            section.rows.append([f"{rate:,}", name, *_cells(stats), f"{monthly_usd:,.2f}"])
+            if name == "producer":
+                what = f"a producer of {rate:,} records/s, $ per month"
+                section.goals.append(Goal(what, PRODUCER_GOAL_USD, monthly_usd, at_least=False))
+    stats = in_virtual_time(_idle)
+    monthly_usd = stats.cost_usd * MONTH_S / IDLE_S
+    row = ["0", "idle reader, an hour", *_cells(stats), f"{monthly_usd:,.2f}"]
+    section.rows.append(row)
+    goal = Goal("an idle reader, $ per month", READER_GOAL_USD, monthly_usd, at_least=False)
+    section.goals.append(goal)
+    section.notes.append("list prices; storage and transfer are not in it")
+    return section
+
+
+def _cells(stats: StoreStats) -> list[str]:
+    reads = sum(stats.of(name).requests for name in ("get", "head"))
+    writes = stats.requests - reads - stats.of("delete").requests
+    return [f"{writes:,}", f"{reads:,}", f"{stats.cost_usd:.4f}"]
+
+
+async def _stream(rate: int) -> tuple[float, dict[str, StoreStats]]:
+    backend = SlowBackend()
+    await create_stream(Store(backend), "steady")
+    ours, theirs = Store(backend), Store(backend)
+    values = [bytes(RECORD_BYTES)] * CALL_RECORDS
+    consumer = await Consumer.open(theirs, "steady", group="bench")
+    producer = await Producer.open(ours, "steady")
+    began_s = runtime.monotonic_s()
+
+    async def produce() -> None:
+        for number in range(1, RECORDS // CALL_RECORDS + 1):
+            await producer.produce(values)
+            due_s = began_s + number * CALL_RECORDS / rate
+            await runtime.sleep(max(0.0, due_s - runtime.monotonic_s()))
+        await producer.close()
+
+    producing = runtime.spawn(produce(), name="produce")
+    seen = 0
+    while seen < RECORDS:
+        batch = await consumer.next_batch()
+        if batch is None:
+            await runtime.sleep(POLL_S)
+            continue
+        seen += len(batch)
+        await consumer.ack(batch.sequence)
+    await producing
+    took_s = runtime.monotonic_s() - began_s
+    await consumer.close()
+    return took_s, {"producer": ours.stats, "consumer": theirs.stats}
+
+
+async def _idle() -> StoreStats:
+    backend = SlowBackend()
+    await create_stream(Store(backend), "idle")
+    store = Store(backend)
+    async with await read_async(store, "idle", follow=True) as reader:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_S):
+                await reader.next_batch()
+    return store.stats

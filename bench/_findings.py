@@ -1,0 +1,70 @@
+"""What a section of a benchmark found: a table, and each goal beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench._report import table
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number to reach, and what was reached. Nothing fails for missing one."""
+
+    what: str
+    goal: float
+    measured: float
+    at_least: bool = True
+    unit: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it was reached."""
+        return self.measured >= self.goal if self.at_least else self.measured <= self.goal
+
+    def __str__(self) -> str:
+        sign = "≥" if self.at_least else "≤"
+        verdict = "met" if self.is_met else "MISSED"
+        unit = f" {self.unit}" if self.unit else ""
+        return (
+            f"goal: {self.what} {sign} {self.goal:g}{unit}; measured {self.measured:.3g}{unit}, "
+            f"{verdict}"
+        )
+
+
+@dataclass
+class Section:
+    """One question, and the answer."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def show(self) -> None:
+        """Print it."""
+        if self.rows:
+            table(self.title, self.head, self.rows)
+        else:
+            print(f"\n{self.title}")
+        for line in (*self.notes, *self.goals):
+            print(f"  {line}")
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for machines; cells are as printed."""
+        return {
+            "title": self.title,
+            "rows": [dict(zip(self.head, row, strict=True)) for row in self.rows],
+            "goals": [
+                {
+                    "what": goal.what,
+                    "goal": goal.goal,
+                    "measured": goal.measured,
+                    "met": goal.is_met,
+                }
+                for goal in self.goals
+            ],
+            "notes": self.notes,
+        }

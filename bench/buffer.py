@@ -1,0 +1,143 @@
+"""How good the buffer is, against its goals: `python -m bench.buffer [--quick] [--json]`.
+
+- codecs: records a second to and from the bytes of a batch, native and published v1;
+- produce until accepted, and consume, on a local directory, against the same bytes put and got
+  through the store alone, with the same syncs;
+- a store at 50 ms a request, in the simulator's virtual time: what several uploads in flight and
+  grouped appends bring, and what 1, 4, 16 and 64 producers on one partition cost each other;
+- what an append, a poll and a dequeue move at 10, 1,000 and 100,000 pending batches;
+- requests and their S3 price per million records, and a month of them;
+- memory while a producer outruns its store.
+
+Each section prints its goals beside what was measured. Times depend on the machine, and the disk
+sets the pace of everything that syncs: where a goal is a ratio, both sides ran in turns in the same
+run. Figures in virtual time are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench._buffer_codec import codec
+from bench._buffer_distance import contention, pipelining
+from bench._buffer_growth import growth
+from bench._buffer_local import Load, local
+from bench._buffer_memory import memory
+from bench._buffer_price import price
+from bench._findings import Section
+from bench._report import machine
+from headwater.core.limits import KIB, MIB
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything."""
+
+    rounds: int
+    records: int
+    pending: tuple[int, ...]
+    pending_v1: tuple[int, ...]
+    batches: int
+    flushes: int
+    rates: tuple[int, ...]
+    memory_bytes: tuple[int, int]
+
+
+FULL = Scale(
+    rounds=5,
+    records=200_000,
+    pending=(10, 1000, 100_000),
+    pending_v1=(10, 1000, 10_000),
+    batches=1000,
+    flushes=60,
+    rates=(1000, 10_000),
+    memory_bytes=(256 * MIB, 1024 * MIB),
+)
+QUICK = Scale(
+    rounds=2,
+    records=20_000,
+    pending=(10, 1000, 10_000),
+    pending_v1=(10, 1000),
+    batches=200,
+    flushes=10,
+    rates=(10_000,),
+    memory_bytes=(192 * MIB, 576 * MIB),
+)
+
+
+def load(size_bytes: int, count: int) -> Load:
+    """Random records, which nobody can compress."""
+    chance = random.Random(11)
+    return Load(size_bytes, [chance.randbytes(size_bytes) for _ in range(count)])
+
+
+def sections(scale: Scale, root: Path) -> dict[str, Callable[[], list[Section]]]:
+    """Name → what measures it."""
+
+    def on_disk() -> list[Section]:
+        found = asyncio.run(local(root, load(KIB, scale.records), scale.rounds))
+        return found + asyncio.run(local(root, load(100, 5 * scale.records), scale.rounds))
+
+    def by_pending() -> list[Section]:
+        native = asyncio.run(growth("native", scale.pending))
+        return [native, asyncio.run(growth("v1", scale.pending_v1))]
+
+    return {
+        "codec": lambda: [codec(scale.rounds)],
+        "local": on_disk,
+        "pipelining": lambda: [pipelining(scale.batches)],
+        "contention": lambda: [contention(scale.flushes)],
+        "growth": by_pending,
+        "price": lambda: [price(scale.rates)],
+        "memory": lambda: [memory(scale.memory_bytes)],
+    }
+
+
+def run(scale: Scale, root: Path, only: list[str] | None) -> Iterator[Section]:
+    """The sections asked for, each as soon as it is known."""
+    for name, measure in sections(scale, root).items():
+        if not only or name in only:
+            yield from measure()
+
+
+def main() -> None:
+    """Run everything and print it."""
+    names = list(sections(QUICK, Path()))
+    parser = argparse.ArgumentParser(description="Measure the buffer.")
+    parser.add_argument("--quick", action="store_true", help="less of everything: under a minute")
+    parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
+    parser.add_argument("--only", nargs="*", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--dir", type=Path, help="where to measure (a local disk)")
+    options = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=options.dir))
+    if not options.json:
+        print(f"{__doc__}\n{machine()}")
+    found: list[Section] = []
+    try:
+        for section in run(QUICK if options.quick else FULL, root, options.only):
+            found.append(section)
+            if not options.json:
+                section.show()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    if options.json:
+        figures = [section.as_json() for section in found]
+        print(json.dumps({"machine": machine(), "sections": figures}, ensure_ascii=False))
+        return
+    goals = [goal for section in found for goal in section.goals]
+    missed = [goal for goal in goals if not goal.is_met]
+    print(f"\n{len(goals) - len(missed)} of {len(goals)} goals met")
+    for goal in missed:
+        print(f"  {goal}")
+
+
+if __name__ == "__main__":
+    main()

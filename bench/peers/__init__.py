@@ -1,0 +1,3 @@
+"""Comparisons with what one would pick instead; each program here says what it compares."""
+
+__all__: list[str] = []

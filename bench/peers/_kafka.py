@@ -1,0 +1,264 @@
+"""Apache Kafka: one KRaft broker from its published artifacts, through confluent-kafka."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from bench.peers._peer import (
+    EACH,
+    LISTS,
+    TO_ARROW,
+    TO_BYTES,
+    Consume,
+    Peer,
+    Produce,
+    Records,
+    joined,
+    tabled,
+)
+from scripts import java
+from tests.interop.cache import (
+    Unavailable,
+    install_once,
+    require_tool,
+    run_installer,
+)
+from tests.interop.process import HOST, Process, free_port
+
+VERSION = "4.3.1"
+ARTIFACTS = (
+    ("org.apache.kafka", "kafka_2.13", VERSION),
+    ("org.apache.kafka", "kafka-tools", VERSION),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+)
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
+HEAP = "1g"
+
+READ_MESSAGES = 10_000
+READ_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 30.0
+FULL_POLL_S = 0.01
+WARM_UP_TOPIC = "warm-up"
+ONLY_ERRORS = 3
+# librdkafka's default of 100,000 queued messages makes producer and consumer stop and go.
+QUEUE_MESSAGES = 1_000_000
+QUEUE_KBYTES = 262_144
+
+
+def _install() -> Path:
+    """The folder of the broker's jars."""
+
+    def build(folder: Path) -> None:
+        maven = require_tool("mvn")
+        dependencies = "".join(
+            f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
+            f"<version>{version}</version></dependency>"
+            for group, name, version in ARTIFACTS
+        )
+        (folder / "pom.xml").write_text(
+            "<project><modelVersion>4.0.0</modelVersion><groupId>headwater</groupId>"
+            "<artifactId>kafka-broker</artifactId><version>1</version><packaging>pom</packaging>"
+            f"<dependencies>{dependencies}</dependencies></project>\n",
+            encoding="utf-8",
+        )
+        copy = "dependency:copy-dependencies"
+        options = ["-DoutputDirectory=lib", "-DincludeScope=runtime"]
+        run_installer([maven, "-q", "-B", copy, *options], folder, {})
+
+    return install_once("kafka", repr(ARTIFACTS), "lib", build)
+
+
+def _settings(folder: Path, port: int, controller_port: int) -> str:
+    return "\n".join(
+        [
+            "process.roles=broker,controller",
+            "node.id=1",
+            f"listeners=PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+            f"advertised.listeners=PLAINTEXT://{HOST}:{port}",
+            "controller.listener.names=CONTROLLER",
+            f"controller.quorum.voters=1@{HOST}:{controller_port}",
+            f"log.dirs={folder / 'data'}",
+            "offsets.topic.replication.factor=1",
+            "transaction.state.log.replication.factor=1",
+            "transaction.state.log.min.isr=1",
+            "group.initial.rebalance.delay.ms=0",
+            "",
+        ]
+    )
+
+
+class Kafka(Peer):
+    """Topics of one partition; the producer is idempotent and waits for all replicas (one)."""
+
+    name = "Kafka"
+    promise = "process crash: acks=all with one broker, which by default never fsyncs a record"
+    topic_settings: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._process: Process | None = None
+        self._library: Any = None
+        self._admin: Any = None
+        self._servers = ""
+        self._topics = itertools.count()
+        self._topic = ""
+
+    def start(self) -> None:
+        try:
+            self._library = importlib.import_module("confluent_kafka")
+            admin = importlib.import_module("confluent_kafka.admin")
+        except ImportError as error:
+            raise Unavailable(f"{error}: install requirements/peers.txt") from error
+        home = java.find(os.environ)
+        if home is None:
+            raise Unavailable(f"no Java {java.OLDEST} or newer (make java says where one is)")
+        run = [str(home / "bin" / "java"), "-cp", f"{_install()}/*"]
+        port, controller_port = free_port(), free_port()
+        settings = self.folder / "server.properties"
+        settings.write_text(_settings(self.folder, port, controller_port), encoding="utf-8")
+        arguments = ["format", "-c", str(settings), "-t", CLUSTER_ID]
+        run_installer([*run, "kafka.tools.StorageTool", *arguments], self.folder, {})
+        broker = [*run[:1], f"-Xms{HEAP}", f"-Xmx{HEAP}", *run[1:], "kafka.Kafka", str(settings)]
+        self._process = Process(broker, {}, self.folder, self.folder / "server.log")
+        self._servers = f"{HOST}:{port}"
+        # Until the broker listens, every refused connection would be a line on the terminal.
+        self._admin = admin.AdminClient({"bootstrap.servers": self._servers, "log_level": 0})
+        self._process.wait_until(self._is_ready)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def server_pids(self) -> Sequence[int]:
+        return () if self._process is None else (self._process.pid,)
+
+    def empty(self) -> None:
+        if self._topic:
+            self._wait(self._admin.delete_topics([self._topic]))
+        self._topic = f"records-{next(self._topics)}"
+        new_topic = importlib.import_module("confluent_kafka.admin").NewTopic
+        topic = new_topic(self._topic, 1, 1, config=self.topic_settings)
+        self._wait(self._admin.create_topics([topic]))
+
+    def producing(self) -> dict[str, Produce]:
+        return {EACH: self._each, LISTS: self._lists}
+
+    def consuming(self) -> dict[str, Consume]:
+        return {TO_BYTES: self._to_bytes, TO_ARROW: self._to_arrow}
+
+    def _wait(self, futures: dict[str, Any]) -> None:
+        for future in futures.values():
+            future.result(CALL_TIMEOUT_S)
+
+    def _is_ready(self) -> bool:
+        try:
+            return bool(self._admin.list_topics(timeout=1.0).brokers)
+        except self._library.KafkaException:
+            return False
+
+    def _producer(self) -> Any:
+        """Connected, and in possession of its producer id, which can take half a second."""
+        producer = self._library.Producer(
+            {
+                "bootstrap.servers": self._servers,
+                "acks": "all",
+                "enable.idempotence": True,
+                "compression.type": "none",
+                "queue.buffering.max.messages": QUEUE_MESSAGES,
+                "queue.buffering.max.kbytes": QUEUE_KBYTES,
+                "log_level": ONLY_ERRORS,
+            }
+        )
+        producer.list_topics(self._topic, timeout=CALL_TIMEOUT_S)
+        producer.produce(WARM_UP_TOPIC, b"")
+        _settle(producer)
+        return producer
+
+    def _each(self, records: Records) -> Callable[[], None]:
+        producer, topic = self._producer(), self._topic
+
+        def run() -> None:
+            produce = producer.produce
+            for value in records.values:
+                while True:
+                    try:
+                        produce(topic, value)
+                        break
+                    except BufferError:
+                        producer.poll(FULL_POLL_S)
+            _settle(producer)
+
+        return run
+
+    def _lists(self, records: Records) -> Callable[[], None]:
+        producer, topic = self._producer(), self._topic
+
+        def run() -> None:
+            for values in records.lists:
+                left = [{"value": value} for value in values]
+                while left:
+                    if producer.produce_batch(topic, left) == len(left):
+                        break
+                    producer.poll(FULL_POLL_S)
+                    left = [message for message in left if message.pop("_error", None)]
+            _settle(producer)
+
+        return run
+
+    def _consumer(self) -> Any:
+        """Connected; it fetches nothing before it is assigned a partition."""
+        consumer = self._library.Consumer(
+            {
+                "bootstrap.servers": self._servers,
+                "group.id": "bench",
+                "enable.auto.commit": False,
+                "queued.min.messages": QUEUE_MESSAGES,
+                "queued.max.messages.kbytes": QUEUE_KBYTES,
+                "fetch.queue.backoff.ms": 5,
+                "log_level": ONLY_ERRORS,
+            }
+        )
+        partition = self._library.TopicPartition(self._topic, 0)
+        consumer.get_watermark_offsets(partition, timeout=CALL_TIMEOUT_S)
+        return consumer
+
+    def _pages(self, consumer: Any, count: int) -> Iterator[list[bytes]]:
+        library = self._library
+        consumer.assign([library.TopicPartition(self._topic, 0, library.OFFSET_BEGINNING)])
+        left, deadline_s = count, time.monotonic() + READ_TIMEOUT_S
+        while left > 0 and time.monotonic() < deadline_s:
+            messages = consumer.consume(min(READ_MESSAGES, left), timeout=1.0)
+            if messages:
+                deadline_s = time.monotonic() + READ_TIMEOUT_S
+                left -= len(messages)
+                yield [message.value() for message in messages]
+
+    def _to_bytes(self, count: int) -> Callable[[], list[bytes]]:
+        consumer = self._consumer()
+        return lambda: joined(self._pages(consumer, count))
+
+    def _to_arrow(self, count: int) -> Callable[[], pa.Table]:
+        consumer = self._consumer()
+        return lambda: tabled(self._pages(consumer, count))
+
+
+def _settle(producer: Any) -> None:
+    remaining = producer.flush(CALL_TIMEOUT_S)
+    if remaining:
+        raise RuntimeError(f"Kafka did not acknowledge {remaining:,} records")
+
+
+class KafkaSynced(Kafka):
+    """The same broker, told to sync what it acknowledges."""
+
+    name = "Kafka, fsync"
+    promise = "power loss: flush.messages=1, an fsync for every produce request"
+    topic_settings: ClassVar[dict[str, str]] = {"flush.messages": "1"}

@@ -1,0 +1,48 @@
+"""Consuming: the batches of a partition in order, and what was processed acknowledged.
+
+Enters: descriptors from a queue and batches from a store. Leaves: records as Arrow, numbered.
+
+    Consumer    the owner of a partition: one at a time, acknowledges
+    Follower    any other group: a position of its own, acknowledges nothing
+    read        looks at what is retained, opens nothing
+
+Always holds:
+
+- a batch is delivered in its turn, whole, or reported as unreadable: nothing is left out silently;
+- an error or a cancellation moves no cursor and no frontier: the same call can be made again;
+- only the consumer that opened last acknowledges.
+"""
+
+from headwater.buffer.consumer.async_reader import AsyncReader, read_async
+from headwater.buffer.consumer.blocking import BlockingConsumer
+from headwater.buffer.consumer.consumed import ConsumedBatch, Lost, Metadata
+from headwater.buffer.consumer.consumer import Consumer
+from headwater.buffer.consumer.dead_letter import DeadLetter, list_dead_letters
+from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.follower import Follower
+from headwater.buffer.consumer.lag import Lag, lag
+from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.reader import Reader, read
+from headwater.buffer.consumer.reading import lsn_at_time
+from headwater.buffer.consumer.unreadable import UnreadableBatch
+
+__all__ = [
+    "AsyncReader",
+    "BlockingConsumer",
+    "ConsumedBatch",
+    "Consumer",
+    "ConsumerMetrics",
+    "DeadLetter",
+    "FetchHandle",
+    "Follower",
+    "Lag",
+    "Lost",
+    "Metadata",
+    "Reader",
+    "UnreadableBatch",
+    "lag",
+    "list_dead_letters",
+    "lsn_at_time",
+    "read",
+    "read_async",
+]

@@ -1,0 +1,307 @@
+"""Reading a stream without being its consumer: looks, opens nothing, fences nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from headwater.buffer.consumer.columns import Columns
+from headwater.buffer.consumer.consumed import ConsumedBatch, Lost
+from headwater.buffer.consumer.delivery import check_retained
+from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.read_ahead import ReadAhead
+from headwater.buffer.consumer.reading import (
+    EARLIEST,
+    Position,
+    place_of,
+    resolve_end,
+    resolve_start,
+)
+from headwater.buffer.consumer.source import check_partition, resolve
+from headwater.buffer.consumer.unreadable import UnreadableBatch
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.stream import Stream
+from headwater.core import runtime
+from headwater.core.errors import Refused
+from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S, READ_AHEAD_BYTES
+from headwater.store import Store, open_store
+
+OnBadBatch = Literal["raise", "skip"]
+
+
+class Options(NamedTuple):
+    """What all partitions of one reading share."""
+
+    follow: bool
+    on_bad_batch: OnBadBatch
+    read_ahead_bytes: int
+    lost: list[Lost]
+    """Records that could not be read and were passed over, as they were asked to be."""
+
+
+class PartitionReading:
+    """The batches of one partition from one LSN up to another, or for ever."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        partition: int,
+        *,
+        after: int | None,
+        first_lsn: int,
+        end_lsn: int | None,
+        options: Options,
+    ) -> None:
+        self._stream = stream
+        self._partition = partition
+        self._looker = stream.looker(partition)
+        handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+        self._ahead = ReadAhead(handle.fetch, max_bytes=options.read_ahead_bytes)
+        self._after = after
+        self._first_lsn = first_lsn
+        self._end_lsn = end_lsn
+        self._options = options
+        self.is_over = end_lsn is not None and first_lsn >= end_lsn
+
+    async def peek(self) -> ConsumedBatch | None:
+        """The next batch, which stays the next; None if there is none at present."""
+        while not self.is_over:
+            last = self._ahead.last
+            if last is None or not self._reaches_end(last):
+                await self._ahead.learn(self._looker.after, self._after)
+            if not len(self._ahead):
+                return None
+            found = await self._ahead.first()
+            if isinstance(found, ConsumedBatch):
+                return found
+            self._ahead.try_first_again()
+            if not isinstance(found, UnreadableBatch):
+                raise found
+            await check_retained(self._stream, self._partition, found)
+            if self._options.on_bad_batch == "raise":
+                raise found
+            gone = found.descriptor
+            self._options.lost.append(Lost(gone.first_lsn, gone.last_lsn, found.cause))
+            self.skip()
+        return None
+
+    def skip(self) -> None:
+        """Go on after the next batch."""
+        passed = self._ahead.pop()
+        self._after = passed.sequence
+        self.is_over = self._reaches_end(passed)
+
+    def _reaches_end(self, batch: Descriptor) -> bool:
+        return self._end_lsn is not None and batch.last_lsn + 1 >= self._end_lsn
+
+    def cut(self, batch: ConsumedBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that lie between the two LSNs."""
+        first = max(self._first_lsn - batch.first_lsn, 0)
+        end = len(batch)
+        if self._end_lsn is not None:
+            end = min(end, max(self._end_lsn - batch.first_lsn, 0))
+        return rows if (first, end) == (0, len(batch)) else rows.slice(first, max(end - first, 0))
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        await self._ahead.close()
+
+
+class AsyncReader:
+    """Record batches of a stream, in the order of each partition, all of one schema.
+
+    Bounded, it reads one partition after the other; following, it takes them in turn.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        parts: list[PartitionReading],
+        *,
+        columns: Columns,
+        options: Options,
+    ) -> None:
+        """Use `read_async`."""
+        self.stream = stream
+        self.lost = options.lost
+        """With on_bad_batch="skip": the records that could not be read so far."""
+        self.follows = options.follow
+        self.owns_store = False
+        """Whether closing closes the store, which nobody else has."""
+        self._parts = parts
+        self._columns = columns
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every batch."""
+        return self._columns.schema
+
+    def __aiter__(self) -> AsyncReader:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        found = await self.next_batch()
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    async def next_batch(self) -> pa.RecordBatch | None:
+        """The next rows; None at the end, which a reader that follows does not have."""
+        wait_s = FOLLOW_POLL_BASE_S
+        while True:
+            found = await self._next()
+            if found is not None:
+                return found
+            if all(part.is_over for part in self._parts) or not self.follows:
+                return None
+            # A queue that nobody appends to is asked ever more seldom.
+            await runtime.sleep(wait_s)
+            wait_s = min(2 * wait_s, FOLLOW_POLL_CAP_S)
+
+    async def __aenter__(self) -> AsyncReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop reading ahead, and give back what was opened for this reading."""
+        parts, self._parts = self._parts, []
+        for part in parts:
+            await part.close()
+        if self.owns_store:
+            self.owns_store = False
+            await self.stream.store.close()
+
+    async def _next(self) -> pa.RecordBatch | None:
+        """The next rows at hand; None if no partition has any at present."""
+        for part in list(self._parts):
+            rows = await self._next_of(part)
+            if rows is None:
+                continue
+            if self.follows:
+                # Whose turn it was comes last, or a busy partition would be the only one read.
+                self._parts.remove(part)
+                self._parts.append(part)
+            return rows
+        return None
+
+    async def _next_of(self, part: PartitionReading) -> pa.RecordBatch | None:
+        while (batch := await part.peek()) is not None:
+            rows = part.cut(batch, self._columns.of(batch))
+            part.skip()
+            if rows.num_rows:
+                return rows
+        return None
+
+
+async def read_async(
+    source: str | Store | Stream,
+    stream: str | None = None,
+    start: Position = None,
+    end: Position = None,
+    *,
+    partition: int | Sequence[int] | None = None,
+    follow: bool = False,
+    columns: Sequence[str] | None = None,
+    on_bad_batch: OnBadBatch = "raise",
+    read_ahead_bytes: int = READ_AHEAD_BYTES,
+) -> AsyncReader:
+    """Read a stream from `start` (inclusive) to `end` (exclusive) as Arrow record batches.
+
+    Without `start`, from the oldest record that is retained; without `end`, to the latest one
+    at this moment, or with `follow` for ever.
+    """
+    if on_bad_batch not in ("raise", "skip"):
+        raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
+    options = Options(follow, on_bad_batch, read_ahead_bytes, [])
+    if not isinstance(source, str):
+        found = await resolve(source, stream)
+        return await _opened(found, start, end, partition, columns, options)
+    store = open_store(source)
+    try:
+        found = await resolve(store, stream)
+        reader = await _opened(found, start, end, partition, columns, options)
+    except BaseException:
+        await store.close()
+        raise
+    reader.owns_store = True
+    return reader
+
+
+async def _opened(
+    stream: Stream,
+    start: Position,
+    end: Position,
+    partition: int | Sequence[int] | None,
+    columns: Sequence[str] | None,
+    options: Options,
+) -> AsyncReader:
+    parts: list[PartitionReading] = []
+    try:
+        for number in _partitions(stream, partition):
+            parts.append(await _part(stream, number, start, end, options))
+        chosen = await _columns(stream, parts, columns)
+    except BaseException:
+        for part in parts:
+            await part.close()
+        raise
+    return AsyncReader(stream, parts, columns=chosen, options=options)
+
+
+def _partitions(stream: Stream, asked: int | Sequence[int] | None) -> Sequence[int]:
+    if asked is None:
+        return range(stream.partitions)
+    numbers = [asked] if isinstance(asked, int) else list(asked)
+    for number in numbers:
+        check_partition(stream, number)
+    if len(set(numbers)) < len(numbers) or not numbers:
+        raise Refused(f"partitions {numbers}: name one or more, each once")
+    return numbers
+
+
+async def _part(
+    stream: Stream,
+    partition: int,
+    start: Position,
+    end: Position,
+    options: Options,
+) -> PartitionReading:
+    looker = stream.looker(partition)
+    state = await looker.state()
+    from_place, to_place = place_of(start, partition), place_of(end, partition)
+    first_lsn = await resolve_start(stream, partition, from_place, state)
+    end_lsn = None
+    if to_place is not None or not options.follow:
+        end_lsn = await resolve_end(stream, partition, to_place, state)
+    if not options.follow:
+        end_lsn = min(end_lsn or state.next_lsn, state.next_lsn)
+    after = None
+    if from_place not in (None, EARLIEST):
+        sequence = await looker.sequence_at_lsn(first_lsn)
+        # -1 and not None before batch 0: asked for by number, it must be that one or `Trimmed`.
+        after = (state.next_sequence if sequence is None else sequence) - 1
+    return PartitionReading(
+        stream,
+        partition,
+        after=after,
+        first_lsn=first_lsn,
+        end_lsn=end_lsn,
+        options=options,
+    )
+
+
+async def _columns(
+    stream: Stream, parts: list[PartitionReading], chosen: Sequence[str] | None
+) -> Columns:
+    """The declared schema; without one, the shape of the first batch there is."""
+    if stream.schema is not None:
+        return Columns(stream.schema, chosen, may_grow=True)
+    for part in parts:
+        batch = await part.peek()
+        if batch is not None and len(batch):
+            typed = [f for f in batch.records.schema if not f.name.startswith("_")]
+            return Columns(pa.schema(typed) if typed else None, chosen)
+    return Columns(None, chosen)

@@ -1,0 +1,108 @@
+"""A consumer for code that blocks: the same calls, without `await`."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from headwater.buffer.consumer.consumed import ConsumedBatch
+from headwater.buffer.consumer.consumer import Consumer
+from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.lag import Lag
+from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.stream import Stream
+from headwater.core import portal
+from headwater.store import Store, open_store
+
+T = TypeVar("T")
+
+
+class BlockingConsumer:
+    """`Consumer` behind a thread of its own. Every call means what it means there."""
+
+    def __init__(self, consumer: Consumer, store: Store | None) -> None:
+        """Use `BlockingConsumer.open`."""
+        self._consumer = consumer
+        self._store = store
+        self._portal = portal.shared()
+
+    @classmethod
+    def open(
+        cls, source: str | Store | Stream, name: str | None = None, **options: Any
+    ) -> BlockingConsumer:
+        """As `Consumer.open`; an address is opened here and closed with the consumer."""
+        if not isinstance(source, str):
+            return cls(portal.shared().call(Consumer.open(source, name, **options)), None)
+        store = open_store(source)
+        try:
+            return cls(portal.shared().call(Consumer.open(store, name, **options)), store)
+        except BaseException:
+            portal.shared().call(store.close())
+            raise
+
+    def __enter__(self) -> BlockingConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._consumer)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def metrics(self) -> ConsumerMetrics:
+        """What the consumer counted."""
+        return self._consumer.metrics
+
+    @property
+    def conflict_rate(self) -> float:
+        """Of a hundred writes to the queue, how many met somebody else's."""
+        return self._consumer.conflict_rate
+
+    def next_batch(self) -> ConsumedBatch | None:
+        """The next batch; None if there is none at present."""
+        return self._call(self._consumer.next_batch())
+
+    def next_descriptors(self, max_count: int) -> list[Descriptor]:
+        """Up to so many descriptors of the batches that follow."""
+        return self._call(self._consumer.next_descriptors(max_count))
+
+    def fetch_handle(self) -> FetchHandle:
+        """What fetches batches by their descriptors, in any task, thread or process."""
+        return self._consumer.fetch_handle()
+
+    def fetch_descriptor(self, descriptor: Descriptor) -> ConsumedBatch:
+        """Fetch one batch by its descriptor."""
+        return self._call(self._consumer.fetch_descriptor(descriptor))
+
+    def ack(self, sequence: int) -> None:
+        """Acknowledge the batch that follows the last one acknowledged."""
+        self._call(self._consumer.ack(sequence))
+
+    def ack_through(self, sequence: int) -> None:
+        """Acknowledge every batch through this one, in the queue first."""
+        self._call(self._consumer.ack_through(sequence))
+
+    def flush(self) -> None:
+        """Let the queue know of everything acknowledged."""
+        self._call(self._consumer.flush())
+
+    def lag(self) -> Lag:
+        """What is not acknowledged, looked up in the queue."""
+        return self._call(self._consumer.lag())
+
+    def close(self) -> None:
+        """Flush and stop, as `Consumer.close`."""
+        try:
+            self._call(self._consumer.close())
+        finally:
+            store, self._store = self._store, None
+            if store is not None:
+                self._call(store.close())
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._portal.call(coroutine)

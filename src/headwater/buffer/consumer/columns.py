@@ -1,0 +1,116 @@
+"""The columns that a reader sees: the same, in the same types, for every batch of a stream.
+
+    the typed columns of the stream's schema, or `_value`
+    `_key`, `_headers`, `_timestamp`, `_operation`       as the record model has them, never absent
+    `_lsn`, `_partition`, `_sequence`                    where the record stands
+
+Only when they are asked for: `_metadata` (of the record's produce call), `_collection`, `_kind`,
+`_rid`, `_refresh_records`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, TIMESTAMP, VALUE, Operation
+from headwater.core.errors import Refused
+
+if TYPE_CHECKING:
+    from headwater.buffer.consumer.consumed import ConsumedBatch
+
+LSN: Final = "_lsn"
+PARTITION: Final = "_partition"
+SEQUENCE: Final = "_sequence"
+METADATA: Final = "_metadata"
+
+PLACED: Final[dict[str, pa.DataType]] = {
+    LSN: pa.int64(),
+    PARTITION: pa.int32(),
+    SEQUENCE: pa.int64(),
+}
+SHOWN: Final = (KEY, HEADERS, TIMESTAMP, OPERATION, *PLACED)
+ON_REQUEST: Final = (METADATA, "_collection", "_kind", "_rid", "_refresh_records")
+_TYPES: Final = {**RESERVED, **PLACED, METADATA: pa.binary()}
+
+_DEFAULTS: Final[dict[str, Callable[[ConsumedBatch], pa.Array]]] = {
+    TIMESTAMP: lambda batch: batch.calls.per_record(len(batch))[0],
+    OPERATION: lambda batch: pa.repeat(pa.scalar(int(Operation.INSERT), pa.int8()), len(batch)),
+    "_collection": lambda batch: pa.repeat(pa.scalar(batch.stream), len(batch)),
+    "_kind": lambda batch: pa.repeat(pa.scalar("entity"), len(batch)),
+    "_rid": lambda batch: pa.repeat(pa.scalar(0, pa.int64()), len(batch)),
+    METADATA: lambda batch: batch.calls.per_record(len(batch))[1],
+    LSN: lambda batch: batch.lsns,
+    PARTITION: lambda batch: pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch)),
+    SEQUENCE: lambda batch: pa.repeat(pa.scalar(batch.sequence, pa.int64()), len(batch)),
+}
+
+
+class Columns:
+    """One fixed set of columns, and how a batch is brought into it."""
+
+    def __init__(
+        self,
+        typed: pa.Schema | None,
+        chosen: Sequence[str] | None = None,
+        *,
+        may_grow: bool = False,
+    ) -> None:
+        """`typed` is the stream's schema, None for opaque values; `chosen` picks and orders.
+
+        `may_grow`: columns that a batch has beyond `typed` were declared later, and are left out.
+        """
+        opaque = pa.field(VALUE, pa.binary())
+        value = list(typed) if typed else [opaque]
+        offered = {f.name: pa.field(f.name, f.type) for f in (*value, opaque)}
+        offered |= {name: pa.field(name, _TYPES[name]) for name in (*SHOWN, *ON_REQUEST)}
+        names = list(chosen) if chosen is not None else [*(f.name for f in value), *SHOWN]
+        unknown = [name for name in names if name not in offered]
+        if unknown:
+            raise Refused(f"no column {unknown[0]!r}; there are {', '.join(offered)}")
+        if len(set(names)) < len(names) or not names:
+            raise Refused(f"columns {', '.join(names) or '()'}: name one or more, each once")
+        self.schema = pa.schema([offered[name] for name in names])
+        self._shows_all = chosen is None
+        self._may_grow = may_grow
+
+    def of(self, batch: ConsumedBatch) -> pa.RecordBatch:
+        """The records of a batch in these columns."""
+        present = set(batch.records.schema.names)
+        if self._shows_all and len(batch):
+            self._check_nothing_vanishes(batch, present)
+        arrays = [self._column(batch, field, field.name in present) for field in self.schema]
+        return pa.record_batch(arrays, schema=self.schema)
+
+    def _column(self, batch: ConsumedBatch, field: pa.Field, present: bool) -> pa.Array:
+        default = _DEFAULTS.get(field.name)
+        if not present:
+            return default(batch) if default else pa.nulls(len(batch), field.type)
+        column = batch.records.column(field.name)
+        if default is not None and column.null_count:
+            column = pc.coalesce(column, default(batch))
+        if column.type == field.type:
+            return column
+        try:
+            return column.cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise Refused(
+                f"column {field.name!r} of batch {batch.sequence} is {column.type}, and this "
+                f"reader was opened when it was {field.type}: open it again ({error})"
+            ) from error
+
+    def _check_nothing_vanishes(self, batch: ConsumedBatch, present: set[str]) -> None:
+        """Values must not be left out because a batch carries them in another shape."""
+        shown = set(self.schema.names)
+        values = {name for name in present if name == VALUE or not name.startswith("_")}
+        hidden = sorted(values - shown)
+        if hidden and not (self._may_grow and VALUE not in hidden):
+            known = sorted(shown - _TYPES.keys()) or [VALUE]
+            raise Refused(
+                f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its "
+                f"reader shows {', '.join(known)}: the stream was written in two shapes. Name the "
+                "columns to be read, or declare a schema and read from where it holds."
+            )

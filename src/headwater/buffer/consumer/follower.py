@@ -1,0 +1,204 @@
+"""A group that follows: reads what is retained, keeps a position of its own, acknowledges nothing.
+
+    follower = await Follower.open(store, "orders", group="audit")
+    while batch := await follower.next_batch():
+        process(batch.records)
+        await follower.commit(batch.sequence)
+
+The position is a register beside the queue. The owner's consumer, and other followers, see nothing
+of it: a follower holds nothing back, and what the retention takes before it came by is `Trimmed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Literal
+
+import msgspec
+
+from headwater.buffer.consumer.consumed import ConsumedBatch
+from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
+from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.lag import Lag, lag_behind
+from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.source import consumable, resolve
+from headwater.buffer.layout import group_key
+from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
+from headwater.buffer.stream import Stream
+from headwater.core import runtime
+from headwater.core.errors import Refused, RolledBack
+from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
+from headwater.store import Register, Store
+
+Start = Literal["earliest", "latest"]
+
+
+BEFORE_THE_FIRST: Final = -1
+"""What precedes batch 0. Not None, which asks a queue for whatever is retained: to a group that
+stands here, batches that the retention took are missing."""
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far a group has come."""
+
+    next_sequence: int
+    """The first batch that was not processed."""
+    committed_ms: int
+
+
+class Follower:
+    """Reads one partition for one group. Opens nothing in the queue and fences nobody."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        partition: int,
+        group: str,
+        position: Position,
+        delivery: Delivery,
+        looker: Looker,
+    ) -> None:
+        """Use `Follower.open`."""
+        self.stream = stream
+        self.partition = partition
+        self.group = group
+        self.metrics = delivery.metrics
+        self._committed = position.next_sequence - 1
+        self._delivery = delivery
+        self._looker = looker
+        self._register = _register(stream, partition, group)
+        self._reading = asyncio.Lock()
+
+    @classmethod
+    async def open(
+        cls,
+        source: Store | Stream,
+        name: str | None = None,
+        *,
+        partition: int = 0,
+        group: str,
+        start: Start = "earliest",
+        reset: bool = False,
+        on_bad_batch: OnBadBatch = "raise",
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        read_ahead_batches: int = READ_AHEAD_BATCHES,
+    ) -> Follower:
+        """Go on where the group stopped, or at `start` if it never began, or if `reset`."""
+        stream = consumable(await resolve(source, name), partition, group)
+        if start not in ("earliest", "latest"):
+            raise Refused(f'start is {start!r}: it is "earliest" or "latest"')
+        delivery = Delivery(
+            stream,
+            partition,
+            position=None,
+            on_bad_batch=on_bad_batch,
+            read_ahead_bytes=read_ahead_bytes,
+            read_ahead_batches=read_ahead_batches,
+            metrics=ConsumerMetrics(),
+        )
+        looker = stream.looker(partition)
+        state = await looker.state()
+        following = state.floor_sequence if start == "earliest" else state.next_sequence
+        begin = Position(following, runtime.wall_ms())
+        # Written at once: "latest" must mean the same moment after a restart. A position that is
+        # there stays, also one that another process of the group wrote a moment ago.
+        register = _register(stream, partition, group)
+        kept = await register.update(lambda before: begin if reset or before is None else before)
+        position = kept.value
+        _check_not_ahead(stream, partition, group, position, state)
+        delivery.cursor = position.next_sequence - 1
+        return cls(stream, partition, group, position, delivery, looker)
+
+    async def __aenter__(self) -> Follower:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<{self.group!r} follows {self.stream.name}/{self.partition}>"
+
+    @property
+    def position(self) -> int | None:
+        """The last batch that was delivered or handed out, committed or not."""
+        return _last(self._delivery.cursor)
+
+    @property
+    def committed(self) -> int | None:
+        """The last batch that was committed, as far as this follower knows."""
+        return _last(self._committed)
+
+    async def next_batch(self) -> ConsumedBatch | None:
+        """The next batch; None if there is none at present. As a consumer's, may be cancelled."""
+        async with self._reading:
+            await self._delivery.look(self._looker.after, None)
+            return await self._delivery.next_batch()
+
+    async def next_descriptors(self, max_count: int) -> list[Descriptor]:
+        """Up to so many descriptors of the batches that follow, which are the caller's then."""
+        if max_count < 0:
+            raise Refused(f"{max_count} descriptors: ask for none or more")
+        async with self._reading:
+            if not max_count:
+                return []
+            found = await self._looker.after(self._delivery.cursor, max_count)
+            self._delivery.hand_out(found)
+            return found
+
+    def fetch_handle(self) -> FetchHandle:
+        """What fetches batches by their descriptors, in any task, thread or process."""
+        return self._delivery.handle
+
+    async def commit(self, sequence: int) -> None:
+        """Keep this batch as the last one processed; the group goes on after it.
+
+        Only forward: a process of the same group that fell behind must not take the others
+        back. `Follower.open(…, reset=True)` is how a group begins again.
+        """
+        if self.position is None or sequence > self.position:
+            raise Refused(
+                f"commit of sequence {sequence}, beyond what was handed out ({self.position})"
+            )
+        position = Position(sequence + 1, runtime.wall_ms())
+
+        def forward(before: Position | None) -> Position:
+            if before is None or before.next_sequence < position.next_sequence:
+                return position
+            if before.next_sequence > position.next_sequence:
+                raise Refused(
+                    f"non-monotonic commit: {self.group!r} stands at {before.next_sequence - 1}, "
+                    f"requested={sequence}"
+                )
+            return before
+
+        await self._register.update(forward)
+        self._committed = sequence
+
+    async def lag(self) -> Lag:
+        """What lies after the committed position, looked up in the queue."""
+        return await lag_behind(self._looker, self._committed)
+
+    async def close(self) -> None:
+        """Stop reading ahead. Commits nothing."""
+        await self._delivery.close()
+
+
+def _register(stream: Stream, partition: int, group: str) -> Register[Position]:
+    key = group_key(stream.name, partition, stream.id, group)
+    return Register(stream.store, key, Position)
+
+
+def _last(sequence: int | None) -> int | None:
+    return None if sequence == BEFORE_THE_FIRST else sequence
+
+
+def _check_not_ahead(
+    stream: Stream, partition: int, group: str, position: Position, state: QueueState
+) -> None:
+    """A position beyond the queue means that the queue was replaced or went back."""
+    if position.next_sequence > state.next_sequence:
+        raise RolledBack(
+            f"group {group!r} stands at batch {position.next_sequence - 1} of {stream.name!r}, "
+            f"partition {partition}, whose next one is {state.next_sequence}: the queue was "
+            "restored to an earlier state. If that was meant, begin again with reset=True."
+        )

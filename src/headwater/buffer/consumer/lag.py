@@ -1,0 +1,108 @@
+"""How far behind somebody is: looked up in the queue when it is asked, never remembered.
+
+A number kept beside the consumer freezes when the consumer does. The queue does not: it says what
+was appended meanwhile, whoever stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
+from headwater.buffer.stream import Stream
+from headwater.core import runtime
+from headwater.core.errors import Trimmed
+from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """What waits. All zero when nothing does."""
+
+    batches: int = 0
+    records: int = 0
+    size_bytes: int | None = 0
+    """None where adding it up would take more than LAG_WALK_BATCHES descriptors."""
+    seconds: float = 0.0
+    """Since the oldest record that waits was ingested."""
+
+
+async def lag(stream: Stream, partition: int = 0) -> Lag:
+    """What the owner of a partition's consumer has not acknowledged. Opens nothing."""
+    return _behind(await stream.looker(partition).state())
+
+
+async def lag_of_owner(
+    looker: Looker, *, undequeued: Sequence[Descriptor], oldest: Descriptor | None
+) -> Lag:
+    """The lag of a consumer, which knows of acknowledgements that the queue does not have yet.
+
+    `undequeued` are those; `oldest` is the oldest batch handed out and not acknowledged.
+    """
+    state = await looker.state()
+    acked = [d for d in undequeued if d.sequence >= state.acked_sequence]
+    if not acked:
+        return _behind(state)
+    after = acked[-1]
+    left = state.next_sequence - (after.sequence + 1)
+    if left <= 0:
+        return Lag()
+    if oldest is None:
+        oldest = next(iter(await looker.after(after.sequence, 1)), None)
+    return Lag(
+        batches=left,
+        records=state.next_lsn - (after.last_lsn + 1),
+        size_bytes=max(0, state.pending_bytes - sum(d.size_bytes for d in acked)),
+        seconds=_seconds_since(None if oldest is None else oldest.min_ms),
+    )
+
+
+async def lag_behind(looker: Looker, position: int) -> Lag:
+    """What lies after a position of one's own; -1 is before the first batch."""
+    state = await looker.state()
+    following = position + 1
+    if following < state.floor_sequence:
+        raise Trimmed(
+            f"what follows {position} went with the retention; the oldest batch is "
+            f"{state.floor_sequence}",
+            floor=state.floor_sequence,
+        )
+    left = state.next_sequence - following
+    if left <= 0:
+        return Lag()
+    walked = await _walk(looker, position, state.next_sequence)
+    first = walked[0]
+    whole = walked[-1].sequence + 1 == state.next_sequence
+    return Lag(
+        batches=left,
+        records=state.next_lsn - first.first_lsn,
+        size_bytes=sum(d.size_bytes for d in walked) if whole else None,
+        seconds=_seconds_since(first.min_ms),
+    )
+
+
+async def _walk(looker: Looker, position: int, end: int) -> list[Descriptor]:
+    walked: list[Descriptor] = []
+    while position + 1 < end:
+        found = await looker.after(position, LOOK_BATCHES)
+        walked += [d for d in found if d.sequence < end]
+        if not found or len(walked) >= LAG_WALK_BATCHES:
+            break
+        position = found[-1].sequence
+    return walked
+
+
+def _behind(state: QueueState) -> Lag:
+    if state.pending <= 0:
+        return Lag()
+    return Lag(
+        batches=state.pending,
+        records=state.next_lsn - state.acked_lsn,
+        size_bytes=state.pending_bytes,
+        seconds=_seconds_since(state.oldest_pending_ms),
+    )
+
+
+def _seconds_since(ms: int | None) -> float:
+    return 0.0 if ms is None else max(0.0, (runtime.wall_ms() - ms) / 1000)

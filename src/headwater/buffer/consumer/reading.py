@@ -1,0 +1,105 @@
+"""Where a reading begins and ends, in LSNs.
+
+A position is an LSN, "earliest", "latest", or a time. A time becomes the LSN of the first retained
+record that was ingested at or after it; producers' clocks may disagree, so a record ingested later
+may stand before it, and one ingested earlier after it. Records are never reordered or left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.consumer.consumed import ConsumedBatch
+from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.queue.contract import QueueState
+from headwater.buffer.stream import Stream
+from headwater.core.errors import Refused, Trimmed
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+Place = int | str | datetime | None
+"""An LSN, "earliest", "latest", a time (ISO 8601 as text), or None for the default."""
+Position = Place | Mapping[int, Place]
+"""A place, or one for each partition."""
+
+
+def place_of(position: Position, partition: int) -> Place:
+    """What a position says of one partition."""
+    if isinstance(position, Mapping):
+        return position.get(partition)
+    return position
+
+
+async def resolve_start(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+    """The first LSN to read. `Trimmed` if it was asked for by number and is gone."""
+    found = await _resolve(stream, partition, EARLIEST if place is None else place, state)
+    if found < state.floor_lsn:
+        raise Trimmed(
+            f"stream {stream.name!r}, partition {partition}: LSN {found} is not retained any more; "
+            f'the oldest one is {state.floor_lsn} (start="earliest" begins there)',
+            floor=state.floor_lsn,
+        )
+    return found
+
+
+async def resolve_end(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+    """The first LSN not to read."""
+    return await _resolve(stream, partition, LATEST if place is None else place, state)
+
+
+async def lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
+    """The LSN of the first retained record ingested at or after a time; None if there is none."""
+    looker = stream.looker(partition)
+    sequence = await looker.sequence_at_time(time_ms)
+    if sequence is None:
+        return None
+    found = await looker.after(sequence - 1, 1)
+    if not found:
+        return None
+    descriptor = found[0]
+    if descriptor.min_ms >= time_ms:
+        return descriptor.first_lsn
+    handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+    return _first_at(await handle.fetch(descriptor), time_ms)
+
+
+def _first_at(batch: ConsumedBatch, time_ms: int) -> int:
+    times, _ = batch.calls.per_record(len(batch))
+    since = pa.scalar(time_ms * 1000, pa.timestamp("us", "UTC"))
+    row = pc.index(pc.greater_equal(times, since), pa.scalar(True)).as_py()
+    return batch.first_lsn + max(int(row), 0)
+
+
+async def _resolve(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+    if isinstance(place, bool) or place is None:
+        raise Refused(f"{place!r} is neither an LSN nor a time")
+    if isinstance(place, int):
+        if place < 1:
+            raise Refused(f"LSN {place}: the first record of a partition has LSN 1")
+        return place
+    if place == EARLIEST:
+        return state.floor_lsn
+    if place == LATEST:
+        return state.next_lsn
+    found = await lsn_at_time(stream, partition, time_ms_of(place))
+    return state.next_lsn if found is None else found
+
+
+def time_ms_of(time: str | datetime) -> int:
+    """Milliseconds since 1970 of a time; without a zone it is UTC."""
+    if isinstance(time, str):
+        try:
+            time = datetime.fromisoformat(time)
+        except ValueError as error:
+            raise Refused(
+                f'{time!r} is no position: an LSN, "earliest", "latest", or a time such as '
+                "2026-01-31T08:00:00Z"
+            ) from error
+    zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return int(zoned.timestamp() * 1000)

@@ -1,0 +1,70 @@
+"""Garbage collection beside a consumer: a pass now and then, for as long as the consumer lives."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable
+
+from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.queue.contract import Collector, Retention
+from headwater.core import runtime
+from headwater.core.errors import Refused
+
+
+class Sweeper:
+    """Runs the collector every `interval_s`. Holds its owner weakly, and ends with it.
+
+    A task that held the consumer would keep alive what nobody has any more, and collect for
+    ever on its behalf.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        retention: Callable[[], Awaitable[Retention]],
+        metrics: ConsumerMetrics,
+        *,
+        interval_s: float,
+    ) -> None:
+        if interval_s <= 0:
+            raise Refused(f"gc_interval_s is {interval_s}: it is above 0; gc=False runs no passes")
+        self._collector = collector
+        self._retention = retention
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, owner: object) -> None:
+        """Begin; the first pass comes after one interval."""
+        self._task = runtime.spawn(self._run(weakref.ref(owner)), name="garbage collection")
+
+    def stop(self) -> None:
+        """End without waiting for it."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """End, and wait until a pass under way has ended."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def _run(self, owner: weakref.ref[object]) -> None:
+        while True:
+            await runtime.sleep(self._interval_s)
+            if owner() is None:
+                return
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        started_s = runtime.monotonic_s()
+        try:
+            done = await self._collector.collect(await self._retention())
+        except Exception as error:
+            # Whatever a pass could not do, the next one does: it must not end the consumer, and
+            # not the passes after it. Who watches sees it in the metrics.
+            self._metrics.gc_passes_failed += 1
+            self._metrics.gc_last_error = f"{type(error).__name__}: {error}"
+            return
+        self._metrics.collected(done, runtime.monotonic_s() - started_s)

@@ -1,0 +1,31 @@
+"""Producers: records from programs into the queues of a stream.
+
+Enters: values, Arrow tables or dicts, call by call. Leaves: batches, uploaded and appended in
+order, and for every call a handle that tells the place of its records.
+
+Always holds:
+
+- a call is kept whole or not at all, and refused before anything of it is written;
+- records of one partition are accepted in the order of their calls, each exactly once;
+- an error reaches exactly the handles it concerns, and nobody's records vanish without one;
+- whatever is held and not accepted is counted, and bounded.
+"""
+
+from headwater.buffer.producer.blocking import BlockingHandle, BlockingProducer
+from headwater.buffer.producer.config import Settings
+from headwater.buffer.producer.handle import Acceptance, Accepted, Handle
+from headwater.buffer.producer.line import BufferFull
+from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.producer.producer import Producer
+
+__all__ = [
+    "Acceptance",
+    "Accepted",
+    "BlockingHandle",
+    "BlockingProducer",
+    "BufferFull",
+    "Handle",
+    "Producer",
+    "ProducerMetrics",
+    "Settings",
+]

@@ -1,0 +1,217 @@
+"""The producer for code that blocks: scripts, notebooks, Spark executors, any number of threads.
+
+    with BlockingProducer.open("s3://bucket/root", "orders") as producer:
+        producer.produce([b"a", b"b"]).result()
+
+Calls are kept on the caller's own thread; the event loop that uploads them runs on a thread that
+all blocking fronts of the process share.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.buffer.producer.config import Settings
+from headwater.buffer.producer.engine import Engine
+from headwater.buffer.producer.handle import Acceptance, Handle
+from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.producer.parcel import (
+    Entries,
+    Extras,
+    Headers,
+    Keys,
+    Operations,
+    Parcel,
+    Timestamps,
+)
+from headwater.buffer.producer.producer import stream_of, warn_dropped
+from headwater.buffer.queue.contract import Resumed
+from headwater.buffer.stream import Stream
+from headwater.core import portal, runtime
+from headwater.core.errors import HeadwaterError
+from headwater.core.portal import Portal
+from headwater.store import Store, open_store
+
+
+class BlockingHandle(Handle, eq=False, gc=False, kw_only=True):
+    """The outcome of one produce call; `result()` waits for it."""
+
+    _portal: Portal
+
+    def result(self, timeout_s: float | None = None) -> Acceptance:
+        """Wait until all records are accepted; `TimeoutError` leaves them on their way."""
+        return self._portal.call(self.wait(), timeout_s=timeout_s)
+
+
+class BlockingProducer:
+    """Sends records to a stream, from any thread."""
+
+    def __init__(self, engine: Engine, home: Portal, owned: Store | None) -> None:
+        self._engine = engine
+        self._accumulator = engine.accumulator
+        self._portal = home
+        self._owned = owned
+        self._wall_ms = runtime.current().wall_ms
+
+    @classmethod
+    def open(
+        cls,
+        source: str | Store | Stream,
+        name: str | None = None,
+        *,
+        producer_id: str | None = None,
+        **settings: Any,
+    ) -> BlockingProducer:
+        """A producer of the stream `name` at an address or in a store, or of an open stream.
+
+        A store that is handed in is used on the loop of the blocking fronts: while the producer is
+        open, do not use it on another event loop.
+        """
+        home = portal.shared()
+        owned = open_store(source) if isinstance(source, str) else None
+        found = owned if owned is not None else source
+
+        async def opened() -> Engine:
+            assert not isinstance(found, str)
+            stream = await stream_of(found, name)
+            make = functools.partial(BlockingHandle, _portal=home)
+            return await Engine.open(stream, producer_id, settings, make)
+
+        try:
+            return cls(home.call(opened()), home, owned)
+        except BaseException:
+            if owned is not None:
+                home.call(owned.close())
+            raise
+
+    def __enter__(self) -> BlockingProducer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except HeadwaterError as failed:
+            if error is None:
+                raise
+            error.add_note(f"closing the producer failed as well: {failed}")
+
+    def produce(
+        self,
+        entries: Entries,
+        metadata: bytes | None = None,
+        keys: Keys = None,
+        headers: Headers = None,
+        timestamps: Timestamps = None,
+        operations: Operations = None,
+        partition: int | None = None,
+    ) -> BlockingHandle:
+        """Send opaque values, as `Producer.produce` does; waits only while the buffer is full."""
+        if headers is None and timestamps is None and operations is None and partition is None:
+            value: Any = entries
+            key: Any = keys
+            if type(entries) is list and len(entries) == 1:
+                value = entries[0]
+                if type(keys) is list and len(keys) == 1:
+                    key = keys[0]
+            if (
+                type(value) is bytes
+                and (key is None or type(key) is bytes)
+                and (metadata is None or type(metadata) is bytes)
+            ):
+                handle = self._accumulator.take_one_anywhere(value, key, metadata, self._wall_ms())
+                if handle is not None:
+                    if self._accumulator.stirred:
+                        self._portal.post(self._accumulator.pump)
+                    return handle  # type: ignore[return-value]
+        extras = Extras(keys, headers, timestamps, operations)
+        return self._keep(self._engine.valued(entries, metadata, extras, partition), entries)
+
+    def produce_arrow(
+        self,
+        data: pa.RecordBatch | pa.Table,
+        metadata: bytes | None = None,
+        *,
+        partition: int | None = None,
+    ) -> BlockingHandle:
+        """Send typed columns, as `Producer.produce_arrow` does."""
+        return self._keep(self._engine.typed(data, metadata, partition), data)
+
+    def produce_rows(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        metadata: bytes | None = None,
+        *,
+        partition: int | None = None,
+    ) -> BlockingHandle:
+        """Send rows of typed columns, as dicts, as `Producer.produce_rows` does."""
+        listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
+        return self._keep(self._engine.dicts(listed, metadata, partition), listed)
+
+    def flush(self) -> None:
+        """Send what was gathered and wait until everything produced so far is accepted."""
+        self._portal.call(self._engine.flush())
+
+    def close(self) -> None:
+        """Flush and end. Raises as `flush` does; the producer is closed all the same."""
+        if self._engine.is_forked:
+            return
+        try:
+            self._portal.call(self._engine.close())
+        finally:
+            owned, self._owned = self._owned, None
+            if owned is not None and self._engine.is_closed:
+                self._portal.call(owned.close())
+
+    @property
+    def resumed(self) -> dict[int, Resumed]:
+        """By partition: how far the last producer under this id came."""
+        return {lane.partition: lane.resumed for lane in self._engine.lanes}
+
+    @property
+    def producer_id(self) -> str:
+        """The id under which batches are appended."""
+        return self._engine.producer_id
+
+    @property
+    def stream(self) -> Stream:
+        """The stream as it was when the producer was opened."""
+        return self._engine.stream
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._engine.settings
+
+    @property
+    def metrics(self) -> ProducerMetrics:
+        """What was done so far."""
+        return self._engine.metrics
+
+    def __repr__(self) -> str:
+        return f"BlockingProducer({self.stream.name!r}, producer_id={self.producer_id!r})"
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            warn_dropped(self, engine)
+
+    def _keep(self, parcel: Parcel, entries: Any) -> BlockingHandle:
+        # Here and not over there: the loop is to upload, not to hash the keys of every thread.
+        accumulator = self._accumulator
+        handle = accumulator.take(accumulator.arrange(parcel), self._wall_ms())
+        if handle is None:
+            handle = self._portal.call(self._engine.keep(parcel, entries))
+        elif accumulator.stirred:
+            self._portal.post(accumulator.pump)
+        assert isinstance(handle, BlockingHandle)
+        return handle

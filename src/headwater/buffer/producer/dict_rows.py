@@ -1,0 +1,44 @@
+"""Rows as dicts, made into columns.
+
+A stream that declares a schema says what the columns are; else Arrow infers them from the rows of
+the call. Reserved names (`_key`, `_headers`, …) have the types of the record model in either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.buffer.producer.parcel import header_pairs, operation_code
+from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
+from headwater.core.errors import Refused
+
+
+def table_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
+    """The rows as one table; a key that a row lacks is null there."""
+    if isinstance(rows, Mapping | str | bytes):
+        raise Refused(f"produce_rows takes dicts, one for each record, not {type(rows).__name__}")
+    listed: list[Any] = list(rows)
+    strange = {type(row).__name__ for row in listed if not isinstance(row, Mapping)}
+    if strange:
+        raise Refused(f"produce_rows takes dicts, one for each record, not {min(strange)}")
+    names = list(dict.fromkeys(name for row in listed for name in row))
+    declared = {} if schema is None else {field.name: field.type for field in schema}
+    columns = {name: _column(name, listed, declared) for name in names}
+    return pa.table(columns)
+
+
+def _column(name: Any, rows: list[Mapping[str, Any]], declared: Mapping[str, Any]) -> pa.Array:
+    values = [row.get(name) for row in rows]
+    if not isinstance(name, str):
+        raise Refused(f"{name!r} is no column: names are text")
+    try:
+        if name == HEADERS:
+            return pa.array([header_pairs(given) for given in values], HEADERS_TYPE)
+        if name == OPERATION:
+            return pa.array([operation_code(given) for given in values], RESERVED[OPERATION])
+        return pa.array(values, RESERVED.get(name, declared.get(name)))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise Refused(f"column {name!r}: {error}") from error

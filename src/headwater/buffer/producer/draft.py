@@ -1,0 +1,101 @@
+"""A batch from its first record to its acceptance.
+
+Calls add to a draft until it is sealed; then a lane carries it into the queue, and in the end it
+is accepted, or it failed. A handle is no more than a draft and a range of its rows: whatever
+becomes of the draft, all its handles know at once, and none of them was touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from headwater.buffer.calls import Calls
+from headwater.buffer.producer.gathering import Gathering
+from headwater.buffer.producer.pieces import joined, without_nulls
+from headwater.buffer.producer.rows import Rows
+from headwater.buffer.queue.contract import Placed
+
+
+class Part(NamedTuple):
+    """Some rows of a draft: where records of one call are."""
+
+    draft: Draft
+    start: int
+    rows: int
+
+
+class Draft(Gathering):
+    """One batch on its way."""
+
+    __slots__ = (
+        "_event",
+        "error",
+        "heard",
+        "is_done",
+        "partition",
+        "placed",
+        "producer_sequence",
+        "sealed_s",
+    )
+
+    def __init__(self, partition: int, shape: pa.Schema | None, first_s: float) -> None:
+        super().__init__(shape, first_s)
+        self.partition = partition
+        self.sealed_s = 0.0
+        self.is_done = False
+        """Whether its handles have been told: accepted, or an error."""
+        self.placed: Placed | None = None
+        self.producer_sequence = 0
+        self.error: BaseException | None = None
+        self.heard = False
+        """Whether somebody was told of the error."""
+        self._event: asyncio.Event | None = None
+
+    def build(self, defaults: Mapping[str, pa.Scalar]) -> tuple[pa.RecordBatch, Calls]:
+        """All records and calls as columns. Computes only; may run in a thread, once sealed."""
+        pieces = [piece.to_arrow() if isinstance(piece, Rows) else piece for piece in self.pieces]
+        calls = Calls.from_columns(self.starts, self.times_ms, self.metadata)
+        records = joined(pieces)
+        return without_nulls(records, defaults, lambda: calls.per_record(self.rows)[0]), calls
+
+    def accept(self, placed: Placed) -> None:
+        """It stands in the queue. Also one that failed with an unknown outcome may come to this."""
+        self.placed = placed
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """It will not, or nobody knows."""
+        if not self.is_done:
+            self.error = error
+        self._end()
+
+    async def wait(self) -> None:
+        """Until it is accepted or failed. Cancelling the one who waits changes nothing."""
+        if not self.is_done:
+            if self._event is None:
+                self._event = asyncio.Event()
+            await self._event.wait()
+
+    def _end(self) -> None:
+        self.is_done = True
+        self.let_go()
+        if self._event is not None:
+            self._event.set()
+
+    # A handle's view
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether `parts` can tell: a draft has its partition from the start."""
+        return True
+
+    async def routed(self) -> None:
+        """Until `parts` can tell."""
+
+    def parts(self, start: int, rows: int) -> list[Part]:
+        """Where these rows are."""
+        return [Part(self, start, rows)]

@@ -1,0 +1,303 @@
+"""What stands behind a producer's fronts: it checks calls, keeps them, and sees them through.
+
+The engine knows nothing of its fronts, so that a front which is dropped can say so while the
+engine's tasks are still under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from headwater.buffer.producer.accumulator import Accumulator
+from headwater.buffer.producer.config import Settings, settings_for
+from headwater.buffer.producer.dict_rows import table_of
+from headwater.buffer.producer.draft import Draft
+from headwater.buffer.producer.handle import Handle
+from headwater.buffer.producer.lane import Carrier, Lane
+from headwater.buffer.producer.line import BufferFull, Line
+from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.producer.parcel import Entries, Extras, Parcel, typed, valued
+from headwater.buffer.producer.pieces import defaults_for
+from headwater.buffer.queue.contract import Appender, Resumed
+from headwater.buffer.records import VALUE
+from headwater.buffer.stream import Stream
+from headwater.core import limits, runtime
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.fork import tell_in_child
+
+PARTITIONS_AT_ONCE: Final = 32
+"""Partitions that are opened, or closed, side by side."""
+INLINE_ARRANGE_BYTES: Final = 256 * limits.KIB
+"""Calls up to this size are checked and split where they are, larger ones on a thread."""
+FAILURES_KEPT: Final = 64
+"""Failed batches that nobody has heard of, for flush() and close() to tell."""
+
+
+class Engine:
+    """One producer, without a face."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        producer_id: str,
+        settings: Settings,
+        opened: list[tuple[Appender, Resumed]],
+        handle_type: Callable[..., Handle],
+    ) -> None:
+        self.stream = stream
+        self.producer_id = producer_id
+        self.settings = settings
+        self.metrics = ProducerMetrics([appender.counters for appender, _ in opened])
+        self.accumulator = Accumulator(
+            settings,
+            stream.partitions,
+            self._ship,
+            short_way=stream.schema is None,
+            takes_keys=stream.config.format != "v1",
+            handle_type=handle_type,
+        )
+        self.is_closed = False
+        self.is_forked = False
+        self._line = Line(self.accumulator)
+        self._clock = runtime.current()
+        self._failures: deque[Draft] = deque(maxlen=FAILURES_KEPT)
+        self._closing = asyncio.Lock()
+        self._is_v1 = stream.config.format == "v1"
+        carrier = Carrier(
+            settings,
+            self.metrics,
+            self,
+            defaults_for(stream.name),
+            schema_version=stream.schema_version,
+            packs_calls=self._is_v1,
+        )
+        self.lanes = [
+            Lane(partition, appender, resumed, carrier)
+            for partition, (appender, resumed) in enumerate(opened)
+        ]
+        tell_in_child(self._begin_in_child)
+
+    @classmethod
+    async def open(
+        cls,
+        stream: Stream,
+        producer_id: str | None,
+        given: Mapping[str, Any],
+        handle_type: Callable[..., Handle] = Handle,
+    ) -> Engine:
+        """Fence whoever has the id in any partition, and learn how far they came."""
+        settings = settings_for(stream, given)
+        chosen = runtime.new_ulid() if producer_id is None else producer_id
+        slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+
+        async def one(partition: int) -> tuple[Appender, Resumed]:
+            appender = stream.appender(partition, chosen)
+            async with slots:
+                return appender, await appender.open()
+
+        found = await asyncio.gather(
+            *(one(partition) for partition in range(stream.partitions)), return_exceptions=True
+        )
+        opened: list[tuple[Appender, Resumed]] = []
+        for outcome in found:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            opened.append(outcome)
+        return cls(stream, chosen, settings, opened, handle_type)
+
+    # Checking: plain functions, for any thread
+
+    def valued(
+        self, entries: Entries, metadata: bytes | None, extras: Extras, partition: int | None
+    ) -> Parcel:
+        """A call of opaque values, checked."""
+        self._check_partition(partition)
+        plain = self.stream.schema is None
+        parcel = valued(entries, metadata, extras, partition, as_lists=plain)
+        if not plain:
+            parcel.batches = [self.stream.fit(batch) for batch in parcel.batches]
+        if self._is_v1:
+            _check_v1(parcel)
+        return _checked(parcel)
+
+    def typed(
+        self, data: pa.RecordBatch | pa.Table, metadata: bytes | None, partition: int | None
+    ) -> Parcel:
+        """A call of columns, checked."""
+        self._check_partition(partition)
+        parcel = typed(data, metadata, partition)
+        parcel.batches = [self.stream.fit(batch) for batch in parcel.batches]
+        if self._is_v1:
+            _check_v1(parcel)
+        return _checked(parcel)
+
+    def dicts(
+        self, rows: Iterable[Mapping[str, Any]], metadata: bytes | None, partition: int | None
+    ) -> Parcel:
+        """A call of dicts, checked."""
+        return self.typed(table_of(rows, self.stream.schema), metadata, partition)
+
+    def _check_partition(self, partition: int | None) -> None:
+        count = self.stream.partitions
+        if partition is None or (type(partition) is int and 0 <= partition < count):
+            return
+        raise Refused(
+            f"partition is {partition!r}: stream {self.stream.name!r} has partitions 0 to "
+            f"{count - 1}; None leaves the choice to the partitioner"
+        )
+
+    # Taking
+
+    async def keep(self, parcel: Parcel, entries: Any) -> Handle:
+        """Keep a checked call, after waiting for room if it must; `BufferFull` if there is none."""
+        accumulator = self.accumulator
+        if parcel.size_bytes > INLINE_ARRANGE_BYTES:
+            await runtime.run_blocking(accumulator.arrange, parcel)
+        else:
+            accumulator.arrange(parcel)
+        handle = accumulator.take(parcel, self._clock.wall_ms())
+        if handle is None:
+            # What is gathered and not full goes at once: the room it takes is wanted.
+            accumulator.seal_all()
+            handle = await self._wait_for_room(parcel, entries)
+        if accumulator.stirred:
+            accumulator.pump()
+        return handle
+
+    async def _wait_for_room(self, parcel: Parcel, entries: Any) -> Handle:
+        settings, accumulator = self.settings, self.accumulator
+        full = (
+            f"the buffer holds {accumulator.held_bytes:,} of {settings.buffer_bytes:,} bytes and "
+            f"{accumulator.held_calls:,} of {settings.buffer_calls:,} calls that are not accepted "
+            f"yet; this call has {parcel.size_bytes:,} bytes"
+        )
+        if settings.on_full == "fail":
+            raise BufferFull(f"{full}. Try again later, or produce more slowly", entries=entries)
+
+        def attempt() -> Handle | None:
+            return accumulator.take(parcel, self._clock.wall_ms(), in_line=True)
+
+        wait_ms = settings.max_block_ms
+        try:
+            return await self._line.stand(attempt, None if wait_ms is None else wait_ms / 1000)
+        except TimeoutError:
+            raise BufferFull(
+                f"no room within {wait_ms:,} ms (max_block_ms): {full}", entries=entries
+            ) from None
+
+    # Seeing through
+
+    async def flush(self) -> None:
+        """Send everything that was taken, and wait until all of it is accepted.
+
+        Raises the first error of what it waited for, or of what failed before and nobody heard of.
+        """
+        if self.is_forked:
+            raise _forked()
+        accumulator = self.accumulator
+        accumulator.seal_all()
+        waited = list(accumulator.unsettled)
+        for draft in waited:
+            await draft.wait()
+        self._failures.extend(accumulator.lost)
+        accumulator.lost.clear()
+        missed = [draft for draft in self._failures if not draft.heard]
+        self._failures.clear()
+        failed = [draft for draft in waited if draft.error is not None]
+        failed += [draft for draft in missed if draft not in waited]
+        if not failed:
+            return
+        for draft in failed:
+            draft.heard = True
+        error = failed[0].error
+        assert error is not None
+        if len(failed) > 1:
+            rows = sum(draft.rows for draft in failed)
+            error.add_note(f"{len(failed)} batches with {rows} records failed; this is the first")
+        raise error.with_traceback(None)
+
+    async def close(self) -> None:
+        """Take nothing more, flush, and say goodbye; raises what `flush` raises, closed or not."""
+        if self.is_forked:
+            return
+        self.accumulator.refuse(Refused("the producer is closed: open another one"))
+        self._line.move()
+        async with self._closing:
+            if self.is_closed:
+                return
+            error = None
+            try:
+                await self.flush()
+            except HeadwaterError as failed:
+                error = failed
+            slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+            await asyncio.gather(*(_say_goodbye(lane, slots) for lane in self.lanes))
+            self.is_closed = True
+        if error is not None:
+            raise error
+
+    def _ship(self, draft: Draft) -> None:
+        self.lanes[draft.partition].put(draft)
+
+    def told(self, draft: Draft) -> None:
+        """The draft's handles know what became of it."""
+        self.accumulator.told(draft)
+        if draft.error is not None:
+            self._failures.append(draft)
+
+    def release(self, draft: Draft) -> None:
+        """The draft takes no memory any more."""
+        self.accumulator.release(draft)
+        self._line.move()
+
+    def stop(self, error: HeadwaterError) -> None:
+        """Nothing of this producer will be accepted any more."""
+        self.accumulator.refuse(error)
+        self.accumulator.seal_all()
+        for lane in self.lanes:
+            lane.stop(error)
+        self._line.move()
+
+    def _begin_in_child(self) -> None:
+        # The parent sends what is in the buffer; a second sender under its id would fence it.
+        self.is_forked = True
+        self.accumulator.reopen_lock()
+        self.accumulator.refuse(_forked())
+
+
+async def _say_goodbye(lane: Lane, slots: asyncio.Semaphore) -> None:
+    async with slots:
+        # It spares the successor a search; nothing depends on it.
+        with contextlib.suppress(HeadwaterError):
+            await lane.close()
+
+
+def _forked() -> Refused:
+    return Refused("this producer was opened before the process forked: open one in the child")
+
+
+def _checked(parcel: Parcel) -> Parcel:
+    if not parcel.rows and parcel.metadata is not None:
+        raise Refused("metadata without a record: there is nothing to carry them")
+    return parcel
+
+
+def _check_v1(parcel: Parcel) -> None:
+    lists = (parcel.keys, parcel.headers, parcel.timestamps, parcel.operations)
+    columns = {name for batch in parcel.batches for name in batch.schema.names}
+    if any(column is not None for column in lists) or columns - {VALUE}:
+        raise Refused(
+            "a stream in the published v1 format carries values and metadata alone: no keys, "
+            "headers, timestamps, operations nor columns"
+        )
+    nulls = any(batch.column(VALUE).null_count for batch in parcel.batches)
+    if nulls or (parcel.values is not None and None in parcel.values):
+        raise Refused(
+            "a stream in the published v1 format has no null values: give b'' or leave out"
+        )

@@ -1,0 +1,197 @@
+"""What a produce call gives back: a promise of its records' places.
+
+    handle = await producer.produce([b"a", b"b"])
+    accepted = await handle
+    accepted.first_lsn, accepted.last_lsn
+
+A call usually lands in one batch. Where its keys spread it over partitions, or its size over
+batches, there is one `Accepted` for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from headwater.buffer.producer.draft import Part
+from headwater.core.errors import Refused
+
+
+class Accepted(NamedTuple):
+    """Where the records of a call, or some of them, came to stand."""
+
+    partition: int
+    sequence: int
+    """Of their batch in the partition's queue."""
+    first_lsn: int
+    last_lsn: int
+    producer_sequence: int
+    """Of their batch among those of this producer id in this partition."""
+
+    @property
+    def rows(self) -> int:
+        """How many records."""
+        return self.last_lsn - self.first_lsn + 1
+
+
+class Acceptance(tuple[Accepted, ...]):
+    """All parts of a call; with the numbers at hand if there is one part."""
+
+    __slots__ = ()
+
+    @property
+    def partition(self) -> int:
+        """The partition, if there is one part."""
+        return self._only().partition
+
+    @property
+    def sequence(self) -> int:
+        """The queue sequence of the batch, if there is one part."""
+        return self._only().sequence
+
+    @property
+    def first_lsn(self) -> int:
+        """The number of the first record, if there is one part."""
+        return self._only().first_lsn
+
+    @property
+    def last_lsn(self) -> int:
+        """The number of the last record, if there is one part."""
+        return self._only().last_lsn
+
+    @property
+    def producer_sequence(self) -> int:
+        """The batch among those of this producer, if there is one part."""
+        return self._only().producer_sequence
+
+    @property
+    def rows(self) -> int:
+        """How many records, in all parts."""
+        return sum(part.rows for part in self)
+
+    def _only(self) -> Accepted:
+        if len(self) != 1:
+            raise Refused(
+                f"this call has {len(self)} parts: go through them, each has numbers of its own"
+            )
+        return self[0]
+
+
+class Source(Protocol):
+    """Where the rows of a call went, or will go."""
+
+    @property
+    def is_routed(self) -> bool: ...
+
+    async def routed(self) -> None: ...
+
+    def parts(self, start: int, rows: int) -> list[Part]: ...
+
+
+class Spread:
+    """A call that was cut into several batches when it was made; or one without records."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+
+    @property
+    def is_routed(self) -> bool:
+        """Always."""
+        return True
+
+    async def routed(self) -> None:
+        """Until `parts` can tell: at once."""
+
+    def parts(self, start: int, rows: int) -> list[Part]:
+        """All parts: there is one call here."""
+        return self._parts
+
+
+class Handle(msgspec.Struct, eq=False, gc=False):
+    """The outcome of one produce call. Await it for the acceptance, as often as you like.
+
+    It costs next to nothing until it is awaited, and may be dropped. It takes part in no cycle, and
+    a million of them that are kept must not slow down every garbage collection: hence `gc=False`.
+    """
+
+    _source: Source
+    _start: int
+    _rows: int
+
+    def __await__(self) -> Generator[Any, None, Acceptance]:
+        return self.wait().__await__()
+
+    async def wait(self) -> Acceptance:
+        """Until all records are accepted, or an error tells that some are not.
+
+        `OutcomeUnknown` says that they may be. Cancelling the one who waits changes nothing.
+        """
+        if not self._source.is_routed:
+            await self._source.routed()
+        parts = self._parts()
+        for part in parts:
+            await part.draft.wait()
+        for part in parts:
+            if part.draft.error is not None:
+                part.draft.heard = True
+                raise part.draft.error.with_traceback(None)
+        return Acceptance(self.accepted())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether waiting would take no time."""
+        return self._source.is_routed and all(part.draft.is_done for part in self._parts())
+
+    def accepted(self) -> list[Accepted]:
+        """The parts that are accepted by now, also if others failed."""
+        found = []
+        for draft, start, rows in self._parts() if self._source.is_routed else ():
+            placed = draft.placed
+            if placed is not None:
+                first = placed.first_lsn + start
+                found.append(
+                    Accepted(
+                        draft.partition,
+                        placed.sequence,
+                        first,
+                        first + rows - 1,
+                        draft.producer_sequence,
+                    )
+                )
+        return found
+
+    @property
+    def partition(self) -> int:
+        """The partition of an accepted call of one part."""
+        return self._acceptance().partition
+
+    @property
+    def sequence(self) -> int:
+        """The queue sequence of an accepted call of one part."""
+        return self._acceptance().sequence
+
+    @property
+    def first_lsn(self) -> int:
+        """The number of the first record of an accepted call of one part."""
+        return self._acceptance().first_lsn
+
+    @property
+    def last_lsn(self) -> int:
+        """The number of the last record of an accepted call of one part."""
+        return self._acceptance().last_lsn
+
+    def __repr__(self) -> str:
+        state = "done" if self.is_done else "pending"
+        return f"<{type(self).__name__} of {self._rows} records, {state}>"
+
+    def _parts(self) -> list[Part]:
+        return self._source.parts(self._start, self._rows)
+
+    def _acceptance(self) -> Acceptance:
+        if not self.is_done:
+            raise Refused("not accepted yet: await the handle first")
+        return Acceptance(self.accepted())

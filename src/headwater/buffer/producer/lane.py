@@ -1,0 +1,359 @@
+"""One partition's way into its queue: encode, upload, append, in order.
+
+Drafts arrive sealed. Several are encoded and uploaded at a time; they are appended in the order in
+which they were sealed, one append at a time, and whatever is uploaded as an unbroken row when an
+append begins goes with it.
+
+Always holds:
+
+- a producer sequence belongs to the first draft that was part of an append under it, for ever:
+  that append may have landed, whatever was answered. Such a draft is *attempted*; it stands at the
+  front of the lane until it has landed, and nothing overtakes it. Its handles are told
+  `OutcomeUnknown` when their time is up; the lane goes on with it all the same;
+- a draft that was never attempted can be dropped, and leaves no gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from headwater.buffer.batch import Batch
+from headwater.buffer.calls import Calls
+from headwater.buffer.producer.config import Settings
+from headwater.buffer.producer.draft import Draft
+from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.queue.contract import Appender, BelowFloor, NewBatch, Placed, Resumed
+from headwater.buffer.queue.v1.items import pack_calls
+from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import (
+    Bug,
+    Damaged,
+    Fenced,
+    HeadwaterError,
+    OutcomeUnknown,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+
+GROUP_MAX: Final = 256
+"""Batches in one append, but for those that were part of an earlier one."""
+INLINE_ENCODE_BYTES: Final = 64 * limits.KIB
+"""Drafts up to this size are encoded where they are, larger ones on a thread."""
+# Only the delivery timeout ends the retries, and for what was attempted not even that.
+_PATIENT: Final = RetryPolicy(attempts=1 << 62, deadline_s=float("inf"))
+
+
+class Desk(Protocol):
+    """Whom a lane reports to."""
+
+    def told(self, draft: Draft) -> None:
+        """The draft's handles know what became of it."""
+
+    def release(self, draft: Draft) -> None:
+        """The draft takes no memory any more."""
+
+    def stop(self, error: HeadwaterError) -> None:
+        """Nothing of this producer will be accepted any more."""
+
+
+class Carrier:
+    """What all lanes of a producer share."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: ProducerMetrics,
+        desk: Desk,
+        defaults: Mapping[str, pa.Scalar],
+        *,
+        schema_version: int,
+        packs_calls: bool,
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.desk = desk
+        self.defaults = defaults
+        self.schema_version = schema_version
+        self.packs_calls = packs_calls
+        self.slots = asyncio.Semaphore(settings.max_in_flight)
+
+
+class _Flight:
+    """A sealed draft under way."""
+
+    __slots__ = (
+        "attempted",
+        "batch_id",
+        "calls",
+        "cause",
+        "draft",
+        "expiry",
+        "inline",
+        "is_ready",
+        "metadata",
+        "packed",
+        "records",
+        "size_bytes",
+        "task",
+        "times_ms",
+    )
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.batch_id = ""
+        self.records: pa.RecordBatch | None = None
+        self.calls: Calls | None = None
+        self.size_bytes = 0
+        self.times_ms = (0, 0)
+        self.inline: bytes | None = None
+        self.packed = b""
+        self.metadata: bytes | None = None
+        """What a successor resumes from once this has landed."""
+        self.is_ready = False
+        """Whether it is uploaded, or rides in its entry: it can be appended."""
+        self.attempted = False
+        self.cause: BaseException | None = None
+        """Why it is not accepted yet."""
+        self.task: asyncio.Task[None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+
+
+class Lane:
+    """Carries the drafts of one partition into its queue."""
+
+    def __init__(
+        self, partition: int, appender: Appender, resumed: Resumed, carrier: Carrier
+    ) -> None:
+        self.partition = partition
+        self.resumed = resumed
+        self._appender = appender
+        self._carrier = carrier
+        self._flights: deque[_Flight] = deque()
+        self._next_sequence = resumed.producer_sequence + 1
+        """The producer sequence of the first in the lane."""
+        self._resume_metadata = resumed.metadata
+        self._appending: asyncio.Task[None] | None = None
+        self._stopped: HeadwaterError | None = None
+
+    def put(self, draft: Draft) -> None:
+        """Take over a sealed draft."""
+        if self._stopped is not None:
+            draft.fail(self._stopped)
+            self._carrier.desk.told(draft)
+            self._carrier.desk.release(draft)
+            return
+        flight = _Flight(draft)
+        self._flights.append(flight)
+        flight.task = runtime.spawn(self._prepare(flight), name=f"upload-{self.partition}")
+        timeout_s = self._carrier.settings.delivery_timeout_ms / 1000
+        waited_s = runtime.monotonic_s() - draft.first_s
+        loop = asyncio.get_running_loop()
+        flight.expiry = loop.call_later(max(0.0, timeout_s - waited_s), self._expire, flight)
+
+    # Encoding and uploading
+
+    async def _prepare(self, flight: _Flight, above: str | None = None) -> None:
+        """Encode and upload, as often as it takes, until the flight can be appended."""
+        flight.batch_id = runtime.new_ulid(above=above)
+        pauses = _PATIENT.start()
+        while True:
+            try:
+                async with self._carrier.slots:
+                    await self._upload(flight)
+                break
+            except (Unavailable, OutcomeUnknown) as error:
+                # An upload that may have landed is repeated without harm: same name, same bytes.
+                flight.cause = error
+            except Exception as error:
+                if not flight.attempted:
+                    self._drop(flight, error)
+                    return
+                # Its sequence is taken: nothing can go on before it, so it has to work some time.
+                flight.cause = error
+            await pauses.pause(throttled=isinstance(flight.cause, Throttled))
+        flight.is_ready = True
+        self._append_soon()
+
+    async def _upload(self, flight: _Flight) -> None:
+        small = flight.draft.size_bytes <= INLINE_ENCODE_BYTES
+        if small:
+            data = self._encode(flight)
+        else:
+            data = await runtime.run_blocking(self._encode, flight)
+        inline = len(data) <= self._appender.inline_max_bytes
+        if not inline:
+            await self._appender.upload(flight.batch_id, data)
+        assert flight.calls is not None
+        flight.size_bytes = len(data)
+        flight.inline = data if inline else None
+        flight.times_ms = flight.calls.time_range_ms
+        if self._carrier.packs_calls:
+            flight.packed = pack_calls(flight.calls)
+
+    def _encode(self, flight: _Flight) -> bytes:
+        if flight.records is None:
+            flight.records, flight.calls = flight.draft.build(self._carrier.defaults)
+        assert flight.calls is not None
+        batch = Batch(flight.batch_id, flight.records, flight.calls)
+        return self._appender.encode(batch, self._carrier.settings.compression)
+
+    # Appending
+
+    def _append_soon(self) -> None:
+        if self._appending is None and self._stopped is None and self._group():
+            self._appending = runtime.spawn(self._append(), name=f"append-{self.partition}")
+
+    def _group(self) -> list[_Flight]:
+        """What the next append carries: all that were attempted, and what follows and is ready."""
+        group: list[_Flight] = []
+        for flight in self._flights:
+            if not flight.is_ready:
+                return [] if flight.attempted else group
+            if len(group) >= GROUP_MAX and not flight.attempted:
+                break
+            group.append(flight)
+        return group
+
+    async def _append(self) -> None:
+        """Append group after group, for as long as there is one."""
+        pauses = _PATIENT.start()
+        try:
+            while group := self._group():
+                entries = [self._entry(flight, place) for place, flight in enumerate(group)]
+                try:
+                    placed = await self._appender.append(entries)
+                except BelowFloor as error:
+                    self._send_again(group, error)
+                except (Fenced, Damaged, Bug) as error:
+                    self._carrier.desk.stop(error)
+                    return
+                except (Unavailable, OutcomeUnknown, Refused) as error:
+                    # What was refused may be allowed again: nothing can be left out before that.
+                    for flight in group:
+                        flight.cause = error
+                    await pauses.pause(throttled=isinstance(error, Throttled))
+                else:
+                    self._land(group, placed)
+                    pauses = _PATIENT.start()
+        except Exception as error:
+            bug = Bug(f"partition {self.partition}: appending broke: {error!r}")
+            bug.__cause__ = error
+            self._carrier.desk.stop(bug)
+        finally:
+            self._appending = None
+        # What became ready in the last instant found an append under way.
+        self._append_soon()
+
+    def _entry(self, flight: _Flight, place: int) -> NewBatch:
+        draft = flight.draft
+        if not flight.attempted:
+            flight.attempted = True
+            draft.producer_sequence = self._next_sequence + place
+            if not isinstance(draft.complete, bool):
+                self._resume_metadata = draft.complete
+            flight.metadata = self._resume_metadata
+        low_ms, high_ms = flight.times_ms
+        return NewBatch(
+            batch_id=flight.batch_id,
+            producer_sequence=draft.producer_sequence,
+            rows=draft.rows,
+            size_bytes=flight.size_bytes,
+            min_ms=low_ms,
+            max_ms=high_ms,
+            metadata=flight.metadata,
+            schema_version=self._carrier.schema_version,
+            inline=flight.inline,
+            calls=flight.packed,
+        )
+
+    def _land(self, group: list[_Flight], placed: list[Placed]) -> None:
+        carrier = self._carrier
+        now_s = runtime.monotonic_s()
+        for flight, place in zip(group, placed, strict=True):
+            self._flights.popleft()
+            self._next_sequence += 1
+            draft, metrics = flight.draft, carrier.metrics
+            metrics.batches_flushed += 1
+            metrics.entries_flushed += draft.rows
+            metrics.bytes_flushed += draft.size_bytes
+            metrics.bytes_written += flight.size_bytes
+            metrics.flush_duration_seconds.observe(now_s - draft.sealed_s)
+            self._let_go(flight)
+            draft.accept(place)
+            carrier.desk.told(draft)
+            carrier.desk.release(draft)
+
+    def _send_again(self, group: list[_Flight], refusal: BelowFloor) -> None:
+        """Give those whose id the collector has passed another one. The id stands in the bytes."""
+        passed = [flight for flight in group if flight.batch_id <= refusal.floor]
+        if not passed:
+            raise Bug(f"none of {len(group)} batches is below the floor that refused them")
+        for flight in passed:
+            flight.is_ready = False
+            flight.cause = refusal
+            flight.task = runtime.spawn(
+                self._prepare(flight, refusal.floor), name=f"upload-{self.partition}"
+            )
+
+    # Giving up
+
+    def _expire(self, flight: _Flight) -> None:
+        """The delivery timeout: tell the handles what is known."""
+        timeout_ms = self._carrier.settings.delivery_timeout_ms
+        why = f": {flight.cause}" if flight.cause is not None else ""
+        rows = flight.draft.rows
+        if flight.attempted:
+            flight.draft.fail(
+                OutcomeUnknown(
+                    f"{rows} records may or may not be accepted: no answer within {timeout_ms:,} "
+                    f"ms{why}. They are still being tried"
+                )
+            )
+            self._carrier.desk.told(flight.draft)
+        else:
+            error = Unavailable(
+                f"{rows} records were not accepted within {timeout_ms:,} ms and are dropped{why}"
+            )
+            self._drop(flight, error)
+
+    def _drop(self, flight: _Flight, error: BaseException) -> None:
+        """Leave out a draft that was never attempted; the next one gets its sequence."""
+        self._flights.remove(flight)
+        self._fail(flight, error)
+        self._append_soon()
+
+    def stop(self, error: HeadwaterError) -> None:
+        """Fail everything, and whatever comes later."""
+        self._stopped = self._stopped or error
+        if self._appending is not None and self._appending is not asyncio.current_task():
+            self._appending.cancel()
+        while self._flights:
+            self._fail(self._flights.popleft(), error)
+
+    async def close(self) -> None:
+        """Let go of what may still be under way, and say goodbye to the queue."""
+        appending = self._appending
+        self.stop(Unavailable("the producer was closed"))
+        if appending is not None:
+            await asyncio.wait([appending])
+        await self._appender.close()
+
+    def _fail(self, flight: _Flight, error: BaseException) -> None:
+        self._let_go(flight)
+        flight.draft.fail(error)
+        self._carrier.desk.told(flight.draft)
+        self._carrier.desk.release(flight.draft)
+
+    def _let_go(self, flight: _Flight) -> None:
+        if flight.expiry is not None:
+            flight.expiry.cancel()
+        if flight.task is not None and flight.task is not asyncio.current_task():
+            flight.task.cancel()
+        flight.records = flight.calls = None

@@ -1,0 +1,222 @@
+"""The producer: records in, handles out.
+
+    async with await Producer.open(store, "orders") as producer:
+        handle = await producer.produce([b"a", b"b"], keys=[b"k", b"l"])
+        accepted = await handle
+
+Always holds:
+
+- a call is kept whole or not at all: when `produce` raises or is cancelled, nothing of it was
+  kept; when it returns, all of it is, and nothing but an error of its handle can lose it;
+- records of one partition are accepted in the order of the calls, each exactly once, whatever
+  happens to the answers of the store.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.buffer.producer.config import Settings
+from headwater.buffer.producer.engine import INLINE_ARRANGE_BYTES, Engine
+from headwater.buffer.producer.handle import Handle
+from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.producer.parcel import (
+    Entries,
+    Extras,
+    Headers,
+    Keys,
+    Operations,
+    Timestamps,
+)
+from headwater.buffer.queue.contract import Resumed
+from headwater.buffer.stream import Stream, open_stream
+from headwater.core import runtime
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.store import Store
+
+
+class Producer:
+    """Sends records to a stream. For the tasks of one event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._accumulator = engine.accumulator
+        self._wall_ms = runtime.current().wall_ms
+        self._turn_ms = 0
+
+    @classmethod
+    async def open(
+        cls,
+        source: Store | Stream,
+        name: str | None = None,
+        *,
+        producer_id: str | None = None,
+        **settings: Any,
+    ) -> Producer:
+        """A producer of the stream `name` of a store, or of an open stream.
+
+        A `producer_id` makes this the successor of whoever had the id: that one is fenced, and
+        `resumed` says how far it came. Without one, the producer has an id of its own.
+        """
+        stream = await stream_of(source, name)
+        return cls(await Engine.open(stream, producer_id, settings))
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except HeadwaterError as failed:
+            if error is None:
+                raise
+            error.add_note(f"closing the producer failed as well: {failed}")
+
+    async def produce(
+        self,
+        entries: Entries,
+        metadata: bytes | None = None,
+        keys: Keys = None,
+        headers: Headers = None,
+        timestamps: Timestamps = None,
+        operations: Operations = None,
+        partition: int | None = None,
+    ) -> Handle:
+        """Send opaque values: a sequence of bytes or None, a binary Arrow array, or one bytes.
+
+        Keys, headers, timestamps and operations are one for each record, or a single one for all.
+        `BufferFull` if there is no room for the call.
+        """
+        now_ms = self._wall_ms()
+        if now_ms != self._turn_ms:
+            # A caller that only produces never waits for anything: once in a while it lets the
+            # uploads go on. Before the call is kept, since this is where it may be cancelled.
+            self._turn_ms = now_ms
+            await runtime.sleep(0)
+        if headers is None and timestamps is None and operations is None and partition is None:
+            value: Any = entries
+            key: Any = keys
+            if type(entries) is list and len(entries) == 1:
+                value = entries[0]
+                if type(keys) is list and len(keys) == 1:
+                    key = keys[0]
+            if (
+                type(value) is bytes
+                and (key is None or type(key) is bytes)
+                and (metadata is None or type(metadata) is bytes)
+            ):
+                accumulator = self._accumulator
+                handle = accumulator.take_one(value, key, metadata, now_ms)
+                if handle is not None:
+                    if accumulator.stirred:
+                        accumulator.pump()
+                    return handle
+        extras = Extras(keys, headers, timestamps, operations)
+        parcel = self._engine.valued(entries, metadata, extras, partition)
+        return await self._engine.keep(parcel, entries)
+
+    async def produce_arrow(
+        self,
+        data: pa.RecordBatch | pa.Table,
+        metadata: bytes | None = None,
+        *,
+        partition: int | None = None,
+    ) -> Handle:
+        """Send typed columns; `_key`, `_headers`, `_timestamp`, `_operation`, … are reserved."""
+        await runtime.sleep(0)
+        if getattr(data, "nbytes", 0) > INLINE_ARRANGE_BYTES:
+            parcel = await runtime.run_blocking(self._engine.typed, data, metadata, partition)
+        else:
+            parcel = self._engine.typed(data, metadata, partition)
+        return await self._engine.keep(parcel, data)
+
+    async def produce_rows(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        metadata: bytes | None = None,
+        *,
+        partition: int | None = None,
+    ) -> Handle:
+        """Send rows of typed columns, as dicts; reserved names as in `produce_arrow`."""
+        await runtime.sleep(0)
+        listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
+        return await self._engine.keep(self._engine.dicts(listed, metadata, partition), listed)
+
+    async def flush(self) -> None:
+        """Send what was gathered and wait until everything produced so far is accepted.
+
+        Raises the first error among it, or of earlier calls whose handles nobody awaited.
+        """
+        await self._engine.flush()
+
+    async def close(self) -> None:
+        """Flush and end. Raises as `flush` does; the producer is closed all the same."""
+        await self._engine.close()
+
+    @property
+    def resumed(self) -> dict[int, Resumed]:
+        """By partition: how far the last producer under this id came."""
+        return {lane.partition: lane.resumed for lane in self._engine.lanes}
+
+    @property
+    def producer_id(self) -> str:
+        """The id under which batches are appended."""
+        return self._engine.producer_id
+
+    @property
+    def stream(self) -> Stream:
+        """The stream as it was when the producer was opened."""
+        return self._engine.stream
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._engine.settings
+
+    @property
+    def metrics(self) -> ProducerMetrics:
+        """What was done so far."""
+        return self._engine.metrics
+
+    def __repr__(self) -> str:
+        return f"Producer({self.stream.name!r}, producer_id={self.producer_id!r})"
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            warn_dropped(self, engine)
+
+
+async def stream_of(source: Store | Stream, name: str | None) -> Stream:
+    """The stream itself, or the one of this name."""
+    if isinstance(source, Stream):
+        if name is not None:
+            raise Refused("a stream has its name: give a store and a name, or a stream alone")
+        return source
+    if name is None:
+        raise Refused("which stream? Give its name after the store")
+    return await open_stream(source, name, writing=True)
+
+
+def warn_dropped(front: object, engine: Engine) -> None:
+    """Say what becomes of the records of a producer that nobody closed."""
+    if engine.is_closed or engine.is_forked:
+        return
+    rows = engine.accumulator.untold_rows
+    warnings.warn(
+        f"a producer of stream {engine.stream.name!r} was dropped without close(): "
+        f"{rows} records are not accepted, and are lost when its event loop ends before they are",
+        ResourceWarning,
+        source=front,
+        stacklevel=2,
+    )

@@ -1,0 +1,123 @@
+"""Producers that were silent for long: closed, and later forgotten.
+
+A mark is dropped only once its producer would be refused. So a collector first does what a
+successor does: it puts an incarnation of its own into the record and an opening into the last
+chunk, which no earlier life can pass. When the floor has passed that chunk, everything that the
+producer ever appended is below the floor, and the mark is dropped.
+
+Dropping the mark of whoever was silent is the obvious alternative; a producer that only slept then
+appends as if nothing had happened, and its successor learns nothing of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.buffer.queue.contract import Collected, Counters
+from headwater.buffer.queue.native.chunk import Chunk, Owner
+from headwater.buffer.queue.native.chunks import Chunks
+from headwater.buffer.queue.native.marks import shard_register, with_record
+from headwater.buffer.queue.native.records import Producer, Queue, Scanned, Shard
+from headwater.buffer.queue.native.tail import Tail, write_note
+from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import NotFound
+from headwater.store import Register
+
+
+class Forgetting:
+    """One pass over some of the producers."""
+
+    def __init__(
+        self, chunks: Chunks, scanned: Register[Scanned], queue: Queue, last: Chunk
+    ) -> None:
+        self._chunks = chunks
+        self._scanned = scanned
+        self._floor = queue.chunk_floor
+        # Both clocks have to agree that it was long: this one's, and that of the latest record.
+        at_ms = min(runtime.wall_ms(), last.max_ms_through)
+        self._horizon_ms = at_ms - limits.PRODUCER_EXPIRY_MS
+
+    async def collect(self, report: Collected) -> None:
+        """Close who was silent, forget who was closed."""
+        for name in await self._next_shards():
+            register = shard_register(self._chunks.store, self._chunks.prefix, name)
+            shard = (await register.read()).value
+            if any(self._is_over(one) for one in shard.producers.values()):
+                dropped = (await register.update(self._without_closed)).value.dropped
+                report.producers_forgotten += max(0, dropped - shard.dropped)
+            silent = [name for name, one in shard.producers.items() if self._is_silent(one)]
+            if silent:
+                await self._close(register, silent[: limits.CHUNK_OPENINGS])
+
+    def _is_silent(self, one: Producer) -> bool:
+        stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
+        is_old = stands_at < self._floor and one.anchor_ms < self._horizon_ms
+        return is_old and one.closed is None
+
+    def _is_over(self, one: Producer) -> bool:
+        return one.closed is not None and one.closed < self._floor
+
+    def _without_closed(self, shard: Shard | None) -> Shard:
+        shard = shard or Shard()
+        kept = {name: one for name, one in shard.producers.items() if not self._is_over(one)}
+        return Shard(kept, shard.dropped + len(shard.producers) - len(kept))
+
+    async def _close(self, register: Register[Shard], silent: list[str]) -> None:
+        """Take their place in the record, then in the queue, then note where that stands."""
+        incarnation = runtime.new_token().hex()
+
+        def take(shard: Shard | None) -> Shard:
+            shard = shard or Shard()
+            for name in silent:
+                known = shard.producers.get(name)
+                if known is not None and self._is_silent(known):
+                    taken = msgspec.structs.replace(known, incarnation=incarnation)
+                    shard = with_record(shard, name, taken)
+            return shard
+
+        shard = (await register.update(take)).value
+        closed = [
+            Owner(name, incarnation)
+            for name, one in shard.producers.items()
+            if one.incarnation == incarnation
+        ]
+        if not closed:
+            return
+        tail = Tail(self._chunks, Counters())
+        await tail.find()
+        note = await write_note(
+            tail,
+            lambda last: last.written(runtime.new_token(), opened=closed),
+            RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS),
+        )
+
+        def close(shard: Shard | None) -> Shard:
+            shard = shard or Shard()
+            for owner in closed:
+                known = shard.producers.get(owner.producer)
+                if known is not None and known.incarnation == incarnation:
+                    done = msgspec.structs.replace(known, closed=note.number)
+                    shard = with_record(shard, owner.producer, done)
+            return shard
+
+        await register.update(close)
+
+    async def _next_shards(self) -> list[str]:
+        """The shards to look at in this pass; the next pass goes on after them."""
+        try:
+            start = (await self._scanned.read()).value.shard
+        except NotFound:
+            start = ""
+        folder, names = f"{self._chunks.prefix}/producers", []
+        after = f"{folder}/{start}.json" if start else ""
+        async for meta in self._chunks.store.list(folder, start_after=after):
+            names.append(meta.key.removeprefix(f"{folder}/").removesuffix(".json"))
+            if len(names) == limits.GC_SHARDS:
+                break
+        shard = names[-1] if len(names) == limits.GC_SHARDS else ""
+        if shard != start:
+            await self._scanned.update(
+                lambda scanned: msgspec.structs.replace(scanned or Scanned(), shard=shard)
+            )
+        return names

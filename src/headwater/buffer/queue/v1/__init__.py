@@ -1,0 +1,34 @@
+"""The published v1 queue: one manifest, as other implementations read and write it.
+
+Enters: batches in the published format, ours and other producers'. Leaves: descriptors with
+sequences, LSNs and rows, though the manifest has only the first of these.
+
+Always holds:
+
+- the manifest and the batches are the published format, byte for byte; whatever else Headwater
+  needs stands in objects of its own beside them;
+- LSNs are a function of the queue: whoever counts, and whenever, gets the same;
+- nothing is appended twice on a guess;
+- nothing is deleted that our consumer did not acknowledge.
+"""
+
+from headwater.buffer.queue.v1.appender import V1Appender
+from headwater.buffer.queue.v1.collector import V1Collector
+from headwater.buffer.queue.v1.create import adopt_v1_queue, create_v1_queue
+from headwater.buffer.queue.v1.items import pack_calls
+from headwater.buffer.queue.v1.looker import V1Looker
+from headwater.buffer.queue.v1.numbering import UNKNOWN_LSN
+from headwater.buffer.queue.v1.taker import V1Taker
+from headwater.buffer.queue.v1.view import ConsumedElsewhere
+
+__all__ = [
+    "ConsumedElsewhere",
+    "UNKNOWN_LSN",
+    "V1Appender",
+    "V1Collector",
+    "V1Looker",
+    "V1Taker",
+    "adopt_v1_queue",
+    "create_v1_queue",
+    "pack_calls",
+]

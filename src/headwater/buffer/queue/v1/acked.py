@@ -1,0 +1,211 @@
+"""What was acknowledged and is still there: segments in a folder, found by their last sequence.
+
+A segment says what its entries were, and that is true whoever wrote it: sequences, locations and
+rows are facts of the queue. So a segment that a crashed or fenced consumer left is no harm, may
+overlap others, and need not be removed. What counts as acknowledged the side object alone says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Final
+
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.v1.items import items_of
+from headwater.buffer.queue.v1.ledger import Ledger
+from headwater.buffer.queue.v1.manifest_object import Found
+from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.segment import (
+    HEADER_BYTES,
+    Header,
+    Segment,
+    decode_segment,
+    encode_segment,
+    read_header,
+)
+from headwater.core import limits, runtime
+from headwater.core.errors import AlreadyExists, NotFound, OutcomeUnknown
+from headwater.store import ByteRange, Store
+
+_CACHED: Final = 4
+
+
+class Acked:
+    """The segments of one queue."""
+
+    def __init__(self, store: Store, names: Names) -> None:
+        self._store = store
+        self._names = names
+        self._cache: OrderedDict[str, Segment] = OrderedDict()
+
+    async def write(self, found: Found, ledger: Ledger, sequences: range, newest_ms: int) -> int:
+        """Keep what these pending, counted entries were. Returns the newest time among all."""
+        for part in _parts(found, sequences):
+            counted = [ledger[sequence] for sequence in part]
+            newest_ms = max([newest_ms, *(one.max_ms for one in counted if one.rows)])
+            token = runtime.new_token()
+            entries = found.manifest.entries[part.start - found.front : part.stop - found.front]
+            data = encode_segment(token, entries, counted, newest_ms)
+            await self._put(part, data, token)
+        return newest_ms
+
+    async def read(self, sequences: range) -> list[Descriptor]:
+        """What these acknowledged entries were, as far as segments follow one on another."""
+        wanted: list[Descriptor] = []
+        while len(wanted) < len(sequences):
+            start = sequences.start + len(wanted)
+            keys = await self._keys(range(start, sequences.stop))
+            before = len(wanted)
+            for segment in await asyncio.gather(*(self._get(key) for key in keys)):
+                if segment is None or segment.header.first_sequence > start:
+                    return wanted
+                held = range(start, min(segment.header.next_sequence, sequences.stop))
+                skipped = start - segment.header.first_sequence
+                wanted += segment.descriptors[skipped : skipped + len(held)]
+                start += len(held)
+            if len(wanted) == before:
+                break
+        return wanted
+
+    async def each(self, sequences: range) -> AsyncGenerator[list[Descriptor], None]:
+        """What these entries were, segment by segment, each once, passing over what is gone."""
+        start = sequences.start
+        async with contextlib.aclosing(self._list(start)) as keys:
+            async for key in keys:
+                if start >= sequences.stop:
+                    return
+                segment = await self._get(key)
+                if segment is None:
+                    continue  # another collector was faster
+                given = [d for d in segment.descriptors if start <= d.sequence < sequences.stop]
+                start = max(start, segment.header.next_sequence)
+                yield given
+
+    async def keys_before(self, sequence: int) -> AsyncIterator[str]:
+        """The keys of segments whose entries all stand before this one."""
+        async with contextlib.aclosing(self._list(0)) as keys:
+            async for key in keys:
+                if key >= self._names.segment(sequence):
+                    return
+                yield key
+
+    async def search(
+        self,
+        sequences: range,
+        reached: Callable[[Header], bool],
+        holds: Callable[[Descriptor], bool],
+    ) -> int | None:
+        """The first of these for which `holds`.
+
+        `reached` is false of the segments before it, and of no segment after one of which it is
+        true: halving finds where to begin.
+        """
+        key = await self._first(sequences, reached)
+        segment = None if key is None else await self._get(key)
+        if segment is None:
+            return None
+        start = max(sequences.start, segment.header.first_sequence)
+        async with contextlib.aclosing(self.each(range(start, sequences.stop))) as segments:
+            async for batches in segments:
+                for batch in batches:
+                    if holds(batch):
+                        return batch.sequence
+        return None
+
+    async def _first(self, sequences: range, reached: Callable[[Header], bool]) -> str | None:
+        low, high = sequences.start, sequences.stop
+        best: str | None = None
+        while low < high:
+            middle = (low + high) // 2
+            key = await self._at(middle)
+            if key is None:
+                return None
+            try:
+                found = await self._store.get(key, ByteRange(0, HEADER_BYTES))
+            except NotFound:
+                return None
+            header = read_header(key, found.data)
+            if reached(header):
+                # It begins at or before the middle, so that the search always gets shorter.
+                best, high = key, min(header.first_sequence, middle)
+            else:
+                low = header.next_sequence
+        return best
+
+    async def discard_from(self, sequence: int) -> None:
+        """Remove what a consumer that crashed wrote of entries it did not acknowledge."""
+        async for key in self._list(sequence):
+            await self.delete(key)
+
+    async def delete(self, key: str) -> None:
+        """Remove a segment, whose batches are gone."""
+        self._cache.pop(key, None)
+        await self._store.delete(key)
+
+    async def _put(self, part: range, data: bytes, token: bytes) -> None:
+        key = self._names.segment(part[-1])
+        try:
+            await self._store.put_if_absent(key, data, token=token)
+        except AlreadyExists:
+            # Of an earlier attempt, or of a consumer before this one. It begins where that one's
+            # acknowledgements did, which is here or before; if it was one after this one, the
+            # claim in the side object tells next.
+            return
+        except OutcomeUnknown:
+            if await self._get(key) is None:
+                raise
+
+    async def _keys(self, sequences: range) -> list[str]:
+        """Keys of segments for these, a few at a time."""
+        found: list[str] = []
+        async with contextlib.aclosing(self._list(sequences.start)) as keys:
+            async for key in keys:
+                found.append(key)
+                enough = key >= self._names.segment(sequences.stop - 1)
+                if enough or len(found) == limits.V1_SEGMENTS_AT_ONCE:
+                    break
+        return found
+
+    async def _at(self, sequence: int) -> str | None:
+        async with contextlib.aclosing(self._list(sequence)) as keys:
+            return await anext(keys, None)
+
+    async def _list(self, sequence: int) -> AsyncGenerator[str, None]:
+        """Keys of segments from the one on that holds this sequence."""
+        after = self._names.segment(sequence - 1) if sequence else ""
+        async for meta in self._store.list(self._names.acked, start_after=after):
+            if self._names.is_segment(meta.key):
+                yield meta.key
+
+    async def _get(self, key: str) -> Segment | None:
+        cached = self._cache.get(key)
+        if cached is not None:
+            self._cache.move_to_end(key)
+            return cached
+        try:
+            found = await self._store.get(key)
+        except NotFound:
+            return None
+        segment = decode_segment(self._names, key, found.data)
+        self._cache[key] = segment
+        while len(self._cache) > _CACHED:
+            self._cache.popitem(last=False)
+        return segment
+
+
+def _parts(found: Found, sequences: range) -> Sequence[range]:
+    """Runs of entries that fit into one segment each."""
+    parts, start, size_bytes = [], sequences.start, 0
+    for sequence in sequences:
+        # The items make the size: location and frame are small and bounded beside them.
+        entry = found.entry(sequence)
+        added = len(entry.location) + len(items_of(entry))
+        full = sequence - start >= limits.V1_SEGMENT_ENTRIES
+        if sequence > start and (full or size_bytes + added > limits.V1_SEGMENT_BYTES):
+            parts.append(range(start, sequence))
+            start, size_bytes = sequence, 0
+        size_bytes += added
+    return [*parts, range(start, sequences.stop)]

@@ -1,0 +1,204 @@
+"""A producer's door to a published v1 queue.
+
+The manifest has no marks of producers, so an append whose answer was lost is looked for by its
+location, which nobody else writes. It is then
+
+- landed, if the location stands in the manifest;
+- not landed and never to land, if the manifest has changed and still holds every sequence that the
+  append could have got;
+- landed, if the location is among those that our consumer acknowledged from that sequence on;
+- not landed, if all of those are known and it is not among them;
+- unknown otherwise, and stays so: nothing is appended twice on a guess.
+
+All batches of one write land together, and a manifest never comes back to earlier bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headwater.buffer.batch import Batch
+from headwater.buffer.compression import Compression
+from headwater.buffer.queue.contract import Appender, Counters, NewBatch, Placed, Resumed
+from headwater.buffer.queue.v1.acked import Acked
+from headwater.buffer.queue.v1.counts import Count
+from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race
+from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.numbering import Numbering
+from headwater.buffer.queue.v1.side import SideObject, digest
+from headwater.buffer.queue.v1.view import check_front
+from headwater.buffer.records import VALUE
+from headwater.buffer.v1_batch import encode_batch
+from headwater.buffer.v1_manifest import unpack_metadata
+from headwater.core import limits
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import Conflict, Corrupt, OutcomeUnknown, Refused, Unavailable
+from headwater.store import Store, Version
+
+
+class Doubt(NamedTuple):
+    """An attempt that may have placed a batch."""
+
+    version: Version
+    """Of the manifest that it was to replace."""
+    sequence: int
+    """The lowest that the batch can have got."""
+
+
+class V1Appender(Appender):
+    """Uploads batches and appends them, each once."""
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        queue_id: str,
+        producer_id: str,
+        *,
+        policy: RetryPolicy | None = None,
+    ) -> None:
+        names = Names(prefix)
+        self.counters = Counters()
+        self.inline_max_bytes = 0
+        self.producer_id = producer_id
+        self._store = store
+        self._names = names
+        self._policy = policy or RetryPolicy()
+        self._manifest = ManifestObject(store, names.manifest, self.counters)
+        self._side = SideObject(store, names, queue_id, self._policy)
+        self._acked = Acked(store, names)
+        self._numbering = Numbering(store, names, self._manifest, self._side, self._acked)
+        self._base: Found | None = None
+        self._doubts: dict[str, Doubt] = {}
+        self._placed: dict[str, int] = {}
+
+    async def open(self) -> Resumed:
+        """Look whether the queue is there. v1 knows nothing of producers, and fences none."""
+        await self._side.read()
+        self._base = await self._manifest.read()
+        return Resumed(0, None)
+
+    def encode(self, batch: Batch, compression: Compression) -> bytes:
+        others = [name for name in batch.records.schema.names if name != VALUE]
+        if others:
+            raise Refused(
+                f"column {others[0]!r}: a stream in the published v1 format carries opaque values "
+                f"({VALUE}) and the metadata of calls, and nothing else. Use the native format."
+            )
+        if VALUE not in batch.records.schema.names:
+            return encode_batch([], compression)
+        return encode_batch(batch.records.column(VALUE), compression)
+
+    async def upload(self, batch_id: str, data: bytes) -> None:
+        await self._store.put(self._names.batch(batch_id), data)
+
+    async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+        wanted = {self._names.batch(batch.batch_id): batch for batch in batches}
+        if len(wanted) < len(batches):
+            raise Refused("the same batch is given twice")
+        self._placed = {at: s for at, s in self._placed.items() if at in wanted}
+        self._doubts = {at: doubt for at, doubt in self._doubts.items() if at in wanted}
+        if any(at not in self._placed for at in wanted):
+            await self._land(wanted)
+        for at, batch in wanted.items():
+            self._numbering.know(at, Count(batch.rows, batch.size_bytes, batch.max_ms))
+        return await self._numbering.place(self._base, [self._placed[at] for at in wanted])
+
+    async def close(self) -> None:
+        """Nothing to say: v1 has no word for it."""
+
+    async def _land(self, wanted: dict[str, NewBatch]) -> None:
+        """Append what has not landed, until all has."""
+        race = Race(self._policy, self._manifest)
+        # Forgotten until all has landed: after a doubt, what was known before it proves nothing.
+        base, self._base = self._base, None
+        try:
+            base = base or await self._manifest.read()
+            while True:
+                await self._settle(base)
+                rest = {at: batch for at, batch in wanted.items() if at not in self._placed}
+                if not rest:
+                    break
+                if race.over:
+                    raise race.contended()
+                try:
+                    base = await self._write(base, rest)
+                    break
+                except (Conflict, OutcomeUnknown) as error:
+                    base = await race.lost(base, error)
+        except (Unavailable, Refused) as error:
+            if self._doubts:
+                raise OutcomeUnknown(
+                    f"{self._names.manifest}: {len(self._doubts)} batches may have been appended "
+                    f"and may not: append them again, which looks first. {error}"
+                ) from error
+            raise
+        self._base = base
+
+    async def _write(self, base: Found, rest: dict[str, NewBatch]) -> Found:
+        """One attempt. It is noted as one that may land before it is sent."""
+        first, before = base.next_sequence, dict(self._doubts)
+        for at in rest:
+            self._doubts.setdefault(at, Doubt(base.version, first))
+        try:
+            appended = base.manifest.appended(
+                (at, unpack_metadata(batch.calls)) for at, batch in rest.items()
+            )
+            token = next(iter(rest)).encode()
+            found = await self._manifest.replace(base, appended, token=token)
+        except (Unavailable, Refused, Corrupt):
+            self._doubts = before  # of this attempt nothing landed
+            raise
+        for sequence, at in enumerate(rest, start=first):
+            self._place(at, sequence)
+        return found
+
+    def _place(self, at: str, sequence: int) -> None:
+        self._placed[at] = sequence
+        self._doubts.pop(at, None)
+
+    async def _settle(self, base: Found) -> None:
+        """Decide about earlier attempts from a manifest that was read after them."""
+        if not self._doubts:
+            return
+        lowest = min(doubt.sequence for doubt in self._doubts.values())
+        present: dict[str, int] = {}
+        for sequence in range(max(lowest, base.front), base.next_sequence):
+            present.setdefault(base.entry(sequence).location, sequence)
+        passed: dict[str, int] = {}
+        for at, doubt in list(self._doubts.items()):
+            if at in present:
+                self._place(at, present[at])
+            elif base.version == doubt.version:
+                continue  # it may still land; whatever is written next replaces the same version
+            elif base.front <= doubt.sequence:
+                del self._doubts[at]
+            else:
+                passed[at] = doubt.sequence
+        if passed:
+            await self._settle_passed(base, passed)
+
+    async def _settle_passed(self, base: Found, passed: dict[str, int]) -> None:
+        """The sequences that these could have got were dequeued: our consumer has noted whose."""
+        side = await self._side.read()
+        check_front(self._names.manifest, base, side)
+        known, known_from = side.remembered(), side.remembered_from
+        lowest = min(passed.values())
+        if max(side.floor_sequence, known_from - limits.V1_LOOK_BACK_ENTRIES) <= lowest:
+            older = await self._acked.read(range(lowest, known_from))
+            if lowest + len(older) >= known_from:
+                known |= {digest(batch.location): batch.sequence for batch in older}
+                known_from = min(known_from, lowest)
+        for at, sequence in passed.items():
+            found = known.get(digest(at))
+            if found is not None:
+                self._place(at, found)
+            elif known_from <= sequence:
+                del self._doubts[at]
+            else:
+                raise OutcomeUnknown(
+                    f"{self._names.manifest}: batch {at} may have been appended at sequence "
+                    f"{sequence:,} or later, and what was acknowledged is known from "
+                    f"{known_from:,} on. Nothing is appended on a guess."
+                )

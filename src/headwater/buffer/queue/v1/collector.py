@@ -1,0 +1,141 @@
+"""The garbage collector's door to a published v1 queue.
+
+The published manifest has no floor: a batch that nobody refers to may be one that a slow producer
+is about to append, and nothing could refuse that append afterwards. So nothing is looked for by
+listing. What goes is what our own consumer acknowledged, which the segments name, once it is past
+the retention and out of the manifest; a batch that was uploaded and never appended stays.
+
+    side object: the floor     batches, then their segments     side object: swept up to the floor
+
+A crash in between is seen in the next pass, from what lies between swept and floor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+
+from headwater.buffer.queue.contract import Collected, Collector, Descriptor, Retention
+from headwater.buffer.queue.v1.acked import Acked
+from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject
+from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.side import Side, SideObject
+from headwater.buffer.queue.v1.view import read_view
+from headwater.core import limits, runtime
+from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
+from headwater.store import Store
+
+
+class V1Collector(Collector):
+    """Deletes acknowledged batches past the retention, and never anything else."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        names = Names(prefix)
+        self._store = store
+        self._names = names
+        self._manifest = ManifestObject(store, names.manifest)
+        self._side = SideObject(store, names, queue_id)
+        self._acked = Acked(store, names)
+
+    async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
+        done = Collected()
+        found, side = await read_view(self._manifest, self._side)
+        pending = {found.manifest.entries[n].location for n in range(len(found.manifest.entries))}
+        if side.swept_sequence < side.floor_sequence:
+            side = await self._sweep(side, pending, done)
+        if side.swept_sequence == side.floor_sequence:
+            floor = await self._expired(found, side, retention)
+            if floor.floor_sequence > side.floor_sequence:
+                side = await self._side.update(lambda now: _raised(now, floor))
+                side = await self._sweep(side, pending, done)
+        if full:
+            await self._sweep_segments(side.swept_sequence, done)
+        done.kept_pending = found.next_sequence - side.sequence
+        done.kept_retained = side.sequence - side.floor_sequence
+        done.floor_sequence, done.floor_lsn = side.floor_sequence, side.floor_lsn
+        return done
+
+    async def _expired(self, found: Found, side: Side, retention: Retention) -> Side:
+        """The side object with the floor where the retention puts it, as far as one pass goes.
+
+        Not above the manifest's first entry: what was acknowledged and not yet dequeued would
+        be a reference to nothing for any other implementation.
+        """
+        floor = (side.floor_sequence, side.floor_lsn, side.floor_bytes)
+        end = min(side.sequence, found.front, side.floor_sequence + limits.V1_COLLECT_BATCHES)
+        past = self._acked.each(range(side.floor_sequence, end))
+        async with contextlib.aclosing(past) as segments:
+            async for batches in segments:
+                for batch in batches:
+                    retained_bytes = side.acked_bytes - floor[2]
+                    if batch.sequence != floor[0] or not _is_past(batch, retained_bytes, retention):
+                        return _at(side, floor)
+                    taken_bytes = floor[2] + batch.size_bytes
+                    floor = (batch.sequence + 1, batch.last_lsn + 1, taken_bytes)
+        return _at(side, floor)
+
+    async def _sweep(self, side: Side, pending: set[str], done: Collected) -> Side:
+        """Delete what lies between swept and floor."""
+        swept = side.swept_sequence
+        async for batches in self._acked.each(range(swept, side.floor_sequence)):
+            failed_before = done.failed
+            for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
+                group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
+                await asyncio.gather(*(self._delete(batch, pending, done) for batch in group))
+            if done.failed > failed_before:
+                break
+            swept = max([swept, *(batch.sequence + 1 for batch in batches)])
+        else:
+            swept = side.floor_sequence
+        await self._sweep_segments(swept, done)
+        return await self._side.update(
+            lambda now: msgspec.structs.replace(now, swept_sequence=max(now.swept_sequence, swept))
+        )
+
+    async def _sweep_segments(self, before: int, done: Collected) -> None:
+        """Delete the segments all of whose batches are gone."""
+        async for key in self._acked.keys_before(before):
+            try:
+                await self._acked.delete(key)
+                done.chunks_expired += 1
+            except (Unavailable, OutcomeUnknown, Refused):
+                done.failed += 1
+
+    async def _delete(self, batch: Descriptor, pending: set[str], done: Collected) -> None:
+        """Delete one batch, if it is ours to delete."""
+        # Never where another queue's batches may stand. And a batch that was appended twice goes
+        # with the later entry.
+        if not batch.batch_id or batch.location in pending:
+            return
+        try:
+            await self._store.delete(batch.location)
+        except (Unavailable, OutcomeUnknown, Refused):
+            done.failed += 1
+            return
+        if not batch.duplicate:
+            done.batches_expired += 1
+            done.bytes_expired += batch.size_bytes
+
+
+def _is_past(batch: Descriptor, retained_bytes: int, retention: Retention) -> bool:
+    if retention.retention_bytes is not None and retained_bytes > retention.retention_bytes:
+        return True
+    if retention.retention_ms is None:
+        return False
+    return batch.max_ms + retention.retention_ms <= runtime.wall_ms()
+
+
+def _at(side: Side, floor: tuple[int, int, int]) -> Side:
+    sequence, lsn, floor_bytes = floor
+    return msgspec.structs.replace(
+        side, floor_sequence=sequence, floor_lsn=lsn, floor_bytes=floor_bytes
+    )
+
+
+def _raised(now: Side, to: Side) -> Side:
+    """The floor of `to` in what stands there, if that is higher."""
+    if to.floor_sequence <= now.floor_sequence:
+        return now
+    return _at(now, (to.floor_sequence, to.floor_lsn, to.floor_bytes))

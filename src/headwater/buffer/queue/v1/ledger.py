@@ -1,0 +1,187 @@
+"""The running count over a queue's entries: which LSN each begins with, and which come twice.
+
+An entry's LSN is the first unacknowledged one, which the side object has, and the rows of all
+entries between. The ledger counts each entry once and goes on from there.
+
+Always holds: what it says of an entry is a function of the queue alone, whoever counts and
+whenever. An entry is a duplicate if its location stands among the V1_REMEMBERED entries before it,
+acknowledged or not; a window that depended on what happened to be pending would give the same
+entry records for one reader and none for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from typing import NamedTuple
+
+from headwater.buffer.queue.contract import Descriptor, Uncounted
+from headwater.buffer.queue.v1.counts import Count, Counts
+from headwater.buffer.queue.v1.items import items_of, time_range_ms
+from headwater.buffer.queue.v1.manifest_object import Found
+from headwater.buffer.queue.v1.names import Names, time_of_name_ms
+from headwater.buffer.queue.v1.side import BEFORE_ALL_MS, Side, digest
+from headwater.buffer.v1_manifest import Entry
+from headwater.core import limits
+from headwater.core.errors import BadKey, Bug, Damaged, NotFound, NotSupported
+
+_UNCOUNTABLE = (NotFound, Damaged, NotSupported, BadKey)
+"""Errors that say something of the batch, and would say it again tomorrow."""
+
+
+class Counted(NamedTuple):
+    """What is known of one entry beyond its manifest bytes."""
+
+    first_lsn: int
+    rows: int
+    size_bytes: int
+    min_ms: int
+    max_ms: int
+    duplicate: bool = False
+
+
+class Ledger:
+    """Counts of the entries from `start` up to `end`."""
+
+    def __init__(self, names: Names, counts: Counts) -> None:
+        self._names = names
+        self._counts = counts
+        self.start = self.end = -1
+        self.next_lsn = 0
+        """Of the first record at `end`."""
+        self.size_bytes = 0
+        """Of all batches from `start` up to `end`."""
+        self.newest_ms = BEFORE_ALL_MS
+        """The latest ingestion time of any record up to `end`, acknowledged ones included."""
+        self._counted: dict[int, Counted] = {}
+        self._last_at: dict[bytes, int] = {}
+        self._given_up: frozenset[int] = frozenset()
+
+    def __getitem__(self, sequence: int) -> Counted:
+        return self._counted[sequence]
+
+    def follow(self, side: Side) -> None:
+        """Begin at what is acknowledged: go on where possible, else begin anew."""
+        given_up = frozenset(side.given_up)
+        lost_since = any(s in self._counted for s in given_up - self._given_up)
+        if lost_since or self._lsn_at(side.sequence) != side.lsn:
+            # Behind, ahead, or it counted a batch whose rows were given up later.
+            self.start = self.end = side.sequence
+            self.next_lsn = side.lsn
+            self.size_bytes = 0
+            self.newest_ms = side.newest_ms
+            self._counted.clear()
+            self._last_at = side.remembered()
+        self._given_up = given_up
+        self.forget(side.sequence)
+
+    def _lsn_at(self, sequence: int) -> int | None:
+        if sequence == self.end:
+            return self.next_lsn
+        counted = self._counted.get(sequence)
+        return None if counted is None else counted.first_lsn
+
+    def forget(self, before: int) -> None:
+        """Drop the counts of what is not asked for any more, but not what they add up to."""
+        for sequence in range(self.start, min(before, self.end)):
+            self.size_bytes -= self._counted.pop(sequence).size_bytes
+        self.start = max(self.start, min(before, self.end))
+
+    async def extend(self, found: Found, end: int) -> None:
+        """Count on up to `end`; `Uncounted` at an entry whose rows cannot be told."""
+        if self.end < found.front and self.end < end:
+            raise Bug(f"counting from {self.end}, and the manifest begins at {found.front}")
+        while self.end < end:
+            group = range(self.end, min(end, self.end + limits.V1_COUNTS_AT_ONCE))
+            entries = [found.entry(sequence) for sequence in group]
+            repeated = self._repeated(entries)
+            counts = await asyncio.gather(
+                *(self._count(entry, again) for entry, again in zip(entries, repeated, strict=True))
+            )
+            for entry, again, count in zip(entries, repeated, counts, strict=True):
+                if not isinstance(count, Count):
+                    raise self._uncounted(entry, count) from count
+                self._add(entry, count, duplicate=again)
+
+    def sequence_at_lsn(self, lsn: int) -> int:
+        """The sequence of the counted entry with this record."""
+        counted = range(self.start, self.end)
+        after = bisect.bisect_right(counted, lsn, key=lambda s: self._counted[s].first_lsn)
+        # Entries without rows begin where the next one does: the last of them has the record.
+        return counted[after - 1]
+
+    def describe(self, found: Found, sequence: int) -> Descriptor:
+        """The descriptor of a counted entry."""
+        return describe(self._names, found.entry(sequence), self._counted[sequence])
+
+    def _repeated(self, entries: list[Entry]) -> list[bool]:
+        repeated = []
+        within: dict[bytes, int] = {}
+        for entry in entries:
+            mark = digest(entry.location)
+            before = within.get(mark, self._last_at.get(mark))
+            within[mark] = entry.sequence
+            repeated.append(before is not None and entry.sequence - before <= limits.V1_REMEMBERED)
+        return repeated
+
+    async def _count(self, entry: Entry, again: bool) -> Count | Exception:
+        if again or entry.sequence in self._given_up:
+            return Count(0, 0, 0)
+        try:
+            return await self._counts.of(entry.location)
+        except _UNCOUNTABLE as error:
+            return error
+
+    def _add(self, entry: Entry, count: Count, *, duplicate: bool) -> None:
+        counted = self._describing(entry, count, duplicate=duplicate)
+        self._counted[entry.sequence] = counted
+        if counted.rows:
+            self.newest_ms = max(self.newest_ms, counted.max_ms)
+        self.end = entry.sequence + 1
+        self.next_lsn += count.rows
+        self.size_bytes += count.size_bytes
+        self._last_at[digest(entry.location)] = entry.sequence
+        if len(self._last_at) > 2 * limits.V1_REMEMBERED:
+            oldest = self.end - limits.V1_REMEMBERED
+            self._last_at = {mark: s for mark, s in self._last_at.items() if s >= oldest}
+
+    def _describing(self, entry: Entry, count: Count, *, duplicate: bool = False) -> Counted:
+        """With the times when the records came in.
+
+        Where nobody said, when the batch was named or written; and where nothing was read, when
+        the last record before it came.
+        """
+        told = time_range_ms(items_of(entry))
+        if told is None:
+            written = count.modified_ms or max(self.newest_ms, 0)
+            named = time_of_name_ms(entry.location)
+            told = (written, written) if named is None else (named, named)
+        return Counted(self.next_lsn, count.rows, count.size_bytes, *told, duplicate)
+
+    def _uncounted(self, entry: Entry, error: Exception) -> Uncounted:
+        return Uncounted(
+            f"{self._names.manifest}: batch {entry.sequence:,} at {entry.location!r} cannot be "
+            f"counted, and no record after LSN {self.next_lsn - 1:,} has a number until it is. "
+            f"{type(error).__name__}: {error}. Restore the object, or give the batch up: it then "
+            "has no records.",
+            descriptor=describe(self._names, entry, self._describing(entry, Count(0, 0, 0))),
+        )
+
+
+def describe(names: Names, entry: Entry, counted: Counted) -> Descriptor:
+    """The descriptor of an entry and what is known of it."""
+    last = entry.metadata[-1].payload if len(entry.metadata) else b""
+    return Descriptor(
+        sequence=entry.sequence,
+        location=entry.location,
+        first_lsn=counted.first_lsn,
+        rows=counted.rows,
+        size_bytes=counted.size_bytes,
+        min_ms=counted.min_ms,
+        max_ms=counted.max_ms,
+        batch_id=names.batch_id(entry.location),
+        metadata=last or None,
+        format="v1",
+        calls=bytes(items_of(entry)),
+        duplicate=counted.duplicate,
+    )

@@ -1,0 +1,117 @@
+"""The door of those who only look, on a published v1 queue."""
+
+from __future__ import annotations
+
+from headwater.buffer.queue.contract import Descriptor, Looker, QueueState, Uncounted
+from headwater.buffer.queue.v1.manifest_object import ManifestObject
+from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.reader import Reader
+from headwater.buffer.queue.v1.side import Side, SideObject
+from headwater.buffer.queue.v1.view import View, read_view
+from headwater.core.errors import Refused, RolledBack, Trimmed
+from headwater.store import Store
+
+
+class V1Looker(Looker):
+    """Reads without opening anything. A first look counts every pending batch, later ones go on."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        names = Names(prefix)
+        self._names = names
+        self._side = SideObject(store, names, queue_id)
+        self._manifest = ManifestObject(store, names.manifest)
+        self._reader = Reader(store, names, self._side)
+
+    async def state(self) -> QueueState:
+        async with self._reader.lock:
+            found, side = await self._counted(await self._view())
+            ledger = self._reader.ledger
+            waiting = (ledger[s] for s in range(side.sequence, found.next_sequence))
+            oldest = next((one.min_ms for one in waiting if one.rows), None)
+            return QueueState(
+                epoch=found.epoch,
+                group=side.group,
+                floor_sequence=side.floor_sequence,
+                floor_lsn=side.floor_lsn,
+                acked_sequence=side.sequence,
+                acked_lsn=side.lsn,
+                next_sequence=found.next_sequence,
+                next_lsn=ledger.next_lsn,
+                pending_bytes=ledger.size_bytes,
+                oldest_pending_ms=oldest,
+            )
+
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        view = await self._view()
+        while True:
+            start = view.side.floor_sequence if sequence is None else sequence + 1
+            try:
+                return await self._reader.after(view, start, limit)
+            except Uncounted as error:
+                view = await self._later(error)
+
+    async def sequence_at_lsn(self, lsn: int) -> int | None:
+        if lsn < 1:
+            raise Refused(f"LSN {lsn}: they begin with 1")
+        async with self._reader.lock:
+            view = await self._view()
+            if lsn >= view.side.lsn:
+                view = await self._counted(view)
+            side, ledger = view.side, self._reader.ledger
+            self._check_lsn_retained(side, lsn)
+            if lsn >= side.lsn:
+                return ledger.sequence_at_lsn(lsn) if lsn < ledger.next_lsn else None
+            held = await self._reader.acked.search(
+                range(side.floor_sequence, side.sequence),
+                lambda header: header.next_lsn > lsn,
+                lambda batch: batch.last_lsn >= lsn,
+            )
+            if held is None:
+                self._check_lsn_retained(await self._side.read(), lsn)
+                raise RolledBack(f"{self._names.acked}: what had LSN {lsn:,} is gone. Restore it.")
+            return held
+
+    async def sequence_at_time(self, time_ms: int) -> int | None:
+        async with self._reader.lock:
+            found, side = await self._counted(await self._view())
+            if side.newest_ms >= time_ms:
+                held = await self._reader.acked.search(
+                    range(side.floor_sequence, side.sequence),
+                    lambda header: header.newest_ms >= time_ms,
+                    lambda batch: batch.rows > 0 and batch.max_ms >= time_ms,
+                )
+                if held is not None:
+                    return held
+            ledger = self._reader.ledger
+            pending = range(side.sequence, found.next_sequence)
+            return next(
+                (s for s in pending if ledger[s].rows and ledger[s].max_ms >= time_ms), None
+            )
+
+    async def _view(self) -> View:
+        return await read_view(self._manifest, self._side)
+
+    async def _counted(self, view: View) -> View:
+        """Count every pending batch, under the lock. Returns the view that was counted."""
+        while True:
+            self._reader.ledger.follow(view.side)
+            try:
+                await self._reader.ledger.extend(view.found, view.found.next_sequence)
+                return view
+            except Uncounted as error:
+                view = await self._later(error)
+
+    async def _later(self, error: Uncounted) -> View:
+        """The queue, if the batch was only acknowledged and collected while it was looked for."""
+        view = await self._view()
+        if view.side.sequence <= error.descriptor.sequence:
+            raise error
+        return view
+
+    def _check_lsn_retained(self, side: Side, lsn: int) -> None:
+        if lsn < side.floor_lsn:
+            raise Trimmed(
+                f"{self._names.manifest}: LSN {lsn:,} is not retained any more; the oldest is "
+                f"{side.floor_lsn:,}",
+                floor=side.floor_sequence,
+            )

@@ -1,0 +1,202 @@
+"""The manifest as an object that many change: read it, replace what was read, notice going back.
+
+A manifest has no room for a nonce, so whether one's own write landed is told by what it wrote:
+an appender finds its location, which nobody else writes, a consumer its epoch. What `Conflict`
+and `OutcomeUnknown` of `replace` mean is therefore for the caller to settle.
+
+Stores that name a content by a hash of it would take a manifest that came back to earlier bytes
+for the earlier one. That cannot be: every change raises the epoch, the next sequence or the first
+pending sequence, none of them ever falls, and all three are functions of the bytes.
+
+Always holds: what is handed out has no gap between its sequences, and none of the three numbers
+is below what this handle saw before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headwater.buffer.queue.contract import Counters
+from headwater.buffer.v1_manifest import (
+    FOOTER_BYTES,
+    Entry,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+from headwater.core import limits
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import (
+    AlreadyExists,
+    Conflict,
+    Contended,
+    Corrupt,
+    LimitExceeded,
+    NotFound,
+    NotSupported,
+    OutcomeUnknown,
+    RolledBack,
+)
+from headwater.store import Object, Store, Version
+
+
+class Found(NamedTuple):
+    """A manifest as it stood in the store."""
+
+    manifest: Manifest
+    version: Version
+    front: int
+    """The first pending sequence; the next one if nothing is pending."""
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence of the next append."""
+        return self.manifest.next_sequence
+
+    @property
+    def epoch(self) -> int:
+        """Whose dequeues count."""
+        return self.manifest.epoch
+
+    def entry(self, sequence: int) -> Entry:
+        """The pending entry with this sequence."""
+        return self.manifest.entries[sequence - self.front]
+
+
+class ManifestObject:
+    """One handle on a manifest."""
+
+    def __init__(self, store: Store, key: str, counters: Counters | None = None) -> None:
+        self._store = store
+        self.key = key
+        self._counters = counters or Counters()
+        self._seen = (0, 0, 0)
+
+    async def look(self) -> Found | None:
+        """The manifest; None if there is none."""
+        seen = self._seen  # before the request: a slow answer may be older than a later one's
+        try:
+            found = await self._store.get(self.key)
+        except NotFound:
+            return None
+        return self._decoded(found, seen)
+
+    async def read(self) -> Found:
+        """The manifest, which has been made: `RolledBack` if it is gone."""
+        found = await self.look()
+        if found is None:
+            raise self._gone()
+        return found
+
+    async def create(self) -> None:
+        """Make an empty manifest, if there is none."""
+        try:
+            await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
+        except AlreadyExists:
+            return
+        except OutcomeUnknown:
+            if await self.look() is None:
+                raise
+
+    async def replace(
+        self, base: Found, manifest: Manifest, *, token: bytes = b"", sole_writer: bool = False
+    ) -> Found:
+        """Write `manifest` if `base` is still there.
+
+        `Conflict`: something else is there, and this write may have been there before it.
+        `OutcomeUnknown`: it may be there, or still come. `token` is something in the bytes that
+        nobody else writes; a `sole_writer` is one whom the footer tells from all others.
+        """
+        data = encode_manifest(manifest)
+        if sole_writer:
+            token = data[-FOOTER_BYTES:]
+        if len(data) > limits.V1_MANIFEST_MAX_BYTES:
+            raise LimitExceeded(
+                f"{self.key}: {len(manifest.entries):,} pending batches make a manifest of "
+                f"{len(data):,} bytes; V1_MANIFEST_MAX_BYTES is {limits.V1_MANIFEST_MAX_BYTES:,}. "
+                "Let the consumer catch up."
+            )
+        self._counters.writes += 1
+        try:
+            version = await self._store.put_if_unchanged(
+                self.key, data, base.version, token=token or None
+            )
+        except Conflict:
+            self._counters.conflicts += 1
+            raise
+        found = Found(manifest, version, _front(manifest))
+        self._see(found)
+        return found
+
+    def taken(self, base: Found, conflict: Conflict) -> Found:
+        """What was there instead of the base of a write that met a conflict."""
+        if conflict.current is None:
+            raise self._gone() from conflict
+        return self._decoded(conflict.current, _heights(base))
+
+    def _decoded(self, found: Object, seen: tuple[int, int, int]) -> Found:
+        try:
+            manifest = decode_manifest(found.data)
+        except (Corrupt, NotSupported) as error:
+            raise type(error)(f"{self.key}: {error}") from error
+        decoded = Found(manifest, found.version, _front(manifest))
+        if manifest.entries and decoded.front + len(manifest.entries) != manifest.next_sequence:
+            raise Corrupt(
+                f"{self.key}: {len(manifest.entries):,} entries from sequence {decoded.front:,} "
+                f"on, and the next is {manifest.next_sequence:,}: entries were lost in between"
+            )
+        names = ("epoch", "next sequence", "first pending sequence")
+        for name, before, after in zip(names, seen, _heights(decoded), strict=True):
+            if after < before:
+                raise RolledBack(
+                    f"{self.key}: the {name} went back from {before:,} to {after:,}: the manifest "
+                    "was replaced by an older one. Restore the one that was there."
+                )
+        self._see(decoded)
+        return decoded
+
+    def _see(self, found: Found) -> None:
+        epoch, following, front = _heights(found)
+        self._seen = (
+            max(epoch, self._seen[0]),
+            max(following, self._seen[1]),
+            max(front, self._seen[2]),
+        )
+
+    def _gone(self) -> RolledBack:
+        return RolledBack(
+            f"{self.key} is gone: the queue was deleted under its users. Restore it; if that "
+            "cannot be, make another stream, for in an empty manifest sequences begin again."
+        )
+
+
+class Race:
+    """One change of a manifest, tried until it wins: bounded, with growing waits."""
+
+    def __init__(self, policy: RetryPolicy, manifest: ManifestObject) -> None:
+        self._budget = policy.start(attempts=limits.V1_ATTEMPTS)
+        self._manifest = manifest
+        self._lost = 0
+        self.over = False
+        """Whether to stop trying."""
+
+    async def lost(self, base: Found, error: Conflict | OutcomeUnknown) -> Found:
+        """Wait, and read what to decide on next."""
+        self._lost += 1
+        if self._lost == 1 and isinstance(error, Conflict):
+            return self._manifest.taken(base, error)
+        self.over = not await self._budget.pause()
+        # What was there before the wait is out of date.
+        return await self._manifest.read()
+
+    def contended(self) -> Contended:
+        """What to say once it is over and known that nothing landed."""
+        return Contended(f"{self._manifest.key}: not changed: others won {self._lost} times")
+
+
+def _front(manifest: Manifest) -> int:
+    return manifest.entries[0].sequence if len(manifest.entries) else manifest.next_sequence
+
+
+def _heights(found: Found) -> tuple[int, int, int]:
+    return found.epoch, found.next_sequence, found.front

@@ -1,0 +1,71 @@
+"""Where a published v1 queue stands, and what Headwater keeps beside it.
+
+    <prefix>/manifest                       the queue, as published
+    <prefix>/<ULID>.batch                   its batches, as published
+    <prefix>/headwater/side.json            a register: LSNs, owner, floor
+    <prefix>/headwater/acked/<20 digits>    what was acknowledged, up to that sequence
+
+The garbage collector of another implementation looks at names of the form `<ULID>.batch` alone,
+also in folders below; ours never have it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from headwater.core.errors import Refused
+from headwater.core.ids import decode_ulid, ulid_time_ms
+from headwater.store.keys import check_key
+
+_SUFFIX: Final = ".batch"
+_SEGMENT: Final = re.compile(r"[0-9]{20}")
+
+
+class Names:
+    """The keys of one queue."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = check_key(prefix)
+        self.manifest = f"{prefix}/manifest"
+        self.side = f"{prefix}/headwater/side.json"
+        self.acked = f"{prefix}/headwater/acked"
+
+    def batch(self, batch_id: str) -> str:
+        """The key of a batch of ours, which is also its location; `Refused` for no ULID."""
+        decode_ulid(batch_id)
+        return f"{self.prefix}/{batch_id}{_SUFFIX}"
+
+    def batch_id(self, location: str) -> str:
+        """The id of a batch that stands where this queue's own batches do; empty for others."""
+        folder, _, name = location.rpartition("/")
+        return _ulid(name) if folder == self.prefix else ""
+
+    def segment(self, last_sequence: int) -> str:
+        """The key of the segment that ends with this sequence.
+
+        By its end and not by its beginning: a listing that starts after the sequence before one
+        that is looked for begins with the segment that holds it.
+        """
+        return f"{self.acked}/{last_sequence:020d}"
+
+    def is_segment(self, key: str) -> bool:
+        """Whether this is the key of a segment, and not of something that got there."""
+        return _SEGMENT.fullmatch(key.removeprefix(f"{self.acked}/")) is not None
+
+
+def time_of_name_ms(location: str) -> int | None:
+    """The time in the name of a batch, whoever wrote it; None if it has none."""
+    found = _ulid(location.rpartition("/")[2])
+    return ulid_time_ms(found) if found else None
+
+
+def _ulid(name: str) -> str:
+    stem = name.removesuffix(_SUFFIX)
+    if stem == name:
+        return ""
+    try:
+        decode_ulid(stem)
+    except Refused:
+        return ""
+    return stem

@@ -1,0 +1,285 @@
+"""The owning consumer's door to a published v1 queue.
+
+    open      side object: claim it; manifest: epoch + 1; side object: that epoch
+    dequeue   segments; side object: sequence and LSN; manifest: without the entries
+
+Two things fence. The manifest's epoch does, as published, whoever raised it. The claim in the side
+object fences among Headwater's own: it is taken before the epoch is raised, so that a predecessor
+moves the acknowledged sequence no more once its successor looks at it.
+
+Each step may be the last before a crash:
+
+- segments and no more: they say what is true, and are written again or covered;
+- the side object, not the manifest: the next consumer takes the entries out when it opens;
+- a claim and no epoch: the predecessor cannot acknowledge, and opening again mends it;
+- an epoch and no word of it in the side object: the next one is higher.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.buffer.queue.contract import Counters, Descriptor, Taker, Uncounted
+from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race
+from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.reader import Reader
+from headwater.buffer.queue.v1.side import Side, SideObject, remember
+from headwater.buffer.queue.v1.view import View, check_front, check_not_back, read_view
+from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import (
+    Conflict,
+    Fenced,
+    LimitExceeded,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
+from headwater.store import Store
+
+
+class V1Taker(Taker):
+    """Opens, reads on, dequeues. One LSN for each record, whoever was the consumer before."""
+
+    def __init__(
+        self, store: Store, prefix: str, queue_id: str, *, policy: RetryPolicy | None = None
+    ) -> None:
+        names = Names(prefix)
+        self.counters = Counters()
+        self.epoch = 0
+        self._names = names
+        self._policy = policy or RetryPolicy()
+        self._manifest = ManifestObject(store, names.manifest, self.counters)
+        self._beside = SideObject(store, names, queue_id, self._policy)
+        self._reader = Reader(store, names, self._beside)
+        self._queue_id = queue_id
+        self._claim = ""
+        self._side = Side(queue_id)
+        self._pending = 0
+
+    @property
+    def pending(self) -> int:
+        return self._pending
+
+    async def open(
+        self, group: str, *, take_over: bool = False, last_acked_sequence: int | None = None
+    ) -> int | None:
+        if not group:
+            raise Refused("a consumer's group needs a name")
+        self._claim = ""
+        view = await self._present()
+        _check_group(view.side, group, take_over)
+        self._check_resume(view, last_acked_sequence)
+        claim = runtime.new_token().hex()
+
+        def claimed(side: Side) -> Side:
+            _check_group(side, group, take_over)
+            return msgspec.structs.replace(side, group=group, claim=claim)
+
+        side = await self._beside.update(claimed)
+        try:
+            found = await self._raise_epoch(side, claim)
+            self._side = await self._beside.update(
+                lambda now: msgspec.structs.replace(_owned(now, claim), epoch=found.epoch)
+            )
+        except Unavailable as error:
+            raise OutcomeUnknown(
+                f"{self._names.manifest}: opened by half: open it again. {error}"
+            ) from error
+        self._claim, self.epoch = claim, found.epoch
+        self._count_pending(found)
+        if last_acked_sequence is None:
+            return self._side.sequence - 1 if self._side.sequence else None
+        if last_acked_sequence >= self._side.sequence:
+            await self.dequeue(last_acked_sequence)
+        return last_acked_sequence
+
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        found = await self._fenced_read()
+        start = 0 if sequence is None else sequence + 1
+        if start < self._side.sequence:
+            # A garbage collector may have raised the floor.
+            self._side = _owned(await self._beside.read(), self._claim)
+        try:
+            return await self._reader.after(View(found, self._side), start, limit)
+        except Uncounted:
+            # A successor may have acknowledged the batch meanwhile, and a collector deleted it.
+            await self._fenced_read()
+            raise
+
+    async def dequeue(self, sequence: int) -> None:
+        found = await self._fenced_read()
+        if sequence >= found.next_sequence:
+            raise Refused(
+                f"{self._names.manifest}: sequence {sequence:,} cannot be acknowledged: the next "
+                f"one is {found.next_sequence:,}"
+            )
+        if sequence >= self._side.sequence:
+            await self._acknowledge(found, sequence + 1)
+        await self._shorten(found)
+
+    async def check_fence(self) -> None:
+        await self._fenced_read()
+
+    async def give_up(self, sequence: int) -> None:
+        found = await self._fenced_read()
+        if not self._side.sequence <= sequence < found.next_sequence:
+            raise Refused(f"{self._names.manifest}: sequence {sequence:,} is not pending")
+        async with self._reader.lock:
+            self._reader.ledger.follow(self._side)
+            try:
+                await self._reader.ledger.extend(found, sequence + 1)
+            except Uncounted as error:
+                if error.descriptor.sequence != sequence:
+                    raise
+            else:
+                raise Refused(
+                    f"{self._names.manifest}: batch {sequence:,} can be counted, and keeps its rows"
+                )
+        # A consumer that crashed may have written down what it counted before the batch was lost.
+        await self._reader.acked.discard_from(self._side.sequence)
+        self._side = await self._beside.update(lambda now: self._without(now, sequence))
+
+    def _without(self, now: Side, sequence: int) -> Side:
+        given_up = sorted({*_owned(now, self._claim).given_up, sequence})
+        if len(given_up) > limits.V1_GIVEN_UP_MAX:
+            raise LimitExceeded(
+                f"{self._names.manifest}: {len(given_up):,} pending batches are given up; "
+                f"V1_GIVEN_UP_MAX is {limits.V1_GIVEN_UP_MAX:,}. Acknowledge some first."
+            )
+        return msgspec.structs.replace(now, given_up=given_up)
+
+    async def _present(self) -> View:
+        """The queue before it is opened."""
+        if await self._beside.look() is None:
+            found = await self._manifest.look()
+            if found is None:
+                await self._beside.read()
+            else:
+                # Where nothing was ever dequeued, LSNs are known without a side object.
+                check_front(self._names.manifest, found, await self._beside.look())
+                await self._beside.create(Side(self._queue_id))
+        return await read_view(self._manifest, self._beside)
+
+    def _check_resume(self, view: View, last_acked_sequence: int | None) -> None:
+        if last_acked_sequence is None:
+            return
+        if not 0 <= last_acked_sequence < view.found.next_sequence:
+            raise Refused(
+                f"{self._names.manifest}: sequence {last_acked_sequence:,} cannot have been "
+                f"acknowledged: the next one is {view.found.next_sequence:,}. The position belongs "
+                "to another queue, or the queue was deleted and made again."
+            )
+        self._reader.check_retained(view.side, last_acked_sequence + 1)
+
+    async def _raise_epoch(self, side: Side, claim: str) -> Found:
+        """Make the manifest's epoch one that nobody had.
+
+        Only a write that is answered with success counts. Two consumers that open at once write
+        the same bytes, so finding them there says nothing of who wrote them; going on to the next
+        epoch is right in either case.
+        """
+        race = Race(self._policy, self._manifest)
+        found = await self._manifest.read()
+        while True:
+            if found.front > side.sequence:
+                side = _owned(await self._beside.read(), claim)
+                check_front(self._names.manifest, found, side)
+            check_not_back(self._names.manifest, found, side)
+            raised = found.manifest.dequeued(side.sequence - 1).with_epoch(found.epoch + 1)
+            try:
+                return await self._manifest.replace(found, raised)
+            except (Conflict, OutcomeUnknown) as error:
+                found = await race.lost(found, error)
+                if race.over:
+                    raise race.contended() from error
+
+    async def _fenced_read(self) -> Found:
+        """The manifest, if it is still this consumer's."""
+        if not self._claim:
+            raise Refused(f"{self._names.manifest}: open the consumer first")
+        found = await self._manifest.read()
+        self._check_epoch(found)
+        return found
+
+    def _check_epoch(self, found: Found) -> None:
+        if found.epoch != self.epoch:
+            raise Fenced(
+                f"{self._names.manifest}: the epoch is {found.epoch:,}, and this consumer has "
+                f"{self.epoch:,}: another one was opened. Stop, or open again."
+            )
+        check_front(self._names.manifest, found, self._side)
+        self._count_pending(found)
+
+    async def _acknowledge(self, found: Found, end: int) -> None:
+        """Segments, then the side object."""
+        before = self._side
+        sequences = range(before.sequence, end)
+        async with self._reader.lock:
+            ledger = self._reader.ledger
+            ledger.follow(before)
+            try:
+                await ledger.extend(found, end)
+            except Uncounted:
+                await self._fenced_read()
+                raise
+            counted = [ledger[sequence] for sequence in sequences]
+            newest_ms = await self._reader.acked.write(found, ledger, sequences, before.newest_ms)
+        lsn = counted[-1].first_lsn + counted[-1].rows
+        acked_bytes = before.acked_bytes + sum(one.size_bytes for one in counted)
+        recent = remember(before.recent, (found.entry(s).location for s in sequences))
+
+        def acknowledged(now: Side) -> Side:
+            if _owned(now, self._claim).sequence >= end:
+                return now  # by an earlier attempt whose answer was lost
+            return msgspec.structs.replace(
+                now,
+                sequence=end,
+                lsn=lsn,
+                acked_bytes=acked_bytes,
+                newest_ms=newest_ms,
+                recent=recent,
+                given_up=[s for s in now.given_up if s >= end],
+            )
+
+        self._side = await self._beside.update(acknowledged)
+        self._count_pending(found)
+
+    async def _shorten(self, found: Found) -> None:
+        """Take out of the manifest what the side object says is acknowledged."""
+        through = self._side.sequence - 1
+        race = Race(self._policy, self._manifest)
+        try:
+            while found.front <= through:
+                shorter = found.manifest.dequeued(through)
+                try:
+                    # Under this epoch nobody else dequeues: the bytes are this consumer's.
+                    found = await self._manifest.replace(found, shorter, sole_writer=True)
+                except (Conflict, OutcomeUnknown) as error:
+                    found = await race.lost(found, error)
+                    self._check_epoch(found)
+                    if race.over and found.front <= through:
+                        raise race.contended() from error
+        except Unavailable as error:
+            raise OutcomeUnknown(
+                f"{self._names.manifest}: acknowledged through sequence {through:,}, and the "
+                f"manifest still has it: acknowledge again. {error}"
+            ) from error
+        self._count_pending(found)
+
+    def _count_pending(self, found: Found) -> None:
+        self._pending = found.next_sequence - max(found.front, self._side.sequence)
+
+
+def _check_group(side: Side, group: str, take_over: bool) -> None:
+    if side.group not in ("", group) and not take_over:
+        raise Refused(
+            f"the consumer belongs to group {side.group!r}, not {group!r}: read as a follower, or "
+            "take it over"
+        )
+
+
+def _owned(side: Side, claim: str) -> Side:
+    if side.claim != claim:
+        raise Fenced("another consumer was opened, and has the side object. Stop, or open again.")
+    return side

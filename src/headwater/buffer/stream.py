@@ -1,0 +1,174 @@
+"""Streams: made, opened, changed and listed.
+
+The register `stream.json` is what makes a stream exist. It is written first, with the id in whose
+folders the queues stand, and says how many partitions have their queue (`partitions_ready`).
+Whoever opens a stream with fewer than it should have makes the rest, so a creator that died at any
+point leaves no stream or one that its first use completes. A queue that was ready once is never
+made again: if it is gone, that is a loss to be noticed, not an empty queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Final
+
+import msgspec
+
+from headwater.buffer import layout, stream_queues
+from headwater.buffer.stream_changes import (
+    check_agrees,
+    check_alterable,
+    check_cleaned,
+    next_schemas,
+)
+from headwater.buffer.stream_config import StreamConfig, changed, new_stream_id
+from headwater.buffer.stream_delete import DeletedReport, delete_stream
+from headwater.buffer.stream_handle import Stream
+from headwater.buffer.stream_register import StreamRegister
+from headwater.buffer.stream_schema import SchemaLike, declared_schema, schema_version
+from headwater.buffer.stream_settings import parse_settings
+from headwater.core import runtime
+from headwater.core.errors import AlreadyExists, Denied, NotFound, Refused, Unavailable
+from headwater.store import ObjectMeta, Store
+
+__all__ = [
+    "DeletedReport",
+    "Stream",
+    "alter_stream",
+    "create_stream",
+    "delete_stream",
+    "list_streams",
+    "open_stream",
+    "stream_names",
+]
+
+PARALLEL: Final = 16
+
+
+async def create_stream(
+    store: Store,
+    name: str,
+    *,
+    exists_ok: bool = False,
+    schema: SchemaLike | None = None,
+    **settings: object,
+) -> Stream:
+    """Make a stream. `AlreadyExists` if it is there, unless `exists_ok` and the settings agree."""
+    register = StreamRegister(store, name)
+    given = parse_settings(settings)
+    declared = None if schema is None else declared_schema(schema)
+    created_ms = runtime.wall_ms()
+    if declared is not None:
+        given["schemas"] = [schema_version(1, declared, added_ms=created_ms)]
+    fresh = changed(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), given)
+
+    def create(now: StreamConfig | None) -> StreamConfig:
+        if now is None or not now.is_live:
+            check_cleaned(now)
+            return fresh
+        if not exists_ok:
+            raise AlreadyExists(f"stream {name!r} exists", current=now)
+        check_agrees(now, given, declared)
+        return now
+
+    config = await register.update(create)
+    return Stream(store, await _completed(store, register, config))
+
+
+async def open_stream(store: Store, name: str, *, writing: bool = False) -> Stream:
+    """A stream that exists; `NotFound` if it does not.
+
+    `NotSupported` if it takes later software to read it or, with `writing`, to write it.
+    """
+    register = StreamRegister(store, name)
+    config = await register.read_live(writing=writing)
+    try:
+        return Stream(store, await _completed(store, register, config))
+    except Denied as error:
+        if writing:
+            raise
+        raise Unavailable(
+            f"stream {name!r} is not wholly made yet, and may not be from here; it will be once "
+            f"somebody opens it who may write ({error})"
+        ) from error
+
+
+async def alter_stream(
+    store: Store, name: str, *, schema: SchemaLike | None = None, **changes: object
+) -> Stream:
+    """Change settings of a stream, or declare its next schema.
+
+    More partitions mean that keys land on other partitions than before.
+    """
+    given = parse_settings(changes)
+    declared = None if schema is None else declared_schema(schema)
+    if not given and declared is None:
+        raise Refused("nothing to change was given")
+    added_ms = runtime.wall_ms()
+    register = StreamRegister(store, name)
+    stream_id = (await register.read_live(writing=True)).id
+
+    def alter(now: StreamConfig) -> StreamConfig:
+        check_alterable(now, given)
+        if declared is None:
+            return changed(now, given)
+        return changed(now, {**given, "schemas": next_schemas(now, declared, added_ms)})
+
+    config = await register.update_live(stream_id, alter)
+    return Stream(store, await _completed(store, register, config))
+
+
+async def stream_names(store: Store) -> list[str]:
+    """The names below which there is something, of deleted streams too; one request for each."""
+    names: list[str] = []
+    after = ""
+    while True:
+        meta = await _first_after(store, after)
+        if meta is None:
+            return sorted(names)
+        name = meta.key.split("/")[1]
+        if layout.is_stream_name(name):
+            names.append(name)
+        # Past everything of this one: "0" is what follows "/".
+        after = f"{layout.STREAMS}/{name}0"
+
+
+async def list_streams(store: Store) -> list[Stream]:
+    """The streams that exist, by name."""
+    names = await stream_names(store)
+    streams: list[Stream] = []
+    for first in range(0, len(names), PARALLEL):
+        group = (_open_if_live(store, name) for name in names[first : first + PARALLEL])
+        streams += [stream for stream in await asyncio.gather(*group) if stream is not None]
+    return streams
+
+
+async def _first_after(store: Store, after: str) -> ObjectMeta | None:
+    async for meta in store.list(layout.STREAMS, start_after=after):
+        return meta
+    return None
+
+
+async def _open_if_live(store: Store, name: str) -> Stream | None:
+    try:
+        return Stream(store, await StreamRegister(store, name).read_live(writing=False))
+    except NotFound:
+        return None
+
+
+async def _completed(store: Store, register: StreamRegister, config: StreamConfig) -> StreamConfig:
+    """The stream with a queue for each of its partitions."""
+    while config.partitions_ready < config.partitions:
+        until = min(config.partitions, config.partitions_ready + PARALLEL)
+        partitions = range(config.partitions_ready, until)
+        await asyncio.gather(*(stream_queues.create_queue(store, config, p) for p in partitions))
+        if until == config.partitions:
+            config = await register.update_live(config.id, functools.partial(_ready, until))
+        else:
+            config = msgspec.structs.replace(config, partitions_ready=until)
+    return config
+
+
+def _ready(until: int, now: StreamConfig) -> StreamConfig:
+    return msgspec.structs.replace(now, partitions_ready=max(now.partitions_ready, until))

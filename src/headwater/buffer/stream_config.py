@@ -1,0 +1,186 @@
+"""What `stream.json` says of a stream.
+
+Always holds:
+
+- every field is written, also where it is the default, so that a later default changes no stream
+  that exists;
+- the versions are read before the rest: what a later version wrote may not fit these fields, and
+  "upgrade" is a better answer than "damaged";
+- the id is a UUID. It stands in paths below which things are deleted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from headwater.core import limits, runtime
+from headwater.core.errors import Corrupt, NotSupported, Refused
+
+FORMAT_VERSION: Final = 1
+"""The stream format that this software reads and writes."""
+RELEASE: Final = "0.1.0"
+"""The first release of Headwater that reads and writes FORMAT_VERSION."""
+
+DAY_MS: Final = 86_400_000
+FOR_EVER: Final = -1
+RETENTION_MS: Final = 7 * DAY_MS
+GC_GRACE_MS: Final = 600_000
+SEGMENT_BYTES: Final = 128 * limits.MIB
+SEGMENT_MS: Final = 600_000
+PARTITIONS_MAX: Final = 1_024
+
+# Chosen by what requests cost: see cost.py.
+LINGER_MS: Final = 1_000
+LINGER_LOCAL_MS: Final = 100
+BATCH_BYTES: Final = 8 * limits.MIB
+
+Format = Literal["native", "v1"]
+CompressionName = Literal["none", "zstd", "lz4"]
+ConsumerKind = Literal["query", "nodes"]
+State = Literal["live", "deleted"]
+
+_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of a declared schema; `type` as type_text.py writes it."""
+
+    name: str
+    type: str
+    nullable: bool
+
+
+class SchemaVersion(msgspec.Struct, frozen=True):
+    """A schema that was declared, and when."""
+
+    version: int
+    added_ms: int
+    columns: list[Column]
+
+
+class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of the register `stream.json`."""
+
+    id: Annotated[str, msgspec.Meta(pattern=_UUID)]
+    name: str
+    reader_version: int = FORMAT_VERSION
+    """What a reader must understand."""
+    writer_version: int = FORMAT_VERSION
+    """What must be understood by whoever appends, or changes this register."""
+    needs_release: str = RELEASE
+    """The release of Headwater that understands both: what to upgrade to."""
+    state: State = "live"
+    created_ms: int
+    deleted_ms: int | None = None
+    cleaned: bool = False
+    """Of a deleted stream: whether all of its objects were removed."""
+    partitions: Annotated[int, msgspec.Meta(ge=1)] = 1
+    partitions_ready: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The queues of the partitions below this one exist, so none of them is ever made again."""
+    format: Format = "native"
+    compression: CompressionName = "none"
+    retention_ms: int = RETENTION_MS
+    retention_bytes: int = FOR_EVER
+    gc_grace_ms: int = GC_GRACE_MS
+    segment_bytes: int = SEGMENT_BYTES
+    segment_ms: int = SEGMENT_MS
+    consumer: ConsumerKind = "query"
+    linger_ms: int | None = None
+    """How long producers wait before they flush; None is LINGER_MS, locally LINGER_LOCAL_MS."""
+    batch_bytes: int | None = None
+    """How much producers gather before they flush; None is BATCH_BYTES."""
+    schemas: list[SchemaVersion] = []
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the stream exists."""
+        return self.state == "live"
+
+
+class _Versions(msgspec.Struct, frozen=True):
+    reader_version: int
+    writer_version: int
+    needs_release: str = ""
+
+
+def new_stream_id() -> str:
+    """A UUID (version 4) from the runtime's chance."""
+    return str(uuid.UUID(bytes=runtime.new_token(), version=4))
+
+
+def encode_config(config: StreamConfig) -> msgspec.Raw:
+    """The JSON of a configuration, keys sorted."""
+    return msgspec.Raw(msgspec.json.encode(config, order="sorted"))
+
+
+def decode_config(name: str, raw: msgspec.Raw, *, writing: bool) -> StreamConfig:
+    """Read a configuration; `NotSupported` says what to upgrade to."""
+    try:
+        versions = msgspec.json.decode(raw, type=_Versions)
+        check_versions(name, versions, writing=writing)
+        config = msgspec.json.decode(raw, type=StreamConfig)
+    except msgspec.ValidationError as error:
+        raise Corrupt(f"the stream.json of {name!r} cannot be understood: {error}") from error
+    if config.name != name:
+        raise Corrupt(
+            f"the stream.json of {name!r} is that of {config.name!r}: it was copied or renamed"
+        )
+    return config
+
+
+def check_versions(name: str, needs: _Versions | StreamConfig, *, writing: bool) -> None:
+    """Refuse a stream that takes later software: to read it, or to write it too."""
+    release = f"headwater {needs.needs_release}" if needs.needs_release else "a later headwater"
+    asked = [("read", needs.reader_version)]
+    if writing:
+        asked.append(("write", needs.writer_version))
+    for verb, version in asked:
+        if version > FORMAT_VERSION:
+            raise NotSupported(
+                f"to {verb} stream {name!r} takes stream format {version}, and this software has "
+                f"format {FORMAT_VERSION}: upgrade to {release} or later"
+            )
+
+
+_LEAST: Final[dict[str, int]] = {
+    "partitions": 1,
+    "retention_ms": FOR_EVER,
+    "retention_bytes": FOR_EVER,
+    "gc_grace_ms": 0,
+    "segment_bytes": limits.KIB,
+    "segment_ms": 1_000,
+    "linger_ms": 0,
+    "batch_bytes": 1,
+}
+_MOST: Final[dict[str, int]] = {
+    "partitions": PARTITIONS_MAX,
+    "batch_bytes": limits.BATCH_MAX_BYTES - limits.MIB,
+}
+_WHOLE_MAX: Final = 2**53
+"""Numbers in JSON are whole up to here, whoever reads them."""
+
+
+def check_config(config: StreamConfig) -> StreamConfig:
+    """The configuration itself; `Refused` says which setting cannot be."""
+    for name, least in _LEAST.items():
+        value = getattr(config, name)
+        most = _MOST.get(name, _WHOLE_MAX)
+        if value is not None and not least <= value <= most:
+            raise Refused(f"{name} is {value:,}: it lies between {least:,} and {most:,}")
+    if config.format == "v1":
+        if config.compression == "lz4":
+            raise Refused("the published v1 format knows compression none and zstd, not lz4")
+        if config.schemas:
+            raise Refused(
+                "a stream in the published v1 format carries opaque values and no columns: declare "
+                "no schema, or use the native format"
+            )
+    return config
+
+
+def changed(config: StreamConfig, changes: dict[str, Any]) -> StreamConfig:
+    """The configuration with other settings, checked."""
+    return check_config(msgspec.structs.replace(config, **changes))

@@ -1,0 +1,146 @@
+"""Deleting a stream: first its register says so, then its objects go.
+
+The register stays as a tombstone with the stream's id, so that a delete that was interrupted can go
+on. Objects of native streams stand below that id, and no later stream has it. The published v1
+layout has no such place: its objects are deleted only while the register still says that this very
+stream is deleted, which is looked at before each group of deletes. A request of such a group that
+the store carries out late could still meet a later v1 stream of the same name; take another name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+
+from headwater.buffer import layout
+from headwater.buffer.stream_changes import tombstone
+from headwater.buffer.stream_config import StreamConfig
+from headwater.buffer.stream_register import StreamRegister
+from headwater.core import runtime
+from headwater.core.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
+from headwater.store import ObjectMeta, Store
+
+PARALLEL: Final = 32
+_STREAM_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class DeletedReport(msgspec.Struct):
+    """What deleting a stream did."""
+
+    name: str
+    id: str
+    resumed: bool = False
+    """The stream had been deleted before; its remaining objects were looked for."""
+    objects: int = 0
+    bytes: int = 0
+    failed: int = 0
+    """Objects that may still be there: delete the stream once more."""
+    cause: str = ""
+    """Why the last of them failed."""
+
+
+async def delete_stream(store: Store, name: str) -> DeletedReport:
+    """Delete a stream and its objects; of one that is deleted, what is left of them.
+
+    `NotFound` if there never was one. `Conflict` if another took its name meanwhile; nothing of
+    that one is touched.
+    """
+    register = StreamRegister(store, name)
+    before = await register.read(writing=True)
+    deleted_ms = runtime.wall_ms()
+
+    def delete(now: StreamConfig | None) -> StreamConfig:
+        return tombstone(_same(before, now), deleted_ms=deleted_ms)
+
+    config = await register.update(delete)
+    report = DeletedReport(name, config.id, resumed=not before.is_live)
+    for partition in range(config.partitions):
+        for prefix in _prefixes(config, partition):
+            await _clear(store, register, config, prefix, report)
+    if not report.failed:
+        await register.update(lambda now: _cleaned(config, now))
+    return report
+
+
+async def _clear(
+    store: Store,
+    register: StreamRegister,
+    config: StreamConfig,
+    prefix: str,
+    report: DeletedReport,
+) -> None:
+    """Delete what is below a folder, in groups."""
+    group: list[ObjectMeta] = []
+    async for meta in _own(store, config, prefix):
+        group.append(meta)
+        if len(group) == PARALLEL:
+            await _delete_group(store, register, config, group, report)
+            group = []
+    if group:
+        await _delete_group(store, register, config, group, report)
+
+
+async def _own(store: Store, config: StreamConfig, prefix: str) -> AsyncIterator[ObjectMeta]:
+    """The objects of this stream below a folder.
+
+    A native stream that had or has the same name keeps a folder of its own in that of a v1 queue.
+    """
+    shared = config.format == "v1"
+    async for meta in store.list(prefix):
+        folder, slash, _ = meta.key.removeprefix(f"{prefix}/").partition("/")
+        foreign = slash and folder != config.id and _STREAM_ID.fullmatch(folder)
+        if not (shared and foreign):
+            yield meta
+
+
+async def _delete_group(
+    store: Store,
+    register: StreamRegister,
+    config: StreamConfig,
+    group: list[ObjectMeta],
+    report: DeletedReport,
+) -> None:
+    if config.format == "v1":
+        _same(config, await register.read(writing=True))
+    outcomes = await asyncio.gather(
+        *(store.delete(meta.key) for meta in group), return_exceptions=True
+    )
+    for meta, outcome in zip(group, outcomes, strict=True):
+        if outcome is None:
+            report.objects += 1
+            report.bytes += meta.size_bytes
+        elif isinstance(outcome, Unavailable | OutcomeUnknown):
+            report.failed += 1
+            report.cause = str(outcome)
+        else:
+            raise outcome
+
+
+def _prefixes(config: StreamConfig, partition: int) -> tuple[str, ...]:
+    dead_letters = layout.dead_letter_prefix(config.name, partition, config.id)
+    if config.format == "v1":
+        return layout.v1_prefix(config.name, partition), dead_letters
+    return layout.native_prefix(config.name, partition, config.id), dead_letters
+
+
+def _same(before: StreamConfig, now: StreamConfig | None) -> StreamConfig:
+    if now is None:
+        raise NotFound(f"there is no stream {before.name!r}")
+    if now.id != before.id:
+        raise Conflict(
+            f"stream {before.name!r} was deleted and created again meanwhile: the one that was "
+            f"meant had the id {before.id}, and nothing of the other was touched",
+            current=now,
+        )
+    return now
+
+
+def _cleaned(deleted: StreamConfig, now: StreamConfig | None) -> StreamConfig:
+    """The tombstone, which says that nothing is left; a later stream is left as it is."""
+    if now is None:
+        raise NotFound(f"there is no stream {deleted.name!r}")
+    return msgspec.structs.replace(now, cleaned=True) if now.id == deleted.id else now

@@ -1,0 +1,224 @@
+"""Fitting records to the schema that their stream declares, column by column.
+
+What comes out has the reserved columns that were given, first, and then every declared column in
+the declared order and type. In the batch they stand as nullable, at every depth, whatever the
+schema says: a delete has a key and no columns, and one batch must not have another schema than the
+next because a delete is in it. That no other record lacks what may not be null is checked here.
+
+What is refused, whole, before anything of it is written:
+
+- a column that is not declared, or whose type is not the declared one nor narrower;
+- null where the schema does not allow it, but in a delete;
+- records without any declared column, but deletes;
+- opaque values.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.records import (
+    OPERATION,
+    RESERVED,
+    VALUE,
+    Operation,
+    from_arrow,
+    record_schema,
+)
+from headwater.buffer.stream_schema import difference, widens
+from headwater.buffer.type_text import field_text
+from headwater.core.errors import Refused
+
+
+class Fitting:
+    """Fits records to one version of a stream's schema. Safe to share between threads."""
+
+    def __init__(self, stream: str, version: int, schema: pa.Schema) -> None:
+        self._stream = stream
+        self._version = version
+        self._declared = schema
+        self._typed = [pa.field(field.name, relaxed(field.type)) for field in schema]
+        self._strict = [field for field in schema if not field.nullable or _is_strict(field.type)]
+        self._matching: pa.Schema | None = None
+
+    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records under the declared schema; `Refused` shows where they do not fit."""
+        matching = self._matching
+        if matching is None or not records.schema.equals(matching):
+            records = self._arranged(records)
+            # Whatever comes in this arrangement needs none: nearly always the next batch.
+            self._matching = records.schema
+        for field in self._strict:
+            self._check_nulls(records, field)
+        return records
+
+    def _arranged(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        records = _carried(records)
+        names = records.schema.names
+        if VALUE in names:
+            records = self._without_value(records)
+            names = records.schema.names
+        if all(name in RESERVED for name in names):
+            self._check_all_deletes(records)
+        self._check_columns(records)
+        rows = records.num_rows
+        reserved = [field for field in records.schema if field.name in RESERVED]
+        columns = [records.column(field.name) for field in reserved]
+        for field in self._typed:
+            if field.name in names:
+                columns.append(_as(records.column(field.name), field.type))
+            else:
+                columns.append(pa.nulls(rows, field.type))
+        return pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
+
+    def _without_value(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        if records.column(VALUE).null_count < records.num_rows:
+            raise self._refused(
+                f"these records carry opaque values; it has the columns "
+                f"{', '.join(self._declared.names)}. Produce them as columns (produce_arrow, "
+                "produce_rows)"
+            )
+        return records.drop_columns([VALUE])
+
+    def _check_all_deletes(self, records: pa.RecordBatch) -> None:
+        row = _first(pc.invert(_deletes(records)))
+        if row is not None:
+            raise self._refused(
+                f"record {row} has none of its columns ({', '.join(self._declared.names)}); only a "
+                "delete may lack them (operations=['delete', …])"
+            )
+
+    def _check_columns(self, records: pa.RecordBatch) -> None:
+        given = {field.name: field for field in records.schema if field.name not in RESERVED}
+        wrong: list[tuple[str, str]] = []
+        for field in self._declared:
+            found = given.pop(field.name, None)
+            if found is None:
+                if not field.nullable and _first(pc.invert(_deletes(records))) is not None:
+                    wrong.append((field.name, f"{field_text(field)} is declared, and is missing"))
+            elif not accepts(found.type, field.type):
+                wrong.append(
+                    (field.name, f"{field_text(field)} is declared, {found.type} is given")
+                )
+        for name, found in given.items():
+            wrong.append((name, f"{found.type} is given, and not declared{self._near(name)}"))
+        if wrong:
+            raise self._refused(f"these records do not fit:{difference(wrong)}")
+
+    def _check_nulls(self, records: pa.RecordBatch, field: pa.Field) -> None:
+        column = records.column(field.name)
+        if not column.null_count and not _is_strict(field.type):
+            return
+        row = _first_null(column, field, _deletes(records))
+        if row is not None:
+            raise self._refused(
+                f"column {field.name!r} is {field_text(field)}, and record {row} has null there; "
+                "only a delete may"
+            )
+
+    def _near(self, name: str) -> str:
+        names = {field.name.lower(): field.name for field in self._declared}
+        found = difflib.get_close_matches(name.lower(), list(names), n=1)
+        return f" (did you mean {names[found[0]]!r}?)" if found else ""
+
+    def _refused(self, why: str) -> Refused:
+        return Refused(f"stream {self._stream!r} (schema version {self._version}): {why}")
+
+
+def accepts(given: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether a column of one type can be carried as the other without any loss."""
+    if given == declared or widens(given, declared):
+        return True
+    if pa.types.is_list(given) and pa.types.is_list(declared):
+        return accepts(given.value_type, declared.value_type)
+    if pa.types.is_map(given) and pa.types.is_map(declared):
+        return accepts(given.key_type, declared.key_type) and accepts(
+            given.item_type, declared.item_type
+        )
+    if pa.types.is_struct(given) and pa.types.is_struct(declared):
+        fields = {field.name: field for field in given}
+        for field in declared:
+            found = fields.pop(field.name, None)
+            if found is None and not field.nullable:
+                return False
+            if found is not None and not accepts(found.type, field.type):
+                return False
+        return not fields
+    return False
+
+
+def relaxed(kind: pa.DataType) -> pa.DataType:
+    """The type with everything inside it nullable: as it stands in batches."""
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", relaxed(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(relaxed(kind.key_type), relaxed(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, relaxed(field.type)) for field in kind])
+    return kind
+
+
+def _carried(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The records in the types a stream carries, as whoever built them should have made them."""
+    schema = record_schema(records.schema)
+    if schema == records.schema:
+        return records
+    if not records.num_rows:
+        return pa.RecordBatch.from_pylist([], schema=schema)
+    return from_arrow(records)[0]
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
+
+
+def _deletes(records: pa.RecordBatch) -> pa.Array:
+    """Which records are deletes."""
+    if OPERATION not in records.schema.names:
+        return pa.repeat(False, records.num_rows)
+    codes = records.column(OPERATION)
+    return pc.fill_null(pc.equal(codes, pa.scalar(Operation.DELETE, codes.type)), False)
+
+
+def _first(mask: pa.Array) -> int | None:
+    """The first place where the mask holds."""
+    found = int(pc.index(mask, True).as_py())
+    return None if found < 0 else found
+
+
+def _is_strict(kind: pa.DataType) -> bool:
+    """Whether something inside a type may not be null."""
+    if pa.types.is_list(kind):
+        return not kind.value_field.nullable or _is_strict(kind.value_type)
+    if pa.types.is_map(kind):
+        return _is_strict(kind.item_type)
+    if pa.types.is_struct(kind):
+        return any(not field.nullable or _is_strict(field.type) for field in kind)
+    return False
+
+
+def _first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | None:
+    """The first row with a null that `field` does not allow, at any depth; not of those excused."""
+    rows = [] if field.nullable else [_first(pc.and_not(pc.is_null(column), excused))]
+    if _is_strict(field.type):
+        rows += _nulls_within(column, field.type, pc.or_(excused, pc.is_null(column)))
+    return min((row for row in rows if row is not None), default=None)
+
+
+def _nulls_within(column: pa.Array, kind: pa.DataType, excused: pa.Array) -> list[int | None]:
+    if pa.types.is_struct(kind):
+        children = zip(column.flatten(), kind, strict=True)
+        return [_first_null(child, field, excused) for child, field in children]
+    # Lists and maps: what is inside has rows of its own, each belonging to one row outside.
+    if pa.types.is_map(kind):
+        entry = pa.struct([column.type.key_field, column.type.item_field])
+        column = column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
+        inside, field = pc.struct_field(pc.list_flatten(column), 1), kind.item_field
+    else:
+        inside, field = pc.list_flatten(column), kind.value_field
+    parents = pc.list_parent_indices(column)
+    row = _first_null(inside, field, excused.take(parents))
+    return [None if row is None else int(parents[row].as_py())]

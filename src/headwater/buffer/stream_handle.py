@@ -1,0 +1,141 @@
+"""A stream that was opened: its doors, its schema, and what its register said."""
+
+from __future__ import annotations
+
+import functools
+
+import pyarrow as pa
+
+from headwater.buffer import layout, stream_queues
+from headwater.buffer.compression import Compression
+from headwater.buffer.queue.contract import Appender, Collector, Looker, Retention, Taker
+from headwater.buffer.stream_config import (
+    BATCH_BYTES,
+    FOR_EVER,
+    LINGER_LOCAL_MS,
+    LINGER_MS,
+    StreamConfig,
+    check_versions,
+)
+from headwater.buffer.stream_fit import Fitting
+from headwater.buffer.stream_schema import arrow_schema
+from headwater.core.errors import Refused
+from headwater.store import Store
+
+
+class Stream:
+    """A stream as its register said when it was opened. Cheap, and safe to send elsewhere."""
+
+    def __init__(self, store: Store, config: StreamConfig) -> None:
+        self.store = store
+        self.config = config
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r}, id={self.id!r}, partitions={self.partitions})"
+
+    @property
+    def name(self) -> str:
+        """What the stream is called."""
+        return self.config.name
+
+    @property
+    def id(self) -> str:
+        """What tells it from an earlier or later stream of the same name."""
+        return self.config.id
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions it has."""
+        return self.config.partitions
+
+    @property
+    def compression(self) -> Compression:
+        """How its batches are compressed."""
+        return Compression[self.config.compression.upper()]
+
+    @property
+    def linger_ms(self) -> int:
+        """How long a producer waits before it flushes."""
+        default = LINGER_LOCAL_MS if self.store.is_local else LINGER_MS
+        return default if self.config.linger_ms is None else self.config.linger_ms
+
+    @property
+    def batch_bytes(self) -> int:
+        """How much a producer gathers before it flushes."""
+        return BATCH_BYTES if self.config.batch_bytes is None else self.config.batch_bytes
+
+    @property
+    def schema_version(self) -> int:
+        """The number of the latest declared schema; 0 if none is declared."""
+        return self.config.schemas[-1].version if self.config.schemas else 0
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema | None:
+        """The latest declared schema: the typed columns, without the reserved ones."""
+        return arrow_schema(self.config.schemas[-1]) if self.config.schemas else None
+
+    @functools.cached_property
+    def _fitting(self) -> Fitting | None:
+        if self.schema is None:
+            return None
+        return Fitting(self.name, self.schema_version, self.schema)
+
+    def appender(self, partition: int, producer_id: str) -> Appender:
+        """A producer's door to a partition."""
+        self._check_writing()
+        self._check_partition(partition)
+        return stream_queues.appender(self.store, self.config, partition, producer_id)
+
+    def taker(self, partition: int) -> Taker:
+        """The owning consumer's door to a partition."""
+        self._check_writing()
+        self._check_partition(partition)
+        return stream_queues.taker(self.store, self.config, partition)
+
+    def looker(self, partition: int) -> Looker:
+        """Everybody's door to a partition."""
+        self._check_partition(partition)
+        return stream_queues.looker(self.store, self.config, partition)
+
+    def collector(self, partition: int) -> Collector:
+        """The garbage collector's door to a partition."""
+        self._check_writing()
+        self._check_partition(partition)
+        return stream_queues.collector(self.store, self.config, partition)
+
+    def retention(self) -> Retention:
+        """How long acknowledged batches stay.
+
+        On a stream of nodes they are acknowledged once the tier has them: then for the grace alone.
+        """
+        config = self.config
+        if config.consumer == "nodes":
+            return Retention(config.gc_grace_ms, None, config.gc_grace_ms)
+        return Retention(
+            None if config.retention_ms == FOR_EVER else config.retention_ms,
+            None if config.retention_bytes == FOR_EVER else config.retention_bytes,
+            config.gc_grace_ms,
+        )
+
+    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records under the latest declared schema, as they are if none is declared.
+
+        Columns are put in order, widened, and added where they may be null. `Refused` shows the
+        difference column by column.
+        """
+        return records if self._fitting is None else self._fitting.fit(records)
+
+    def dead_letter_prefix(self, partition: int) -> str:
+        """Where batches of a partition that could not be read are listed."""
+        self._check_partition(partition)
+        return layout.dead_letter_prefix(self.name, partition, self.id)
+
+    def _check_writing(self) -> None:
+        # Again, since whoever opened it may have asked to read.
+        check_versions(self.name, self.config, writing=True)
+
+    def _check_partition(self, partition: int) -> None:
+        if not 0 <= partition < self.partitions:
+            last = self.partitions - 1
+            known = f"partitions 0 to {last}" if last else "the partition 0 alone"
+            raise Refused(f"stream {self.name!r} has {known}, not {partition}")

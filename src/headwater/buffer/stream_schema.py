@@ -1,0 +1,196 @@
+"""The schema that a stream declares: how it is written down, and how it may change.
+
+Versions count from 1 and are kept. The next version may add nullable columns and widen types, so
+that every reader of it can read what was written under the ones before; an order of columns is
+not a change. Whatever else is asked for is refused with the difference, column by column.
+
+| from | widens to |
+| --- | --- |
+| int8, int16, int32 | int16, int32, int64 |
+| float32 | float64 |
+| decimal(p, s) | decimal(more than p, s) |
+| list, map, struct | of wider elements; a struct also with more nullable fields |
+
+These are the widenings that Spark and Iceberg both make without rewriting anything. A date is not
+widened to a timestamp, nor an integer to a float: readers would see other values than were written.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from headwater.buffer.stream_config import Column, SchemaVersion
+from headwater.buffer.type_text import field_text, parse_field, type_text
+from headwater.buffer.types import carried_schema
+from headwater.core.errors import Corrupt, LimitExceeded, Refused
+
+COLUMNS_MAX: Final = 10_000
+
+SchemaLike: TypeAlias = pa.Schema | Mapping[str, str]
+"""An Arrow schema, or {"column": "type"} as type_text.py reads it."""
+
+
+def declared_schema(given: SchemaLike) -> pa.Schema:
+    """The schema in the types that a stream carries; `Refused` says what cannot be declared."""
+    if isinstance(given, pa.Schema):
+        schema = given
+    else:
+        schema = pa.schema([parse_field(str(name), str(text)) for name, text in given.items()])
+    if not schema.names:
+        raise Refused("a schema has at least one column")
+    if len(schema.names) > COLUMNS_MAX:
+        raise LimitExceeded(f"{len(schema.names):,} columns; COLUMNS_MAX is {COLUMNS_MAX:,}")
+    _check_names("", schema.names)
+    reserved = [name for name in schema.names if name.startswith("_")]
+    if reserved:
+        raise Refused(
+            f"column {reserved[0]!r}: names that begin with '_' are reserved, and every record has "
+            "those columns already; declare the columns of the value alone"
+        )
+    carried = carried_schema(schema)
+    for field in carried:
+        _check_nested(field.name, field.type)
+    return carried
+
+
+def schema_version(version: int, schema: pa.Schema, *, added_ms: int) -> SchemaVersion:
+    """How a declared schema is written down."""
+    columns = [Column(field.name, type_text(field.type), field.nullable) for field in schema]
+    return SchemaVersion(version, added_ms, columns)
+
+
+def arrow_schema(version: SchemaVersion) -> pa.Schema:
+    """The schema that was written down."""
+    try:
+        fields = [parse_field(c.name, c.type).with_nullable(c.nullable) for c in version.columns]
+    except Refused as error:
+        raise Corrupt(f"schema version {version.version} cannot be read: {error}") from error
+    return pa.schema(fields)
+
+
+def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schema | None:
+    """The schema that follows `latest` if `declared` is asked for; None if that is the same.
+
+    Columns keep their place, and those that are added come last.
+    """
+    before = arrow_schema(latest)
+    given = {field.name: field for field in declared}
+    fields: list[pa.Field] = []
+    wrong: list[tuple[str, str]] = []
+    for field in before:
+        asked = given.pop(field.name, None)
+        if asked is None:
+            renamed = _near(field.name, [name for name in given if name not in before.names])
+            wrong.append((field.name, f"{field_text(field)} → missing: no column goes{renamed}"))
+            continue
+        kind = merged_type(field.type, asked.type)
+        if kind is None:
+            change = f"{field_text(field)} → {field_text(asked)}: not a wider type"
+            wrong.append((field.name, change))
+        elif field.nullable != asked.nullable:
+            change = f"{field_text(field)} → {field_text(asked)}: whether it may be null stays"
+            wrong.append((field.name, change))
+        else:
+            fields.append(pa.field(field.name, kind, field.nullable))
+    for asked in given.values():
+        if not asked.nullable:
+            wrong.append((asked.name, f"added as {field_text(asked)}: it must be nullable"))
+        fields.append(asked)
+    if wrong:
+        raise Refused(
+            f"the schema of stream {stream!r} (version {latest.version}) can add nullable columns "
+            f"and widen types, nothing else:{difference(wrong)}"
+        )
+    _check_names("", [field.name for field in fields])
+    schema = pa.schema(fields)
+    return None if schema == before else schema
+
+
+def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """The type that holds what `old` holds and is what `new` asks for; None if there is none."""
+    if old == new or widens(old, new):
+        return new
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        kind = merged_type(old.value_type, new.value_type)
+        if kind is None or old.value_field.nullable != new.value_field.nullable:
+            return None
+        return pa.list_(pa.field("element", kind, old.value_field.nullable))
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        kind = merged_type(old.item_type, new.item_type)
+        return pa.map_(old.key_type, kind) if kind and old.key_type == new.key_type else None
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return _merged_struct(old, new)
+    return None
+
+
+def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Whether every value of one plain type is a value of the other, wider one."""
+    if pa.types.is_signed_integer(narrow) and pa.types.is_signed_integer(wide):
+        return bool(narrow.bit_width < wide.bit_width)
+    if pa.types.is_floating(narrow) and pa.types.is_floating(wide):
+        return bool(narrow.bit_width < wide.bit_width)
+    if pa.types.is_decimal(narrow) and pa.types.is_decimal(wide):
+        return bool(narrow.scale == wide.scale and narrow.precision < wide.precision)
+    return False
+
+
+def difference(lines: Iterable[tuple[str, str]]) -> str:
+    """A difference column by column, one to a line."""
+    rows = list(lines)
+    width = max((len(name) for name, _ in rows), default=0)
+    return "".join(f"\n  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _merged_struct(old: pa.StructType, new: pa.StructType) -> pa.DataType | None:
+    given = {field.name: field for field in new}
+    fields = []
+    for field in old:
+        asked = given.pop(field.name, None)
+        kind = None if asked is None else merged_type(field.type, asked.type)
+        if asked is None or kind is None or asked.nullable != field.nullable:
+            return None
+        fields.append(pa.field(field.name, kind, field.nullable))
+    if not all(field.nullable for field in given.values()):
+        return None
+    return pa.struct([*fields, *given.values()])
+
+
+def _check_names(place: str, names: list[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        if not name:
+            raise Refused(f"a column{place} has no name")
+        before = seen.get(name.lower())
+        if before == name:
+            raise Refused(f"column {name!r}{place} appears more than once")
+        if before is not None:
+            raise Refused(
+                f"columns {before!r} and {name!r}{place} differ in capitals alone; Spark does not "
+                "tell them apart"
+            )
+        seen[name.lower()] = name
+
+
+def _check_nested(place: str, kind: pa.DataType) -> None:
+    if pa.types.is_struct(kind):
+        if not kind.num_fields:
+            raise Refused(f"column {place!r} is a struct without fields")
+        _check_names(f" of {place!r}", [field.name for field in kind])
+        for field in kind:
+            _check_nested(f"{place}.{field.name}", field.type)
+    elif pa.types.is_list(kind):
+        _check_nested(f"{place}.element", kind.value_type)
+    elif pa.types.is_map(kind):
+        _check_nested(f"{place}.key", kind.key_type)
+        _check_nested(f"{place}.value", kind.item_type)
+    elif pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        raise Refused(f"column {place!r} is {kind}: its scale lies between 0 and its precision")
+
+
+def _near(name: str, names: list[str]) -> str:
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" (renamed to {found[0]!r}? add that one, and keep this)" if found else ""

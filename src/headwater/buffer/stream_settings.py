@@ -1,0 +1,201 @@
+"""Settings of a stream as people write them: Headwater's names or Kafka's, numbers or words.
+
+`parse_settings({"retention.ms": "7d", "compression.type": "zstd"})` gives the fields of
+`StreamConfig` that were named, and nothing else. A name that is not known is refused with the
+nearest one that is; a setting of Kafka's that has no meaning here, with the reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any, Final
+
+from headwater.buffer.stream_config import FOR_EVER
+from headwater.core.errors import Refused
+
+_SPELLINGS: Final[dict[str, str]] = {
+    "num.partitions": "partitions",
+    "retention": "retention_ms",
+    "compression.type": "compression",
+    "linger": "linger_ms",
+    "batch.size": "batch_bytes",
+    "gc.grace": "gc_grace_ms",
+}
+"""What does not become a name of ours by writing "_" for "."."""
+
+_DURABLE: Final = "what is accepted is durable; linger_ms and batch_bytes are for producers"
+_COMPACTED: Final = "streams are not compacted; a job on Spark does what compaction is for"
+_REPLICAS: Final = "there are no replicas to count: the object store keeps what it accepts"
+_MEANINGLESS: Final[dict[str, str]] = {
+    "acks": "a record is accepted once it is durable in the object store; there is no weaker level",
+    "delete.retention.ms": _COMPACTED,
+    "enable.idempotence": "every append is exactly once; that cannot be switched off",
+    "file.delete.delay.ms": "use gc_grace_ms, the time before the collector deletes",
+    "flush.messages": _DURABLE,
+    "flush.ms": _DURABLE,
+    "local.retention.bytes": "there are no brokers' disks; use retention_bytes",
+    "local.retention.ms": "there are no brokers' disks; use retention_ms",
+    "max.compaction.lag.ms": _COMPACTED,
+    "max.message.bytes": "every stream takes records of up to RECORD_MAX_BYTES (16 MiB)",
+    "message.timestamp.type": "a record has its own timestamp if it is given one, else that of its "
+    "ingestion",
+    "min.cleanable.dirty.ratio": _COMPACTED,
+    "min.compaction.lag.ms": _COMPACTED,
+    "min.insync.replicas": _REPLICAS,
+    "preallocate": "objects are not files; nothing is allocated before it is written",
+    "remote.storage.enable": "everything is in object storage; there is nothing else",
+    "replication.factor": _REPLICAS,
+    "unclean.leader.election.enable": "there is no election: the object store says who may write",
+}
+_COMPRESSIONS: Final = {"none": "none", "uncompressed": "none", "zstd": "zstd", "lz4": "lz4"}
+_TIME_MS: Final = {
+    "ms": 1,
+    "s": 1_000,
+    "sec": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "days": 86_400_000,
+    "w": 7 * 86_400_000,
+}
+_SIZE_BYTES: Final = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_AMOUNT: Final = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_FOR_EVER: Final = ("-1", "forever", "for ever", "infinite", "unlimited")
+
+
+def parse_settings(settings: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of `StreamConfig` that these settings name, with their values."""
+    parsed: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for name, value in settings.items():
+        field = _field_of(name, value)
+        if field is None:
+            continue
+        if field in parsed:
+            raise Refused(f"{spelled[field]} and {name} are the same setting: give one of them")
+        parsed[field], spelled[field] = _PARSERS[field](name, value), name
+    return parsed
+
+
+def parse_duration_ms(name: str, value: object) -> int:
+    """Milliseconds from a number of them, or from text such as 7d, 12h, 500 ms."""
+    if isinstance(value, timedelta):
+        return value // timedelta(milliseconds=1)
+    return _amount(name, value, _TIME_MS, "ms", "7d, 12h, 30min, 10s or 500ms")
+
+
+def parse_size_bytes(name: str, value: object) -> int:
+    """Bytes from a number of them, or from text such as 8MiB."""
+    return _amount(name, value, _SIZE_BYTES, "b", "8MiB, 64KiB or 1GB")
+
+
+def _field_of(name: str, value: object) -> str | None:
+    """The field a setting stands for; None for one that asks for what is so anyway."""
+    if name == "cleanup.policy":
+        if value == "delete":
+            return None
+        raise Refused(
+            f"cleanup.policy={value}: streams are not compacted; records go when their retention "
+            "is over (cleanup.policy=delete), and a job on Spark does what compaction is for"
+        )
+    if name in _MEANINGLESS:
+        raise Refused(f"{name} means nothing here: {_MEANINGLESS[name]}")
+    field = _SPELLINGS.get(name) or name.replace(".", "_").replace("-", "_")
+    if field in _PARSERS:
+        return field
+    known = [*_PARSERS, *_SPELLINGS, *(field.replace("_", ".") for field in _PARSERS)]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(_PARSERS))}"
+    raise Refused(f"{name} is not a setting of a stream; {hint}")
+
+
+def _duration_or_for_ever(name: str, value: object) -> int:
+    return FOR_EVER if _is_for_ever(value) else parse_duration_ms(name, value)
+
+
+def _size_or_for_ever(name: str, value: object) -> int:
+    return FOR_EVER if _is_for_ever(value) else parse_size_bytes(name, value)
+
+
+def _is_for_ever(value: object) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in _FOR_EVER
+    return value is None or (value == FOR_EVER and not isinstance(value, bool))
+
+
+def _or_default(parse: Callable[[str, object], int]) -> Callable[[str, object], int | None]:
+    def parse_or_default(name: str, value: object) -> int | None:
+        if value is None or (isinstance(value, str) and value.strip().lower() == "default"):
+            return None
+        return parse(name, value)
+
+    return parse_or_default
+
+
+def _number(name: str, value: object) -> int:
+    return _amount(name, value, {"": 1}, "", "a whole number")
+
+
+def _amount(name: str, value: object, units: dict[str, int], bare: str, such_as: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        found = _AMOUNT.fullmatch(value.strip())
+        unit = units.get((found[2] or bare).lower()) if found else None
+        if found and unit is not None:
+            total = Fraction(found[1].replace(",", "").replace("_", "")) * unit
+            if total.denominator == 1:
+                return int(total)
+    raise Refused(f"{name}={value}: expected {such_as}")
+
+
+def _one_of(*choices: str) -> Callable[[str, object], str]:
+    def choose(name: str, value: object) -> str:
+        text = str(value).strip().lower()
+        if text not in choices:
+            raise Refused(f"{name}={value}: it is {' or '.join(choices)}")
+        return text
+
+    return choose
+
+
+def _compression(name: str, value: object) -> str:
+    text = str(value).strip().lower()
+    if text == "producer":
+        raise Refused(f"{name}=producer: the stream says how it is compressed: none, zstd or lz4")
+    if text not in _COMPRESSIONS:
+        raise Refused(f"{name}={value}: batches are compressed with none, zstd or lz4")
+    return _COMPRESSIONS[text]
+
+
+_PARSERS: Final[dict[str, Callable[[str, object], Any]]] = {
+    "partitions": _number,
+    "format": _one_of("native", "v1"),
+    "compression": _compression,
+    "retention_ms": _duration_or_for_ever,
+    "retention_bytes": _size_or_for_ever,
+    "gc_grace_ms": parse_duration_ms,
+    "segment_bytes": parse_size_bytes,
+    "segment_ms": parse_duration_ms,
+    "consumer": _one_of("query", "nodes"),
+    "linger_ms": _or_default(parse_duration_ms),
+    "batch_bytes": _or_default(parse_size_bytes),
+}

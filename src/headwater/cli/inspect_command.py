@@ -1,0 +1,113 @@
+"""`headwater inspect …`: what an object of the buffer holds, in plain words."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.loop import run as run_loop
+from headwater.cli.store_commands import OPTION, open_with_options
+
+if TYPE_CHECKING:
+    from headwater.cli.inspection.report import Report
+
+inspect_app = typer.Typer(
+    cls=HeadwaterGroup,
+    no_args_is_help=True,
+    help="Say what a batch, a manifest or a queue holds, and what is wrong with a bad one.",
+)
+
+SOURCE = typer.Argument(
+    "-",
+    metavar="FILE|URL|-",
+    help="A file, the address of an object (s3://bucket/prefix/key), or - for standard input, "
+    "which takes hexadecimal text as well.",
+)
+ENTRIES = typer.Option(20, min=1, help="How many entries to show.")
+AS_JSON = typer.Option(False, "--json", help="Print JSON.")
+
+
+@inspect_app.command()
+def batch(
+    source: str = SOURCE,
+    records: int = typer.Option(5, min=0, help="How many of the first records to show."),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """A batch, native or published v1: id, records, calls, columns, checksum.
+
+    Exit status: 0 good, 1 bad, 2 if it could not be read at all.
+    """
+    from headwater.cli.inspection.batch import inspect_batch
+    from headwater.cli.inspection.source import read_source
+
+    _conclude(inspect_batch(read_source(source, option), records=records), as_json)
+
+
+@inspect_app.command()
+def manifest(
+    source: str = SOURCE,
+    entries: int = ENTRIES,
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """A published v1 manifest: entries, sequences, epoch, metadata.
+
+    Exit status: 0 good, 1 bad, 2 if it could not be read at all.
+    """
+    from headwater.cli.inspection.manifest import inspect_manifest
+    from headwater.cli.inspection.source import read_source
+
+    _conclude(inspect_manifest(read_source(source, option), entries=entries), as_json)
+
+
+@inspect_app.command()
+def queue(
+    source: str = SOURCE,
+    stream: str | None = typer.Option(
+        None, metavar="NAME", help="The whole queue of a stream; URL is then that of the store."
+    ),
+    partition: int = typer.Option(0, min=0, help="Which partition of the stream."),
+    entries: int = ENTRIES,
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """A chunk or a register of a queue; with --stream, the whole queue. Fences nobody.
+
+    Exit status: 0 good, 1 bad, 2 if it could not be read at all.
+    """
+    from headwater.cli.inspection.queue_object import inspect_queue_object
+    from headwater.cli.inspection.source import read_source
+
+    if stream is not None:
+        report = _partition(source, stream, partition, entries, option)
+    else:
+        report = inspect_queue_object(read_source(source, option), entries=entries)
+    _conclude(report, as_json)
+
+
+def _partition(url: str, name: str, partition: int, entries: int, option: list[str]) -> Report:
+    from headwater.buffer.stream import open_stream
+    from headwater.cli.inspection.partition import inspect_partition
+
+    async def run() -> Report:
+        async with open_with_options(url, option) as store:
+            stream = await open_stream(store, name)
+            return await inspect_partition(stream, partition, entries=entries)
+
+    return run_loop(run())
+
+
+def _conclude(report: Report, as_json: bool) -> None:
+    from headwater.cli.inspection.view import show_report
+    from headwater.cli.stream_view import new_console
+
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+    else:
+        show_report(new_console(), report)
+    if not report.is_good:
+        raise typer.Exit(EXIT_NO)

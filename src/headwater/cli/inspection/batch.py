@@ -1,0 +1,252 @@
+"""A batch: native or published v1, told apart by its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import xxhash
+
+from headwater.buffer import batch as native
+from headwater.buffer import v1_batch
+from headwater.buffer.compression import Compression
+from headwater.cli.inspection.recognise import mistaken
+from headwater.cli.inspection.report import Problem, Report, Rows, offset_in
+from headwater.cli.inspection.source import Source
+from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
+from headwater.core.ids import ULID_LENGTH, decode_ulid, ulid_time_ms
+
+NATIVE: Final = "native batch, HWB1"
+PUBLISHED: Final = "published v1 batch"
+CALLS_SHOWN: Final = 20
+_ZSTD_FRAME: Final = bytes.fromhex("28b52ffd")
+# The id stands before checksum and magic, and has 16 bytes.
+_ID_FROM_END: Final = 28
+_UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)
+
+
+def inspect_batch(source: Source, *, records: int) -> Report:
+    """What a batch holds, with its first records."""
+    data = source.data
+    prefix = native.MAGIC[:3]
+    if data[:3] == prefix or data[-4:-1] == prefix:
+        return _native(source, records)
+    return _published(source, records)
+
+
+def _native(source: Source, shown: int) -> Report:
+    data = source.data
+    report = Report(NATIVE, len(data))
+    try:
+        found = native.decode_batch(data, expected_id=_ulid(source.key))
+    except _UNREADABLE as error:
+        report.facts |= _said_by_footer(data)
+        report.problems.append(_locate(source, error))
+        return report
+    footer = native.read_footer(data)
+    low_ms, high_ms = found.calls.time_range_ms
+    report.facts |= {
+        "id": found.batch_id,
+        "id_time_ms": ulid_time_ms(found.batch_id),
+        "records": footer.rows,
+        "calls": footer.calls,
+        "first_ingested_ms": low_ms if len(found.calls) else None,
+        "last_ingested_ms": high_ms if len(found.calls) else None,
+        "compression": Compression(data[4]).name.lower(),
+        "records_size_bytes": footer.records_bytes,
+        "records_uncompressed_bytes": footer.records_raw_bytes,
+        "calls_size_bytes": footer.calls_bytes,
+        "checksum": f"XXH3 {xxhash.xxh3_64_hexdigest(data[:-12])} matches",
+    }
+    report.tables += [
+        _columns(found.records),
+        _calls(found),
+        *_records(found.records, shown),
+    ]
+    return report
+
+
+def _published(source: Source, shown: int) -> Report:
+    data = source.data
+    report = Report(PUBLISHED, len(data))
+    try:
+        footer = v1_batch.read_footer(data)
+        values = v1_batch.decode_batch(data)
+    except _UNREADABLE as error:
+        report.problems.append(mistaken(data, "batch") or _published_problem(data, error))
+        if report.problems[0].check in ("kind", "compression", "version"):
+            report.kind = "no batch that is known"
+        return report
+    raw = pa.compute.sum(pa.compute.binary_length(values)).as_py() or 0
+    report.facts |= {
+        "id": _ulid(source.key.removesuffix(".batch")),
+        "records": footer.record_count,
+        "compression": footer.compression.name.lower(),
+        "block_size_bytes": len(data) - v1_batch.FOOTER_BYTES,
+        "block_uncompressed_bytes": raw + 4 * len(values),
+        "checksum": "none in this format: a changed byte in a record may go unnoticed",
+    }
+    if report.facts["id"] is None:
+        del report.facts["id"]
+    report.notes.append("the calls of a v1 batch, their times and metadata, are in the manifest")
+    report.tables += _records(pa.record_batch([values], names=["_value"]), shown)
+    return report
+
+
+def _published_problem(data: bytes, error: HeadwaterError) -> Problem:
+    said = str(error)
+    check = next((name for words, name in _PUBLISHED_CHECKS if words in said), "records")
+    advice, detail, offset = None, "", None
+    if check == "record count":
+        offset = len(data) - v1_batch.FOOTER_BYTES + 1
+    elif " of the block" in said and data[-v1_batch.FOOTER_BYTES] == Compression.NONE:
+        # Without compression the block is the beginning of the object.
+        offset = offset_in(said)
+        if data.startswith(_ZSTD_FRAME):
+            detail = "It begins as a zstd frame does: is its compression code damaged?"
+    try:
+        lenient = v1_batch.decode_batch(data, lenient=True)
+    except _UNREADABLE:
+        if check in ("compression", "version"):
+            detail = "It is no native batch either: it does not begin with HWB1"
+        return Problem.of(error, check, offset=offset, detail=detail)
+    detail = f"Other implementations read it all the same, as {len(lenient):,} records"
+    advice = "Read it leniently if those records are right; else restore it from a backup."
+    return Problem.of(error, check, offset=offset, detail=detail, advice=advice)
+
+
+_PUBLISHED_CHECKS: Final = (
+    ("its footer alone takes", "length"),
+    ("compression code", "compression"),
+    ("batch version", "version"),
+    ("frame", "decompression"),
+    ("zstd block", "decompression"),
+    ("record_count", "record count"),
+    ("is cut off", "records"),
+    ("follow the last of", "bytes after the last record"),
+    ("at most", "size"),
+)
+
+
+def _locate(source: Source, error: HeadwaterError) -> Problem:
+    """Which of the checks that a reader makes, in its order, is the one that failed, and where."""
+    check, offset, detail = next(_failed_checks(source.data))
+    advice = None
+    if check == "contents" and _is_of_another_name(source):
+        check, offset = "name", len(source.data) - _ID_FROM_END
+        detail = "Its bytes are whole, and it stands under another batch's name"
+        advice = "Find out who copied or renamed it, and restore the batch that belongs there."
+    return Problem.of(error, check, offset=offset, detail=detail, advice=advice)
+
+
+def _is_of_another_name(source: Source) -> bool:
+    name = _ulid(source.key)
+    try:
+        return name is not None and native.decode_batch(source.data).batch_id != name
+    except _UNREADABLE:
+        return False
+
+
+def _failed_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
+    size = len(data)
+    if size < native.OVERHEAD_BYTES:
+        yield "length", None, ""
+        return
+    if data[:4] != native.MAGIC:
+        yield "magic", 0, ""
+    if data[-4:] != native.MAGIC:
+        last = data.rfind(native.MAGIC)
+        after = size - last - 4
+        yield (
+            "magic at the end",
+            size - 4,
+            f"The end of a batch stands at offset {last:,}, and {after:,} bytes follow it"
+            if last > 0
+            else "Its beginning is that of a batch: it was cut off, or its end is damaged",
+        )
+    at = size - native.FOOTER_BYTES
+    try:
+        footer = native.read_footer(data)
+    except _UNREADABLE:
+        yield "footer", at, ""
+        return
+    told = native.OVERHEAD_BYTES + footer.records_bytes + footer.calls_bytes
+    if told != size:
+        way = f"{told - size:,} are missing" if told > size else f"{size - told:,} are too many"
+        yield "sizes", at, f"The footer tells of {told:,} bytes, so {way}"
+    stored = int.from_bytes(data[-12:-4], "little")
+    computed = xxhash.xxh3_64_intdigest(data[:-12])
+    if stored != computed:
+        yield (
+            "checksum",
+            size - 12,
+            f"It is {stored:016x}, and that of the bytes is {computed:016x}",
+        )
+    if data[4] not in tuple(Compression):
+        yield "compression", 4, ""
+    yield "contents", None, "The checksum matches: it was written so"
+
+
+def _said_by_footer(data: bytes) -> dict[str, Any]:
+    """What a footer that can be read says of a batch that cannot; nothing proves it."""
+    try:
+        footer = native.read_footer(data)
+    except _UNREADABLE:
+        return {}
+    return {
+        "id_in_footer": footer.batch_id,
+        "records_in_footer": footer.rows,
+        "calls_in_footer": footer.calls,
+    }
+
+
+def _ulid(name: str) -> str | None:
+    """The name, if it is one that a batch has."""
+    if len(name) != ULID_LENGTH:
+        return None
+    try:
+        decode_ulid(name)
+    except Refused:
+        return None
+    return name
+
+
+def _columns(records: pa.RecordBatch) -> Rows:
+    rows = [
+        (field.name, str(field.type), column.null_count, column.nbytes)
+        for field, column in zip(records.schema, records.columns, strict=True)
+    ]
+    return Rows("columns", ("column", "type", "nulls", "size_bytes"), rows)
+
+
+def _calls(batch: native.Batch) -> Rows:
+    listed = batch.calls.columns.slice(0, CALLS_SHOWN + 1).to_pylist()
+    rows = []
+    for number, call in enumerate(listed[:CALLS_SHOWN]):
+        following = listed[number + 1 :]
+        end = following[0]["start_index"] if following else batch.records.num_rows
+        rows.append(
+            (
+                number,
+                call["start_index"],
+                end - call["start_index"],
+                call["ingestion_time_ms"],
+                call["metadata"],
+            )
+        )
+    columns = ("call", "first_record", "records", "ingestion_time_ms", "metadata")
+    return Rows("produce_calls", columns, rows, _total(len(batch.calls), rows))
+
+
+def _records(records: pa.RecordBatch, shown: int) -> list[Rows]:
+    if not shown or not records.num_rows:
+        return []
+    columns = ("record", *records.schema.names)
+    listed = records.slice(0, shown).to_pylist()
+    rows = [(number, *row.values()) for number, row in enumerate(listed)]
+    return [Rows("first_records", columns, rows, _total(records.num_rows, rows))]
+
+
+def _total(count: int, rows: list[Any]) -> int | None:
+    return count if count > len(rows) else None

@@ -1,0 +1,57 @@
+"""What bytes are that are not what they were said to be."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final, NamedTuple
+
+from headwater.buffer import v1_batch, v1_manifest
+from headwater.cli.advice import command
+from headwater.cli.inspection.report import Problem
+from headwater.core.errors import HeadwaterError
+
+
+class Kind(NamedTuple):
+    """What an object is, and which word after `inspect` shows it, if any does."""
+
+    what: str
+    word: str = ""
+
+
+_BEGINNINGS: Final[dict[bytes, Kind]] = {
+    b"HWB1": Kind("a native batch", "batch"),
+    b"HWC1": Kind("a chunk of a native queue", "queue"),
+    b"HWA1": Kind("a segment of acknowledged entries of a published v1 queue", "queue"),
+    b'{"register":': Kind("a register", "queue"),
+    b"HWQ1": Kind("an entry of a numbered sequence"),
+    b"HWF1": Kind("a frame of an append-only file"),
+    b'{"dead_letter":': Kind("a dead letter, which is JSON and says itself what it tells"),
+    b"PAR1": Kind("a Parquet file"),
+    b"ARROW1": Kind("an Arrow file"),
+}
+
+
+def recognise(data: bytes) -> Kind | None:
+    """What these bytes look like; None if that cannot be told."""
+    for beginning, kind in _BEGINNINGS.items():
+        if data.startswith(beginning):
+            return kind
+    with contextlib.suppress(HeadwaterError):
+        v1_manifest.decode_manifest(data)
+        return Kind("a published v1 manifest", "manifest")
+    with contextlib.suppress(HeadwaterError):
+        v1_batch.decode_batch(data)
+        return Kind("a published v1 batch", "batch")
+    return None
+
+
+def mistaken(data: bytes, asked: str) -> Problem | None:
+    """That these bytes are something else than was asked for, if they are."""
+    kind = recognise(data)
+    if kind is None or kind.word == asked:
+        return None
+    advice = f"Look at it with: {command()} inspect {kind.word} …" if kind.word else None
+    message = f"this is no part of a {asked}: it looks like {kind.what}"
+    if asked != "queue":
+        message = f"this is no {asked}: it looks like {kind.what}"
+    return Problem("kind", message, 0, advice, "Corrupt")

@@ -1,0 +1,211 @@
+"""A register of a queue: floors, consumer, producers' marks, collector; any other in general."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headwater.buffer.consumer.follower import Position
+from headwater.buffer.queue.native.records import Consumer, Queue, Scanned, Shard, shard_name
+from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
+from headwater.buffer.stream_config import StreamConfig
+from headwater.cli.inspection.report import Problem, Report, Rows
+from headwater.cli.inspection.source import Source
+from headwater.cli.stream_view import retention_words
+from headwater.core.errors import Corrupt, NotSupported
+from headwater.core.limits import REGISTER_HISTORY
+from headwater.store.register import decode_envelope
+
+MARK_COLUMNS: Final = (
+    "producer",
+    "producer_sequence",
+    "sequence",
+    "first_lsn",
+    "chunk",
+    "seen_ms",
+    "metadata",
+)
+_SHARD: Final = re.compile(r"[0-9a-f]{3}\.json")
+
+
+class Known(NamedTuple):
+    """A register whose value is understood."""
+
+    kind: str
+    value: type[msgspec.Struct]
+    describe: Callable[[Report, Any, int], None]
+
+
+def inspect_register(source: Source, *, entries: int) -> Report:
+    """What a register holds."""
+    report = Report("register", len(source.data))
+    name = source.key or "the register"
+    try:
+        envelope = decode_envelope(name, source.data)
+    except (Corrupt, NotSupported) as error:
+        check = "checksum" if "checksum" in str(error) else "format"
+        check = check if isinstance(error, NotSupported) or check == "checksum" else "JSON"
+        report.problems.append(Problem.of(error, check))
+        return report
+    try:
+        value = msgspec.json.decode(envelope.value)
+    except msgspec.DecodeError as error:
+        report.problems.append(Problem.of(Corrupt(f"the value of {name}: {error}"), "JSON"))
+        return report
+    report.facts |= {"revision": envelope.revision, "register_id": envelope.id}
+    known = _known(source.key, value)
+    if known is None:
+        report.kind = "register with a value of its own"
+        report.facts["value"] = value
+        return report
+    report.kind = known.kind
+    try:
+        typed = msgspec.json.decode(envelope.value, type=known.value)
+    except msgspec.ValidationError as error:
+        problem = Corrupt(f"the value of {name} does not fit {known.kind}: {error}")
+        report.problems.append(Problem.of(problem, "value"))
+        return report
+    known.describe(report, typed, entries)
+    report.facts["checksum"] = f"CRC-32 {envelope.crc32} matches"
+    report.facts["earlier_tokens"] = f"{len(envelope.history)} of at most {REGISTER_HISTORY}"
+    if _SHARD.fullmatch(source.key) and isinstance(typed, Shard):
+        _check_shard(report, source.key, typed)
+    return report
+
+
+def mark_rows(shard: Shard) -> list[tuple[Any, ...]]:
+    """A row for each producer of a shard."""
+    rows: list[tuple[Any, ...]] = []
+    for name, producer in sorted(shard.producers.items()):
+        mark = producer.mark
+        place: tuple[Any, ...] = (None, None, None, producer.anchor)
+        if mark is not None:
+            place = (mark.producer_sequence, mark.sequence, mark.first_lsn, mark.chunk)
+        rows.append((name, *place, producer.anchor_ms, mark.metadata if mark else None))
+    return rows
+
+
+def _known(key: str, value: Any) -> Known | None:
+    """By its name if that tells, else by the fields of its value."""
+    if key in _BY_NAME:
+        return _BY_NAME[key]
+    if not isinstance(value, dict):
+        return None
+    fields = set(value)
+    for known in _KINDS:
+        if set(known.value.__struct_fields__) <= fields:
+            return known
+    return None
+
+
+def _check_shard(report: Report, key: str, shard: Shard) -> None:
+    strangers = [name for name in shard.producers if f"{shard_name(name)}.json" != key]
+    if strangers:
+        problem = Corrupt(
+            f"producer {strangers[0]!r} belongs into {shard_name(strangers[0])}.json, not {key}"
+        )
+        report.problems.append(Problem.of(problem, "name"))
+
+
+def _queue(report: Report, queue: Queue, _: int) -> None:
+    report.facts |= {
+        "queue_id": queue.id,
+        "chunk_floor": queue.chunk_floor,
+        "floor_sequence": queue.floor_sequence,
+        "floor_lsn": queue.floor_lsn,
+        "batch_floor": queue.batch_floor,
+    }
+    report.notes.append("what lies below the floors may be deleted; they never go down")
+
+
+def _consumer(report: Report, consumer: Consumer, _: int) -> None:
+    report.facts |= {
+        "owner": consumer.group or "nobody yet",
+        "epoch": consumer.epoch,
+        "opened_ms": consumer.opened_ms or None,
+        "acknowledged_below_sequence": consumer.sequence,
+        "acknowledged_below_lsn": consumer.lsn,
+        "acknowledged_size_bytes": consumer.bytes,
+        "chunk_of_the_last_acknowledged": consumer.chunk,
+    }
+
+
+def _shard(report: Report, shard: Shard, entries: int) -> None:
+    report.facts |= {"producers": len(shard.producers), "forgotten": shard.dropped}
+    rows = mark_rows(shard)
+    total = len(rows) if len(rows) > entries else None
+    report.tables.append(Rows("marks", MARK_COLUMNS, rows[:entries], total))
+    report.notes.append("a mark is a producer's last accepted batch, as far as its record knows")
+
+
+def _scanned(report: Report, scanned: Scanned, _: int) -> None:
+    report.facts |= {
+        "uploads_looked_at_through": scanned.batch_floor,
+        "chunks_read_below": scanned.chunk,
+        "ids_seen_above": len(scanned.referenced),
+        "looked_at_everything_ms": scanned.full_ms or None,
+        "last_shard_of_producers": scanned.shard or None,
+    }
+
+
+def _side(report: Report, side: Side, _: int) -> None:
+    report.facts |= {
+        "queue_id": side.queue_id,
+        "owner": side.group or "nobody yet",
+        "epoch": side.epoch,
+        "acknowledged_below_sequence": side.sequence,
+        "acknowledged_below_lsn": side.lsn,
+        "acknowledged_size_bytes": side.acked_bytes,
+        "floor_sequence": side.floor_sequence,
+        "floor_lsn": side.floor_lsn,
+        "deleted_below_sequence": side.swept_sequence,
+        "locations_remembered": len(side.recent) // DIGEST_BYTES,
+        "batches_given_up": len(side.given_up),
+    }
+
+
+def _stream(report: Report, config: StreamConfig, _: int) -> None:
+    schema = config.schemas[-1] if config.schemas else None
+    report.facts |= {
+        "stream": config.name,
+        "id": config.id,
+        "state": config.state,
+        "created_ms": config.created_ms,
+        "deleted_ms": config.deleted_ms,
+        "partitions": config.partitions,
+        "partitions_ready": config.partitions_ready,
+        "format": config.format,
+        "compression": config.compression,
+        "consumer": config.consumer,
+        "acknowledged_records_stay": retention_words(config),
+        "schema_version": schema.version if schema else None,
+        "format_to_read": config.reader_version,
+        "format_to_write": config.writer_version,
+    }
+    if schema is not None:
+        columns = [(one.name, one.type, one.nullable) for one in schema.columns]
+        report.tables.append(Rows("schema", ("column", "type", "nullable"), columns))
+
+
+def _position(report: Report, position: Position, _: int) -> None:
+    report.facts |= {
+        "next_sequence": position.next_sequence,
+        "committed_ms": position.committed_ms,
+    }
+
+
+_BY_NAME: Final = {
+    "queue.json": Known("queue.json: the floors of a native queue", Queue, _queue),
+    "consumer.json": Known("consumer.json: who owns the consumer", Consumer, _consumer),
+    "gc.json": Known("gc.json: how far the collector has looked", Scanned, _scanned),
+    "side.json": Known("side.json: what a published v1 queue cannot hold", Side, _side),
+    "stream.json": Known("stream.json: what a stream is", StreamConfig, _stream),
+}
+_KINDS: Final = (
+    *_BY_NAME.values(),
+    Known("producers: the marks of some of them", Shard, _shard),
+    Known("group: the position of one that follows", Position, _position),
+)

@@ -1,0 +1,65 @@
+"""Ctrl-C, taken where nothing is half done.
+
+A signal that comes while somebody waits ends the waiting; one that comes at work is noted, and work
+looks for it when it has come to an end. The second one ends everything at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_EXIT_BASE: Final = 128
+
+
+class Interrupted(Exception):
+    """A signal ended the waiting."""
+
+
+class Interrupt:
+    """Notes the signals that ask a command to end."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._waiting = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def exit_status(self) -> int:
+        """As the shell has it for a program that the signal ended."""
+        return _EXIT_BASE + (self.received or signal.SIGINT)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within this, a signal raises `Interrupted`; also one that has come before."""
+        self._waiting = True
+        try:
+            if self.received is not None:
+                raise Interrupted
+            yield
+        finally:
+            self._waiting = False
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+        if self._waiting:
+            raise Interrupted

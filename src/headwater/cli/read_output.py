@@ -1,0 +1,265 @@
+"""How records leave: lines for people, JSON, CSV, Arrow or Parquet for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.records import KEY, VALUE
+from headwater.cli.byte_text import json_value, visible
+from headwater.core.errors import Denied, NotFound, Refused
+
+_LSN: Final = "_lsn"
+_PARTITION: Final = "_partition"
+_DIM: Final = "\x1b[2m"
+_PLAIN: Final = "\x1b[0m"
+_LSN_WIDTH: Final = 9
+_JSON: Final = msgspec.json.Encoder(enc_hook=str)
+BINARY: Final = ("arrow", "parquet")
+
+
+class Output(ABC):
+    """Where records go, and in which form."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self._sink = sink
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write these, so that whoever waits for them sees them."""
+
+    def close(self) -> None:
+        """Write what ends the form, if anything does."""
+        self._sink.flush()
+
+
+@contextlib.contextmanager
+def open_output(
+    format: str, path: Path | None, schema: pa.Schema, key_separator: str | None
+) -> Iterator[Output]:
+    """An output in a form, to a file or to standard output."""
+    if path is None and format in BINARY and sys.stdout.isatty():
+        raise Refused(f"{format} is nothing for a screen: name a file (-o FILE), or pipe it")
+    with _opened(path) as sink:
+        output: Output
+        if format == "lines":
+            on_screen = path is None and sys.stdout.isatty()
+            output = Lines(sink, schema, key_separator, on_screen=on_screen)
+        elif format == "json":
+            output = Json(sink)
+        elif format == "csv":
+            output = Csv(sink, schema)
+        elif format == "arrow":
+            output = Arrow(sink, schema)
+        else:
+            output = Parquet(sink, schema)
+        yield output
+        output.close()
+
+
+class Lines(Output):
+    """The value of each record on a line; on a screen, its LSN before it."""
+
+    def __init__(
+        self, sink: IO[bytes], schema: pa.Schema, key_separator: str | None, *, on_screen: bool
+    ) -> None:
+        super().__init__(sink)
+        self._on_screen = on_screen
+        self._colour = on_screen and not os.environ.get("NO_COLOR")
+        self._separator = None if key_separator is None else key_separator.encode()
+        self._values = [name for name in schema.names if not name.startswith("_")]
+        if VALUE in schema.names or not self._values:
+            self._values = [VALUE] if VALUE in schema.names else schema.names
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        lines = self._lines(batch)
+        if self._separator is not None:
+            keys = [_raw(key) for key in _column(batch, KEY)]
+            lines = [key + self._separator + line for key, line in zip(keys, lines, strict=True)]
+        if self._on_screen:
+            lines = self._framed(batch, lines)
+        self._sink.write(b"".join(line + b"\n" for line in lines))
+        self._sink.flush()
+
+    def _lines(self, batch: pa.RecordBatch) -> list[bytes]:
+        if len(self._values) > 1:
+            return _json_lines(batch.select(self._values)).split(b"\n")[:-1]
+        column = batch.column(self._values[0])
+        texts = _texts(column)
+        if texts is not None and not texts.null_count:
+            return column.to_pylist() if texts is not column else _encoded(texts)
+        return [_raw(value) for value in column.to_pylist()]
+
+    def _framed(self, batch: pa.RecordBatch, lines: list[bytes]) -> list[bytes]:
+        """With the place of each record, and nothing that would move the cursor."""
+        dim, plain = (_DIM, _PLAIN) if self._colour else ("", "")
+        places = zip(_column(batch, _PARTITION), _column(batch, _LSN), strict=True)
+        framed = []
+        for (partition, lsn), line in zip(places, lines, strict=True):
+            place = "" if lsn is None else f"{lsn:,}".rjust(_LSN_WIDTH)
+            if partition:
+                place = f"{partition}:{place.strip()}".rjust(_LSN_WIDTH)
+            text = visible(line.decode("utf-8", "backslashreplace"))
+            framed.append(f"{dim}{place}{plain}  {text}".encode())
+        return framed
+
+
+class Json(Output):
+    """One object a record."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._sink.write(_json_lines(batch))
+        self._sink.flush()
+
+
+class Csv(Output):
+    """A line of names, then a line a record; what is nested is JSON within its cell."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
+        from pyarrow import csv
+
+        self._schema = pa.schema([(field.name, _csv_type(field.type)) for field in schema])
+        super().__init__(sink)
+        self._writer = csv.CSVWriter(sink, self._schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        columns = [
+            column if column.type == field.type else _cells(column)
+            for column, field in zip(batch.columns, self._schema, strict=True)
+        ]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._sink.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Arrow(Output):
+    """An Arrow IPC stream."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
+        super().__init__(sink)
+        self._writer = pa.ipc.new_stream(sink, schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self._sink.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Parquet(Output):
+    """A Parquet file."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        super().__init__(sink)
+        self._writer = pq.ParquetWriter(sink, schema, compression="zstd")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None) -> Iterator[IO[bytes]]:
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        file = path.open("wb")
+    except FileNotFoundError:
+        raise NotFound(f"there is no folder {path.parent}") from None
+    except PermissionError:
+        raise Denied(f"{path} may not be written") from None
+    except IsADirectoryError:
+        raise Refused(f"{path} is a directory") from None
+    with file:
+        yield file
+
+
+def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    if name not in batch.schema.names:
+        return [None] * batch.num_rows
+    found: list[Any] = batch.column(name).to_pylist()
+    return found
+
+
+def _raw(value: Any) -> bytes:
+    """A value on a line: bytes that are text as they are, others as hexadecimal digits."""
+    if value is None:
+        return b""
+    if isinstance(value, bytes):
+        try:
+            value.decode("utf-8")
+        except UnicodeDecodeError:
+            return b"0x" + value.hex().encode()
+        return value
+    encoded = json_value(value)
+    return encoded.encode() if isinstance(encoded, str) else msgspec.json.encode(encoded)
+
+
+def _texts(column: pa.Array) -> pa.Array | None:
+    """Bytes as text, all at once; None if some of them are no UTF-8, or it holds no bytes."""
+    if pa.types.is_string(column.type):
+        return column
+    if not pa.types.is_binary(column.type):
+        return None
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _encoded(texts: pa.Array) -> list[bytes]:
+    found: list[bytes] = texts.cast(pa.binary()).to_pylist()
+    return found
+
+
+def _json_lines(batch: pa.RecordBatch) -> bytes:
+    columns = [_json_column(column) for column in batch.columns]
+    names = batch.schema.names
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return _JSON.encode_lines(rows)
+
+
+def _json_column(column: pa.Array) -> list[Any]:
+    """Values that the encoder writes as `json_value` would; most of them need nothing done."""
+    texts = _texts(column)
+    if pa.types.is_timestamp(column.type):
+        texts = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+    found: list[Any] = (column if texts is None else texts).to_pylist()
+    if texts is None and (pa.types.is_binary(column.type) or pa.types.is_nested(column.type)):
+        return [json_value(value) for value in found]
+    return found
+
+
+def _csv_type(kind: pa.DataType) -> pa.DataType:
+    is_text = pa.types.is_binary(kind) or pa.types.is_nested(kind)
+    return pa.string() if is_text else kind
+
+
+def _cells(column: pa.Array) -> pa.Array:
+    texts = _texts(column)
+    if texts is not None:
+        return texts
+    cells: list[str | None] = []
+    for value in column.to_pylist():
+        encoded = json_value(value)
+        is_cell = encoded is None or isinstance(encoded, str)
+        cells.append(encoded if is_cell else msgspec.json.encode(encoded).decode())
+    return pa.array(cells, pa.string())

@@ -1,0 +1,252 @@
+"""`headwater stream …`: make streams, look at them, change them, delete them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.loop import run as run_loop
+from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.core.errors import Damaged, HeadwaterError, NotFound, NotSupported, Refused
+
+if TYPE_CHECKING:
+    from headwater.buffer.queue.contract import QueueState
+    from headwater.buffer.stream import Stream
+    from headwater.store import Store
+
+stream_app = typer.Typer(
+    cls=HeadwaterGroup,
+    no_args_is_help=True,
+    help="Make streams, look at them, change them, delete them.",
+)
+
+PARALLEL: Final = 16
+NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")
+NAME = typer.Argument(metavar="NAME", help="The stream's name.")
+PARTITIONS = typer.Option(None, min=1, help="How many partitions; they can be added, not removed.")
+RETENTION = typer.Option(None, metavar="7d", help="How long acknowledged records stay; or forever.")
+SET = typer.Option(
+    [], "--set", metavar="NAME=VALUE", help="A setting, by our name or Kafka's: retention.ms=7d"
+)
+SCHEMA = typer.Option(
+    None,
+    metavar="FILE",
+    help='JSON {"column": "type"}, or a Parquet or Arrow file to take the schema from.',
+)
+AS_JSON = typer.Option(False, "--json", help="Print JSON.")
+
+
+@stream_app.command()
+def create(
+    url: str = URL,
+    name: str = NAME,
+    partitions: int | None = PARTITIONS,
+    format: str | None = typer.Option(None, metavar="native|v1", help="v1 is OpenData's."),
+    retention: str | None = RETENTION,
+    setting: list[str] = SET,
+    schema: Path | None = SCHEMA,
+    exists_ok: bool = typer.Option(
+        False, "--exists-ok", help="Be content with one that is there and agrees."
+    ),
+    option: list[str] = OPTION,
+) -> None:
+    """Make a stream, and say what its requests will cost."""
+    from headwater.buffer.stream import create_stream
+    from headwater.cli.stream_view import new_console, show_created
+
+    settings = _settings(setting, partitions=partitions, format=format, retention=retention)
+    declared = _schema(schema)
+
+    async def run() -> tuple[Stream, bool]:
+        async with open_with_options(url, option) as store:
+            existed = exists_ok and await _exists(store, name)
+            return await create_stream(
+                store, name, exists_ok=exists_ok, schema=declared, **settings
+            ), existed
+
+    stream, existed = run_loop(run())
+    show_created(new_console(), stream, existed=existed)
+
+
+@stream_app.command("list")
+def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION) -> None:
+    """List the streams of a store.
+
+    Exit status: 0, or 1 if there are none.
+    """
+    from headwater.buffer.stream import open_stream, stream_names
+    from headwater.cli.stream_view import as_dict, new_console, show_list
+
+    streams: list[Stream] = []
+    problems: dict[str, str] = {}
+
+    async def run() -> None:
+        async with open_with_options(url, option) as store:
+            for name in await stream_names(store):
+                try:
+                    streams.append(await open_stream(store, name))
+                except NotFound:
+                    continue  # deleted: its register stays
+                except (NotSupported, Damaged) as error:
+                    problems[name] = str(error)
+
+    run_loop(run())
+    if as_json:
+        found = [as_dict(stream) for stream in streams]
+        found += [{"name": name, "error": problem} for name, problem in problems.items()]
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        show_list(new_console(), streams, problems)
+    if not streams and not problems:
+        typer.echo("there are no streams here", err=True)
+        raise typer.Exit(EXIT_NO)
+
+
+@stream_app.command()
+def describe(
+    url: str = URL, name: str = NAME, as_json: bool = AS_JSON, option: list[str] = OPTION
+) -> None:
+    """Say what a stream is, and how each of its partitions stands. Fences nobody.
+
+    Exit status: 0, or 1 if the state of a partition cannot be told.
+    """
+    from headwater.buffer.stream import open_stream
+    from headwater.cli.stream_view import (
+        as_dict,
+        new_console,
+        show_partitions,
+        show_schemas,
+        show_settings,
+    )
+
+    async def run() -> tuple[Stream, list[QueueState | str]]:
+        async with open_with_options(url, option) as store:
+            stream = await open_stream(store, name)
+            return stream, await _states(stream)
+
+    stream, states = run_loop(run())
+    if as_json:
+        typer.echo(json.dumps(as_dict(stream, states), indent=2))
+    else:
+        console = new_console()
+        console.print(f"stream [bold]{stream.name}[/bold]", soft_wrap=True)
+        show_settings(console, stream)
+        show_schemas(console, stream.config.schemas)
+        show_partitions(console, states)
+    if any(isinstance(state, str) for state in states):
+        raise typer.Exit(EXIT_NO)
+
+
+@stream_app.command()
+def alter(
+    url: str = URL,
+    name: str = NAME,
+    partitions: int | None = PARTITIONS,
+    retention: str | None = RETENTION,
+    setting: list[str] = SET,
+    schema: Path | None = SCHEMA,
+    option: list[str] = OPTION,
+) -> None:
+    """Change a stream's settings, add partitions, or declare its next schema."""
+    from headwater.buffer.stream import alter_stream, open_stream
+    from headwater.cli.stream_view import new_console, show_changes
+
+    settings = _settings(setting, partitions=partitions, retention=retention)
+    declared = _schema(schema)
+
+    async def run() -> tuple[Stream, Stream]:
+        async with open_with_options(url, option) as store:
+            before = await open_stream(store, name, writing=True)
+            return before, await alter_stream(store, name, schema=declared, **settings)
+
+    before, after = run_loop(run())
+    show_changes(new_console(), before.config, after.config)
+
+
+@stream_app.command()
+def delete(
+    url: str = URL,
+    name: str = NAME,
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    option: list[str] = OPTION,
+) -> None:
+    """Delete a stream and all of its records; of one that is deleted, what was left behind.
+
+    Exit status: 0, or 1 if objects are left that could not be deleted.
+    """
+    from headwater.buffer.stream import DeletedReport, delete_stream
+    from headwater.cli.stream_view import new_console, show_deleted
+
+    if not yes:
+        _ask(name)
+
+    async def run() -> DeletedReport:
+        async with open_with_options(url, option) as store:
+            return await delete_stream(store, name)
+
+    report = run_loop(run())
+    show_deleted(new_console(), report)
+    if report.failed:
+        raise typer.Exit(EXIT_NO)
+
+
+def _ask(name: str) -> None:
+    if not _is_terminal():
+        raise Refused(f"nobody is here to confirm that stream {name!r} is to go: say --yes")
+    typer.confirm(f"Delete stream {name} and all of its records, for good?", abort=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+async def _exists(store: Store, name: str) -> bool:
+    from headwater.buffer.stream import open_stream
+
+    try:
+        await open_stream(store, name)
+    except NotFound:
+        return False
+    return True
+
+
+async def _states(stream: Stream) -> list[QueueState | str]:
+    """How each partition's queue stands, or why that cannot be told."""
+
+    async def state(partition: int) -> QueueState | str:
+        try:
+            return await stream.looker(partition).state()
+        except HeadwaterError as error:
+            return str(error)
+
+    states: list[QueueState | str] = []
+    for first in range(0, stream.partitions, PARALLEL):
+        group = range(first, min(first + PARALLEL, stream.partitions))
+        states += await asyncio.gather(*(state(partition) for partition in group))
+    return states
+
+
+def _settings(texts: list[str], **named: object) -> dict[str, Any]:
+    settings: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter("a setting is NAME=VALUE", param_hint="--set")
+        if name in NOT_SETTINGS:
+            raise typer.BadParameter(f"{name} is not a setting", param_hint="--set")
+        if name in settings:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--set")
+        settings[name] = value
+    return settings
+
+
+def _schema(path: Path | None) -> Any:
+    from headwater.cli.schema_file import read_schema_file
+
+    return None if path is None else read_schema_file(path)

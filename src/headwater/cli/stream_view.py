@@ -1,0 +1,265 @@
+"""How streams look: tables on a terminal, plain columns in a pipe, JSON for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headwater.buffer.cost import estimate_cost
+from headwater.buffer.queue.contract import QueueState
+from headwater.buffer.stream import DeletedReport, Stream
+from headwater.buffer.stream_config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
+from headwater.cli.console import CommandConsole
+
+# Nobody wraps the lines of a pipe; a table told so keeps a row on a line.
+PIPE_WIDTH: Final = 400
+_UNITS_MS: Final = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
+_UNITS_BYTES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def new_console() -> Console:
+    """A console on standard output."""
+    console = CommandConsole()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
+
+
+def duration_words(ms: int) -> str:
+    """A time span as one says it."""
+    if ms == FOR_EVER:
+        return "for ever"
+    for unit, unit_ms in _UNITS_MS:
+        if ms >= unit_ms and ms % unit_ms == 0:
+            return f"{ms // unit_ms:,} {unit}{'' if ms == unit_ms else 's'}"
+    return f"{ms:,} ms"
+
+
+def size_words(size_bytes: int) -> str:
+    """A size as one says it."""
+    for unit, unit_bytes in _UNITS_BYTES:
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:,.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size_bytes:,} B"
+
+
+def retention_words(config: StreamConfig) -> str:
+    """How long records stay."""
+    if config.consumer == "nodes":
+        return duration_words(config.gc_grace_ms)
+    words = duration_words(config.retention_ms)
+    if config.retention_bytes != FOR_EVER:
+        words += f", at most {size_words(config.retention_bytes)} a partition"
+    return words
+
+
+def _retention_sentence(config: StreamConfig) -> str:
+    after = "in the tier" if config.consumer == "nodes" else "acknowledged"
+    return f"{retention_words(config)}, once they are {after}"
+
+
+def cost_words(stream: Stream) -> str:
+    """What requests cost in a month; where they are free, what they would on S3."""
+    scheme = stream.store.stats.scheme
+    here = estimate_cost(linger_ms=stream.linger_ms, format=stream.config.format, scheme=scheme)
+    asked = stream.config.linger_ms
+    cost = here
+    if not here.producer_usd:
+        linger_ms = LINGER_MS if asked is None else asked
+        cost = estimate_cost(linger_ms=linger_ms, format=stream.config.format)
+    small = ""
+    if cost.small_producer_usd < cost.producer_usd:
+        small = f" (${cost.small_producer_usd:,.0f} if its batches are small)"
+    words = (
+        f"about ${cost.producer_usd:,.0f} a month for a producer that flushes every "
+        f"{duration_words(cost.linger_ms)}{small}, ${cost.idle_reader_usd:.2f} for an idle reader"
+    )
+    if here.producer_usd:
+        return f"{words}; for one partition, at list prices"
+    return f"free of charge here; on S3 {words}"
+
+
+def show_created(console: Console, stream: Stream, *, existed: bool) -> None:
+    """What was made, and what it will cost."""
+    verb = "there already: stream" if existed else "created stream"
+    console.print(Text.assemble(("✓ ", "green"), f"{verb} ", (stream.name, "bold")), soft_wrap=True)
+    show_settings(console, stream, leave_out=("created", "consumer", "segments"))
+
+
+def show_settings(console: Console, stream: Stream, *, leave_out: Sequence[str] = ()) -> None:
+    """What the stream is."""
+    config = stream.config
+    compression = "" if config.compression == "none" else f", {config.compression}"
+    rows = {
+        "id": config.id,
+        "created": _time(config.created_ms),
+        "partitions": f"{config.partitions:,}",
+        "format": f"{config.format}{compression}",
+        "records stay": _retention_sentence(config),
+        "consumer": "a query" if config.consumer == "query" else "nodes",
+        "producers flush": f"after {duration_words(stream.linger_ms)} or "
+        f"{size_words(stream.batch_bytes)}",
+        "segments": f"{size_words(config.segment_bytes)} or {duration_words(config.segment_ms)}",
+        "schema": _schema_words(config),
+        "requests": cost_words(stream),
+    }
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, words in rows.items():
+        if name not in leave_out:
+            table.add_row(f"  {name}", words)
+    console.print(table)
+
+
+def show_schemas(console: Console, versions: list[SchemaVersion]) -> None:
+    """The columns of the latest schema, and since which version each is there."""
+    if not versions:
+        return
+    table = _table("column", "type", "since")
+    for column in versions[-1].columns:
+        type_words = column.type + ("" if column.nullable else " not null")
+        table.add_row(column.name, type_words, f"version {_since(versions, column.name)}")
+    console.print()
+    console.print(table)
+
+
+def show_partitions(console: Console, states: list[QueueState | str]) -> None:
+    """How each partition's queue stands; a text says why that cannot be told."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+    table.add_column("partition", justify="right")
+    for column in ("pending", "records", "bytes", "retained", "next LSN", "epoch"):
+        table.add_column(column, justify="right")
+    table.add_column("owner")
+    problems: list[tuple[int, str]] = []
+    for partition, state in enumerate(states):
+        if isinstance(state, str):
+            problems.append((partition, state))
+            table.add_row(f"{partition}", *["?"] * 6, Text("see below", style="red"))
+            continue
+        table.add_row(
+            f"{partition}",
+            f"{state.pending:,}",
+            f"{state.next_lsn - state.acked_lsn:,}",
+            size_words(state.pending_bytes),
+            f"{state.next_sequence - state.floor_sequence:,}",
+            f"{state.next_lsn:,}",
+            f"{state.epoch:,}",
+            state.group or Text("nobody yet", style="dim"),
+        )
+    console.print()
+    console.print(table)
+    note = "pending: batches that are not acknowledged; retained: batches that can be read"
+    console.print(Text(note, style="dim"), soft_wrap=True)
+    for partition, problem in problems:
+        console.print(Text(f"partition {partition}: {problem}", style="red"), soft_wrap=True)
+
+
+def show_list(console: Console, streams: list[Stream], problems: dict[str, str]) -> None:
+    """One line a stream."""
+    table = _table("stream", "partitions", "format", "records stay", "schema", "created")
+    for stream in streams:
+        config = stream.config
+        table.add_row(
+            Text(config.name, style="bold"),
+            f"{config.partitions:,}",
+            config.format,
+            retention_words(config),
+            f"version {stream.schema_version}" if stream.schema_version else "none",
+            _time(config.created_ms),
+        )
+    if streams:
+        console.print(table)
+    for name, problem in problems.items():
+        console.print(Text(f"{name}: {problem}", style="red"), soft_wrap=True)
+
+
+def show_changes(console: Console, before: StreamConfig, after: StreamConfig) -> None:
+    """What an alteration changed."""
+    changes = [
+        (name, getattr(before, name), getattr(after, name))
+        for name in StreamConfig.__struct_fields__
+        if name not in ("schemas", "partitions_ready")
+        and getattr(before, name) != getattr(after, name)
+    ]
+    if not changes and before.schemas == after.schemas:
+        console.print(f"nothing to change: stream {after.name} is so already", soft_wrap=True)
+        return
+    title = Text.assemble(("✓ ", "green"), "changed stream ", (after.name, "bold"))
+    console.print(title, soft_wrap=True)
+    for name, old, new in changes:
+        console.print(Text(f"  {name}: {_value(name, old)} → {_value(name, new)}"), soft_wrap=True)
+    if before.schemas != after.schemas:
+        console.print(Text(f"  schema: {_schema_words(after)}"), soft_wrap=True)
+        show_schemas(console, after.schemas)
+    if before.partitions != after.partitions:
+        note = (
+            "records with a key may land on another partition than before: a key's order holds "
+            "before the change and after it, not across it"
+        )
+        console.print(Text(note, style="yellow"), soft_wrap=True)
+
+
+def show_deleted(console: Console, report: DeletedReport) -> None:
+    """What went, and what is left."""
+    verb = "went on deleting stream" if report.resumed else "deleted stream"
+    mark = ("✗ ", "red") if report.failed else ("✓ ", "green")
+    counts = f": {report.objects:,} objects, {size_words(report.bytes)}"
+    line = Text.assemble(mark, f"{verb} ", (report.name, "bold"), counts)
+    console.print(line, soft_wrap=True)
+    if report.failed:
+        left = f"{report.failed:,} objects may still be there: delete it once more ({report.cause})"
+        console.print(Text(left, style="yellow"), soft_wrap=True)
+
+
+def as_dict(stream: Stream, states: list[QueueState | str] | None = None) -> dict[str, Any]:
+    """Everything known of a stream, for machines."""
+    found: dict[str, Any] = msgspec.to_builtins(stream.config)
+    if states is not None:
+        found["queues"] = [
+            {"partition": partition, "error": state}
+            if isinstance(state, str)
+            else {"partition": partition, "pending": state.pending, **msgspec.to_builtins(state)}
+            for partition, state in enumerate(states)
+        ]
+    return found
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column == "partitions" else "left")
+    return table
+
+
+def _schema_words(config: StreamConfig) -> str:
+    if not config.schemas:
+        return "none declared: records carry opaque values, or any columns"
+    latest = config.schemas[-1]
+    return f"version {latest.version}, {len(latest.columns):,} columns"
+
+
+def _since(versions: list[SchemaVersion], name: str) -> int:
+    """The version from which on the column has the type it has."""
+    latest = next(column for column in versions[-1].columns if column.name == name)
+    return next(version.version for version in versions if latest in version.columns)
+
+
+def _value(name: str, value: object) -> str:
+    if value is None:
+        return "default"
+    if isinstance(value, int) and name.endswith("_ms"):
+        return duration_words(value)
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return "no limit" if value == FOR_EVER else size_words(value)
+    return str(value)
+
+
+def _time(time_ms: int) -> str:
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

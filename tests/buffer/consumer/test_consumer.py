@@ -1,0 +1,525 @@
+"""The consumer: order, acknowledgement, fencing, cancellation, failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from headwater.buffer.consumer import Consumer, UnreadableBatch
+from headwater.core import runtime
+from headwater.core.errors import (
+    Denied,
+    Fenced,
+    OutcomeUnknown,
+    Refused,
+    Trimmed,
+    Unavailable,
+)
+from headwater.core.limits import ACKS_PER_DEQUEUE
+from tests.buffer.consumer.fakes import FakeQueue, KeyFaults
+from tests.store.scripted import Scripted, stalls, virtual
+
+
+async def opened(queue: FakeQueue, **options: object) -> Consumer:
+    return await Consumer.open(queue.stream(), gc=False, **options)  # type: ignore[arg-type]
+
+
+async def sequence_of_next(consumer: Consumer) -> int:
+    batch = await consumer.next_batch()
+    assert batch is not None
+    return batch.sequence
+
+
+# Acknowledging
+
+
+@pytest.mark.parametrize("error", [Unavailable("later"), OutcomeUnknown("lost")])
+def test_an_error_at_the_hundredth_acknowledgement_can_be_tried_again(error: Exception) -> None:
+    @virtual
+    async def run() -> None:
+        queue = FakeQueue()
+        await queue.add_many(ACKS_PER_DEQUEUE)
+        consumer = await opened(queue)
+        await consumer.next_descriptors(ACKS_PER_DEQUEUE)
+        last = ACKS_PER_DEQUEUE - 1
+        for sequence in range(last):
+            await consumer.ack(sequence)
+        assert "dequeue" not in queue.asked
+        queue.fail("dequeue", error)
+        with pytest.raises(type(error)):
+            await consumer.ack(last)
+        assert consumer.last_acked_sequence == last - 1
+        assert consumer.metrics.acks == last
+        await consumer.ack(last)
+        assert consumer.last_acked_sequence == last
+        assert queue.acked == ACKS_PER_DEQUEUE
+        assert consumer.metrics.acks == ACKS_PER_DEQUEUE
+
+    run()
+
+
+@virtual
+async def test_acknowledging_through_leaves_everything_as_it_was_when_the_queue_fails() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    consumer = await opened(queue)
+    await consumer.next_descriptors(3)
+    queue.fail("dequeue", Unavailable("later"))
+    with pytest.raises(Unavailable):
+        await consumer.ack_through(1)
+    assert consumer.last_acked_sequence is None
+    assert consumer.metrics.acks == 0
+    await consumer.ack_through(1)
+    assert (consumer.metrics.acks, queue.acked) == (2, 2)
+
+
+@virtual
+async def test_acknowledging_what_was_not_handed_out_is_refused_and_dequeues_nothing() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    consumer = await opened(queue)
+    await consumer.next_batch()  # reads all three ahead, and hands out one
+    with pytest.raises(Refused, match="beyond what was handed out"):
+        await consumer.ack_through(1)
+    await consumer.ack(0)
+    with pytest.raises(Refused, match="beyond what was handed out"):
+        await consumer.ack(1)
+    assert queue.acked == 0
+
+
+@virtual
+async def test_what_was_acknowledged_and_not_flushed_is_delivered_again() -> None:
+    queue = FakeQueue()
+    await queue.add_many(2)
+    first = await opened(queue)
+    await first.ack(await sequence_of_next(first))
+    again = await opened(queue)
+    assert await sequence_of_next(again) == 0
+
+
+@virtual
+async def test_a_position_behind_what_is_acknowledged_delivers_it_again() -> None:
+    queue = FakeQueue()
+    await queue.add_many(4)
+    first = await opened(queue)
+    await first.next_descriptors(4)
+    await first.ack_through(2)
+    again = await opened(queue, last_acked_sequence=0)
+    assert await sequence_of_next(again) == 1
+    await again.ack(1)
+    await again.close()
+    assert queue.acked == 3
+
+
+@virtual
+async def test_resuming_at_or_past_the_next_sequence_is_refused() -> None:
+    queue = FakeQueue()
+    await queue.add_many(2)
+    with pytest.raises(Refused):
+        await opened(queue, last_acked_sequence=2)
+
+
+# Fencing
+
+Call = Callable[[Consumer], Awaitable[object]]
+TOUCHES_THE_QUEUE: dict[str, Call] = {
+    "next_batch": lambda consumer: consumer.next_batch(),
+    "next_descriptors": lambda consumer: consumer.next_descriptors(1),
+    "ack_through": lambda consumer: consumer.ack_through(0),
+    "flush": lambda consumer: consumer.flush(),
+    "close": lambda consumer: consumer.close(),
+}
+
+
+@pytest.mark.parametrize("call", TOUCHES_THE_QUEUE.values(), ids=TOUCHES_THE_QUEUE.keys())
+@pytest.mark.parametrize("acked", [False, True], ids=["nothing acked", "an ack to flush"])
+def test_every_call_that_touches_the_queue_says_that_a_successor_took_over(
+    call: Call, acked: bool
+) -> None:
+    @virtual
+    async def run() -> None:
+        queue = FakeQueue()
+        await queue.add_many(100)
+        consumer = await opened(queue, read_ahead_batches=64)
+        await sequence_of_next(consumer)
+        if acked and call is not TOUCHES_THE_QUEUE["ack_through"]:
+            await consumer.ack(0)
+        await opened(queue)
+        with pytest.raises(Fenced):
+            await call(consumer)
+
+    run()
+
+
+@virtual
+async def test_the_acknowledgement_that_dequeues_says_so_and_changes_nothing() -> None:
+    queue = FakeQueue()
+    await queue.add_many(ACKS_PER_DEQUEUE)
+    consumer = await opened(queue)
+    await consumer.next_descriptors(ACKS_PER_DEQUEUE)
+    for sequence in range(ACKS_PER_DEQUEUE - 1):
+        await consumer.ack(sequence)
+    await opened(queue)
+    with pytest.raises(Fenced):
+        await consumer.ack(ACKS_PER_DEQUEUE - 1)
+    assert consumer.last_acked_sequence == ACKS_PER_DEQUEUE - 2
+    assert queue.acked == 0
+
+
+@virtual
+async def test_a_batch_that_was_read_ahead_is_not_delivered_after_a_successor_took_over() -> None:
+    queue = FakeQueue()
+    await queue.add_many(40)
+    consumer = await opened(queue)
+    await sequence_of_next(consumer)
+    await runtime.sleep(60)  # everything ahead is fetched and decoded
+    await opened(queue)
+    queue.asked.clear()
+    with pytest.raises(Fenced):
+        await consumer.next_batch()
+    assert queue.asked == ["check_fence"]
+    assert consumer.last_handed_out_sequence == 0
+
+
+@virtual
+async def test_a_fetch_handle_knows_no_fence() -> None:
+    queue = FakeQueue()
+    await queue.add_many(1)
+    consumer = await opened(queue)
+    (descriptor,) = await consumer.next_descriptors(1)
+    await opened(queue)
+    batch = await consumer.fetch_handle().fetch(descriptor)
+    assert batch.entries == [b"data1", b"data2"]
+
+
+@virtual
+async def test_another_group_is_refused_unless_it_takes_over() -> None:
+    queue = FakeQueue()
+    await queue.add_many(1)
+    first = await opened(queue, group="billing")
+    with pytest.raises(Refused, match="billing"):
+        await opened(queue, group="audit")
+    assert await sequence_of_next(first) == 0
+    await opened(queue, group="audit", take_over=True)
+    with pytest.raises(Fenced):
+        await first.flush()
+
+
+@virtual
+async def test_what_can_be_refused_is_refused_before_anybody_is_fenced() -> None:
+    queue = FakeQueue()
+    for wrong in (
+        {"on_bad_batch": "ignore"},
+        {"read_ahead_batches": 0},
+        {"gc": True, "gc_interval_s": 0},
+        {"group": "a/b"},
+        {"partition": 1},
+        {"name": "invoices"},
+    ):
+        options = {"gc": False, **wrong}
+        with pytest.raises(Refused):
+            await Consumer.open(queue.stream(), **options)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="consumed by nodes"):
+        await Consumer.open(queue.stream(consumer="nodes"))
+    assert queue.asked == []
+
+
+# Delivery
+
+
+@virtual
+async def test_next_batch_may_be_cancelled_at_any_point_and_nothing_is_passed_over() -> None:
+    steps = 0
+    finished = False
+    while not finished:
+        backend = Scripted()
+        queue = FakeQueue(backend)
+        await queue.add_many(3)
+        consumer = await opened(queue)
+        backend.next("get", *(stalls(0.001) for _ in range(3)))
+        call = runtime.spawn(consumer.next_batch(), name="next_batch")
+        await runtime.sleep(steps * 0.0002)
+        finished = call.done()
+        call.cancel()
+        delivered = None
+        with contextlib.suppress(asyncio.CancelledError):
+            delivered = await call
+        expected = 0 if delivered is None else 1
+        assert consumer.last_handed_out_sequence == (None if delivered is None else 0)
+        assert await sequence_of_next(consumer) == expected
+        await consumer.close()
+        steps += 1
+    assert steps > 5
+
+
+@virtual
+async def test_a_failed_fetch_is_told_in_its_turn_and_tried_again_by_the_next_call() -> None:
+    backend = KeyFaults()
+    queue = FakeQueue(backend)
+    _, second, _ = await queue.add_many(3)
+    consumer = await opened(queue)
+    backend.errors[second.location] = [Denied("not this one")]
+    assert await sequence_of_next(consumer) == 0
+    with pytest.raises(Denied):
+        await consumer.next_batch()
+    assert consumer.last_handed_out_sequence == 0
+    assert [await sequence_of_next(consumer) for _ in range(2)] == [1, 2]
+
+
+@virtual
+async def test_a_batch_that_could_not_be_delivered_is_the_next_descriptor() -> None:
+    backend = KeyFaults()
+    queue = FakeQueue(backend)
+    first, _ = await queue.add_many(2)
+    consumer = await opened(queue)
+    backend.errors[first.location] = [Denied("not this one")]
+    with pytest.raises(Denied):
+        await consumer.next_batch()
+    assert [d.sequence for d in await consumer.next_descriptors(2)] == [0, 1]
+
+
+@virtual
+async def test_descriptors_and_batches_come_from_one_cursor() -> None:
+    queue = FakeQueue()
+    await queue.add_many(6)
+    consumer = await opened(queue)
+    assert await sequence_of_next(consumer) == 0
+    assert [d.sequence for d in await consumer.next_descriptors(2)] == [1, 2]
+    assert await sequence_of_next(consumer) == 3
+    assert [d.sequence for d in await consumer.next_descriptors(10)] == [4, 5]
+    assert await consumer.next_batch() is None
+    await consumer.ack_through(5)
+
+
+@virtual
+async def test_descriptors_are_not_handed_out_again_when_the_queue_fails_in_between() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    consumer = await opened(queue)
+    queue.fail("after", Unavailable("later"))
+    with pytest.raises(Unavailable):
+        await consumer.next_descriptors(2)
+    assert [d.sequence for d in await consumer.next_descriptors(2)] == [0, 1]
+
+
+@virtual
+async def test_no_descriptors_are_asked_for_without_a_request() -> None:
+    queue = FakeQueue()
+    consumer = await opened(queue)
+    queue.asked.clear()
+    assert await consumer.next_descriptors(0) == []
+    assert queue.asked == []
+    with pytest.raises(Refused):
+        await consumer.next_descriptors(-1)
+
+
+@virtual
+async def test_the_store_is_kept_busy() -> None:
+    backend = Scripted()
+    queue = FakeQueue(backend)
+    await queue.add_many(16)
+    consumer = await opened(queue)
+    backend.next("get", *(stalls(0.5) for _ in range(16)))
+    started_s = runtime.monotonic_s()
+    assert [await sequence_of_next(consumer) for _ in range(16)] == list(range(16))
+    assert runtime.monotonic_s() - started_s < 1.0
+
+
+@virtual
+async def test_reading_and_acknowledging_may_go_on_in_two_tasks() -> None:
+    queue = FakeQueue()
+    await queue.add_many(250)
+    consumer = await opened(queue)
+    delivered: asyncio.Queue[int] = asyncio.Queue()
+
+    async def read() -> None:
+        for _ in range(250):
+            delivered.put_nowait(await sequence_of_next(consumer))
+
+    async def acknowledge() -> None:
+        for _ in range(250):
+            await consumer.ack(await delivered.get())
+
+    await asyncio.gather(read(), acknowledge())
+    await consumer.close()
+    assert queue.acked == 250
+
+
+# What cannot be read
+
+
+@virtual
+async def test_a_missing_batch_is_a_clear_error_and_is_delivered_once_it_is_restored() -> None:
+    queue = FakeQueue()
+    first, _ = await queue.add_many(2)
+    kept = (await queue.store.get(first.location)).data
+    await queue.store.delete(first.location)
+    consumer = await opened(queue)
+    with pytest.raises(UnreadableBatch):
+        await consumer.next_batch()
+    with pytest.raises(UnreadableBatch) as told:
+        await consumer.next_batch()
+    for part in ("'orders'", "partition 0", "batch 0", "LSNs 1–2", first.location, "Restore"):
+        assert part in str(told.value)
+    await queue.store.put(first.location, kept)
+    assert [await sequence_of_next(consumer) for _ in range(2)] == [0, 1]
+
+
+@virtual
+async def test_a_batch_that_went_with_the_retention_is_trimmed_and_not_damaged() -> None:
+    queue = FakeQueue()
+    (first, _) = await queue.add_many(2)
+    consumer = await opened(queue, on_bad_batch="dead_letter")
+    await queue.store.delete(first.location)
+    queue.floor = 1
+    with pytest.raises(Trimmed) as told:
+        await consumer.next_batch()
+    assert told.value.floor == 1
+    assert consumer.metrics.dead_letters == 0
+
+
+@virtual
+async def test_a_batch_that_nobody_can_count_is_told_after_what_was_appended_before_it() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    queue.uncounted = {2}
+    consumer = await opened(queue)
+    assert [await sequence_of_next(consumer) for _ in range(2)] == [0, 1]
+    with pytest.raises(Exception, match="its rows cannot be told"):
+        await consumer.next_batch()
+    queue.uncounted = set()
+    assert await sequence_of_next(consumer) == 2
+
+
+@virtual
+async def test_a_consumer_whose_read_ahead_meets_an_uncounted_batch_still_checks_the_fence() -> (
+    None
+):
+    queue = FakeQueue()
+    await queue.add_many(3)
+    queue.uncounted = {2}
+    consumer = await opened(queue)
+    assert await sequence_of_next(consumer) == 0
+    await opened(queue)
+    with pytest.raises(Fenced):
+        await consumer.next_batch()
+
+
+# Closing
+
+
+@virtual
+async def test_closing_flushes_and_closing_twice_is_closing_once() -> None:
+    queue = FakeQueue()
+    await queue.add_many(1)
+    async with await opened(queue) as consumer:
+        await consumer.ack(await sequence_of_next(consumer))
+    assert queue.acked == 1
+    await consumer.close()
+    with pytest.raises(Refused, match="closed"):
+        await consumer.next_batch()
+    with pytest.raises(Refused, match="closed"):
+        await consumer.ack(1)
+
+
+@virtual
+async def test_an_error_in_the_block_is_not_hidden_by_one_in_closing() -> None:
+    queue = FakeQueue()
+    await queue.add_many(1)
+
+    async def block() -> None:
+        async with await opened(queue) as consumer:
+            await sequence_of_next(consumer)
+            await opened(queue)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError) as told:
+        await block()
+    assert "took over" in told.value.__notes__[0]
+
+
+@virtual
+async def test_a_consumer_that_cannot_flush_is_closed_all_the_same() -> None:
+    backend = Scripted()
+    queue = FakeQueue(backend)
+    await queue.add_many(3)
+    consumer = await Consumer.open(queue.stream(), read_ahead_batches=1)
+    await consumer.ack(await sequence_of_next(consumer))
+    queue.fail("dequeue", Unavailable("later"))
+    with pytest.raises(Unavailable):
+        await consumer.close()
+    gets = backend.count("get")
+    await runtime.sleep(3600)
+    assert consumer.metrics.gc_passes_failed == 0
+    assert backend.count("get") == gets
+
+
+@virtual
+async def test_a_dropped_consumer_leaves_no_garbage_collection_behind() -> None:
+    queue = FakeQueue()
+    consumer = await Consumer.open(queue.stream(), gc_interval_s=10)
+    await runtime.sleep(25)
+    assert consumer.metrics.gc_passes_failed == 2  # this stream has no register to ask
+    metrics = consumer.metrics
+    del consumer
+    gc.collect()
+    await runtime.sleep(1000)
+    assert metrics.gc_passes_failed == 2
+
+
+@virtual
+async def test_a_fenced_consumer_collects_no_more() -> None:
+    queue = FakeQueue()
+    consumer = await Consumer.open(queue.stream(), gc_interval_s=10)
+    await opened(queue)
+    with pytest.raises(Fenced):
+        await consumer.flush()
+    await runtime.sleep(100)
+    assert consumer.metrics.gc_passes_failed == 0
+
+
+# Counting
+
+
+@virtual
+async def test_the_metrics_have_their_published_names() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    consumer = await opened(queue)
+    await consumer.ack(await sequence_of_next(consumer))
+    await consumer.next_descriptors(1)
+    await consumer.flush()
+    await runtime.sleep(60)
+    found = consumer.metrics.published()
+    assert found["buffer.acks"] == 1
+    assert found["buffer.descriptors_handed_out"] == 1
+    assert found["buffer.queue_length"] == 3
+    assert found['buffer.manifest_writes{role="consumer"}'] == 1
+    assert found["buffer.consumer_lag_seconds"] == pytest.approx(60, abs=1)
+    assert {name.removeprefix("buffer.").split("{")[0] for name in found} == {
+        "batches_collected",
+        "entries_collected",
+        "bytes_collected",
+        "consumer_lag_seconds",
+        "queue_length",
+        "acks",
+        "gc_files_deleted",
+        "gc_files_failed",
+        "gc_duration_seconds",
+        "fetch_duration_seconds",
+        "descriptors_handed_out",
+        "manifest_writes",
+        "manifest_conflicts",
+    }
+
+
+@virtual
+async def test_an_empty_consumer_is_still_a_consumer() -> None:
+    consumer = await opened(FakeQueue())
+    assert len(consumer) == 0
+    assert consumer
+    assert consumer.conflict_rate == 0.0

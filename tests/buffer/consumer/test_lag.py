@@ -1,0 +1,103 @@
+"""Lag: what the queue says at the moment it is asked, however long nobody did anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.buffer.consumer import Consumer, Lag, lag
+from headwater.buffer.consumer.lag import lag_behind
+from headwater.core import limits, runtime
+from tests.buffer.consumer.fakes import FakeLooker, FakeQueue
+from tests.store.scripted import virtual
+
+
+@virtual
+async def test_nothing_waits_in_an_empty_queue() -> None:
+    assert await lag(FakeQueue().stream()) == Lag(0, 0, 0, 0.0)
+
+
+@virtual
+async def test_it_grows_while_everybody_stands_still() -> None:
+    queue = FakeQueue()
+    first, second = await queue.add_many(2)
+    consumer = await Consumer.open(queue.stream(), gc=False)
+    await runtime.sleep(100)
+    for asked in (await consumer.lag(), await lag(queue.stream())):
+        assert (asked.batches, asked.records) == (2, 4)
+        assert asked.size_bytes == first.size_bytes + second.size_bytes
+        assert asked.seconds == pytest.approx(100, abs=1)
+    await queue.add_many(1)
+    await runtime.sleep(100)
+    later = await consumer.lag()
+    assert later.batches == 3
+    assert later.seconds == pytest.approx(200, abs=1)
+
+
+@virtual
+async def test_it_is_zero_when_everything_is_acknowledged_though_not_yet_flushed() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    consumer = await Consumer.open(queue.stream(), gc=False)
+    while batch := await consumer.next_batch():
+        await consumer.ack(batch.sequence)
+    await runtime.sleep(100)
+    assert queue.acked == 0
+    assert await consumer.lag() == Lag(0, 0, 0, 0.0)
+    assert consumer.metrics.consumer_lag_seconds == 0.0
+    # Onlookers see what the queue knows.
+    assert (await lag(queue.stream())).batches == 3
+    await consumer.flush()
+    assert await lag(queue.stream()) == Lag(0, 0, 0, 0.0)
+
+
+@virtual
+async def test_it_counts_from_the_oldest_that_is_not_acknowledged() -> None:
+    queue = FakeQueue()
+    await queue.add()
+    await runtime.sleep(100)
+    second = await queue.add()
+    consumer = await Consumer.open(queue.stream(), gc=False)
+    await consumer.next_batch()
+    await consumer.ack(0)
+    await runtime.sleep(10)
+    # The second one was not even handed out.
+    waits = await consumer.lag()
+    assert (waits.batches, waits.records, waits.size_bytes) == (1, 2, second.size_bytes)
+    assert waits.seconds == pytest.approx(10, abs=1)
+    await consumer.next_batch()
+    assert (await consumer.lag()).seconds == pytest.approx(10, abs=1)
+
+
+@virtual
+async def test_asking_changes_nothing() -> None:
+    queue = FakeQueue()
+    await queue.add_many(1)
+    await lag(queue.stream())
+    assert (queue.epoch, queue.acked, queue.asked) == (0, 0, ["state"])
+
+
+@virtual
+async def test_the_gauge_goes_on_while_the_consumer_stands_still() -> None:
+    queue = FakeQueue()
+    await queue.add_many(1)
+    consumer = await Consumer.open(queue.stream(), gc=False)
+    await consumer.next_batch()
+    await runtime.sleep(50)
+    assert consumer.metrics.consumer_lag_seconds == pytest.approx(50, abs=1)
+    await runtime.sleep(50)
+    assert consumer.metrics.consumer_lag_seconds == pytest.approx(100, abs=1)
+
+
+@virtual
+async def test_bytes_that_would_take_too_long_to_add_up_are_left_out() -> None:
+    queue = FakeQueue()
+    (only,) = await queue.add_many(1)
+    queue.entries *= limits.LAG_WALK_BATCHES + limits.LOOK_BATCHES
+    queue.entries = [
+        type(only)(n, only.location, 2 * n + 1, 2, 10, only.min_ms, only.max_ms)
+        for n, _ in enumerate(queue.entries)
+    ]
+    found = await lag_behind(FakeLooker(queue), -1)
+    assert found.batches == len(queue.entries)
+    assert found.size_bytes is None
+    assert len(queue.asked) <= 2 + limits.LAG_WALK_BATCHES // limits.LOOK_BATCHES + 1

@@ -1,0 +1,429 @@
+"""`headwater.read`: any part of what is retained, in one schema, noticed by nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headwater
+from headwater.buffer.batch import Batch
+from headwater.buffer.calls import Call, Calls
+from headwater.buffer.compression import Compression
+from headwater.buffer.consumer import AsyncReader, Consumer, read_async
+from headwater.buffer.queue.contract import NewBatch
+from headwater.buffer.records import from_arrow, from_values
+from headwater.buffer.stream import create_stream
+from headwater.core import runtime
+from headwater.core.errors import Refused, Trimmed, Unavailable
+from headwater.store import open_store
+from tests.buffer.consumer.fakes import FakeQueue, FakeStream
+from tests.store.scripted import Scripted, virtual
+
+COLUMNS = "_value _key _headers _timestamp _operation _lsn _partition _sequence".split()
+
+
+async def rows_of(reader: AsyncReader) -> list[dict[str, Any]]:
+    batches = [batch async for batch in reader]
+    assert all(batch.schema == reader.schema for batch in batches)
+    rows: list[dict[str, Any]] = pa.Table.from_batches(batches, reader.schema).to_pylist()
+    return rows
+
+
+async def lsns(stream: FakeStream, *args: Any, **options: Any) -> list[int]:
+    return [row["_lsn"] for row in await rows_of(await read_async(stream, None, *args, **options))]
+
+
+async def three_batches() -> FakeQueue:
+    """Records 1–2, 3–4 and 5–6, ingested at 1,000, 2,000 and 3,000 ms."""
+    queue = FakeQueue()
+    for number in (1, 2, 3):
+        await queue.add([b"a%d" % number, b"b%d" % number], at_ms=number * 1000)
+    return queue
+
+
+@virtual
+async def test_every_record_comes_with_its_defaults_and_its_place() -> None:
+    queue = FakeQueue()
+    await queue.add([b"x", None], at_ms=1_000)
+    reader = await read_async(queue.stream())
+    assert reader.schema.names == COLUMNS
+    assert await rows_of(reader) == [
+        {
+            "_value": value,
+            "_key": None,
+            "_headers": None,
+            "_timestamp": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+            "_operation": 0,
+            "_lsn": lsn,
+            "_partition": 0,
+            "_sequence": 0,
+        }
+        for lsn, value in ((1, b"x"), (2, None))
+    ]
+
+
+@virtual
+async def test_it_opens_nothing_fences_nobody_and_lists_nothing() -> None:
+    backend = Scripted()
+    queue = FakeQueue(backend)
+    await queue.add_many(3)
+    owner = await Consumer.open(queue.stream(), gc=False)
+    assert len(await lsns(queue.stream())) == 6
+    await owner.next_descriptors(3)
+    await owner.ack_through(2)
+    assert queue.epoch == 1
+    assert {operation for operation, _ in backend.calls} == {"put", "get"}
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (None, None, [1, 2, 3, 4, 5, 6]),
+        ("earliest", "latest", [1, 2, 3, 4, 5, 6]),
+        (2, 5, [2, 3, 4]),
+        (4, 5, [4]),
+        (5, 5, []),
+        (7, None, []),
+        (70, None, []),
+        (None, 70, [1, 2, 3, 4, 5, 6]),
+        ("latest", None, []),
+        (datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC), None, [3, 4, 5, 6]),
+        ("1970-01-01T00:00:01.500Z", "1970-01-01T00:00:03", [3, 4]),
+        ("1970-01-01T00:01:00Z", None, []),
+        ({0: 3}, {0: 4}, [3]),
+        ({1: 3}, {}, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_a_part_is_given_by_numbers_words_or_times(
+    start: Any, end: Any, expected: list[int]
+) -> None:
+    @virtual
+    async def run() -> None:
+        queue = await three_batches()
+        assert await lsns(queue.stream(), start, end) == expected
+
+    run()
+
+
+@virtual
+async def test_a_time_inside_a_batch_is_found_to_the_record() -> None:
+    queue = FakeQueue()
+    calls = Calls.of([Call(0, 1_000, None), Call(2, 2_000, None), Call(3, 3_000, None)])
+    batch = Batch(runtime.new_ulid(), from_values([b"a", b"b", b"c", b"d"]), calls)
+    await queue.add(batch=batch)
+    assert await lsns(queue.stream(), "1970-01-01T00:00:02Z", None) == [3, 4]
+
+
+@pytest.mark.parametrize("start", ["yesterday", 0, -1, True, ""])
+def test_a_position_that_is_none_is_refused(start: Any) -> None:
+    @virtual
+    async def run() -> None:
+        with pytest.raises(Refused):
+            await read_async(FakeQueue().stream(), None, start)
+
+    run()
+
+
+@virtual
+async def test_what_was_asked_for_by_number_and_is_gone_is_trimmed() -> None:
+    queue = await three_batches()
+    queue.floor = 1
+    with pytest.raises(Trimmed, match="the oldest one is 3") as told:
+        await read_async(queue.stream(), None, 2)
+    assert told.value.floor == 3
+    assert await lsns(queue.stream(), 3) == [3, 4, 5, 6]
+    assert await lsns(queue.stream(), "earliest") == [3, 4, 5, 6]
+    assert await lsns(queue.stream(), "1970-01-01T00:00:00Z") == [3, 4, 5, 6]
+
+
+@virtual
+async def test_the_first_record_asked_for_by_number_is_that_one_or_trimmed() -> None:
+    queue = FakeQueue()
+    await queue.add_many(2)
+    declared = FakeStreamWithSchema(queue, pa.schema([("n", pa.int64())]))
+    reader = await read_async(declared, None, 1, columns=["_lsn"])
+    queue.floor = 1  # between opening and reading
+    with pytest.raises(Trimmed):
+        await anext(reader)
+
+
+@virtual
+async def test_what_is_appended_after_opening_is_not_read_unless_it_follows() -> None:
+    queue = await three_batches()
+    reader = await read_async(queue.stream())
+    await queue.add_many(1)
+    assert [row["_lsn"] for row in await rows_of(reader)] == [1, 2, 3, 4, 5, 6]
+
+
+@virtual
+async def test_following_waits_ever_longer_and_delivers_what_comes() -> None:
+    queue = FakeQueue()
+    await queue.add([b"a"])
+    reader = await read_async(queue.stream(), follow=True)
+    assert (await anext(reader)).num_rows == 1
+    waiting = runtime.spawn(reader.next_batch(), name="waiting")
+    queue.asked.clear()
+    await runtime.sleep(60)
+    # 0.1 s, doubled up to 5 s: far fewer than one a second.
+    assert 10 <= queue.asked.count("look_after") <= 20
+    await queue.add([b"b"])
+    found = await waiting
+    assert found is not None
+    assert found.column("_value").to_pylist() == [b"b"]
+    assert "list" not in queue.store.stats.operations
+
+
+@virtual
+async def test_following_ends_at_its_end() -> None:
+    queue = FakeQueue()
+    await queue.add([b"a", b"b"])
+    reader = await read_async(queue.stream(), end=4, follow=True)
+    await anext(reader)
+    await queue.add([b"c", b"d"])
+    assert (await anext(reader)).column("_lsn").to_pylist() == [3]
+    with pytest.raises(StopAsyncIteration):
+        await anext(reader)
+
+
+@virtual
+async def test_an_error_of_the_queue_can_be_tried_again() -> None:
+    queue = await three_batches()
+    reader = await read_async(queue.stream(), follow=True)
+    await anext(reader)
+    queue.fail("look_after", Unavailable("down"))
+    with pytest.raises(Unavailable):
+        await anext(reader)
+    assert (await anext(reader)).column("_lsn").to_pylist() == [3, 4]
+
+
+@virtual
+async def test_a_part_that_is_known_to_its_end_asks_the_queue_no_more() -> None:
+    queue = await three_batches()
+    reader = await read_async(queue.stream(), None, 1, 6)
+    await anext(reader)
+    queue.asked.clear()
+    assert [row["_lsn"] for row in await rows_of(reader)] == [3, 4, 5]
+    assert queue.asked == []
+
+
+@virtual
+async def test_a_batch_that_cannot_be_read_is_an_error_or_is_listed() -> None:
+    queue = await three_batches()
+    await queue.store.delete(queue.entries[1].location)
+    reader = await read_async(queue.stream())
+    assert (await anext(reader)).column("_lsn").to_pylist() == [1, 2]
+    with pytest.raises(headwater.HeadwaterError, match="batch 1 with LSNs 3–4"):
+        await anext(reader)
+    skipping = await read_async(queue.stream(), on_bad_batch="skip")
+    assert [row["_lsn"] for row in await rows_of(skipping)] == [1, 2, 5, 6]
+    assert [(lost.first_lsn, lost.last_lsn) for lost in skipping.lost] == [(3, 4)]
+
+
+@virtual
+async def test_a_first_batch_that_cannot_be_read_does_not_keep_one_from_reading_the_rest() -> None:
+    queue = await three_batches()
+    await queue.store.delete(queue.entries[0].location)
+    skipping = await read_async(queue.stream(), on_bad_batch="skip")
+    assert [row["_lsn"] for row in await rows_of(skipping)] == [3, 4, 5, 6]
+    assert [(lost.first_lsn, lost.last_lsn) for lost in skipping.lost] == [(1, 2)]
+
+
+@virtual
+async def test_a_batch_that_goes_with_the_retention_while_it_is_read_is_trimmed() -> None:
+    queue = await three_batches()
+    reader = await read_async(queue.stream(), on_bad_batch="skip", read_ahead_bytes=0)
+    await anext(reader)
+    queue.floor = 2
+    await queue.store.delete(queue.entries[1].location)
+    with pytest.raises(Trimmed):
+        await anext(reader)
+
+
+# Columns
+
+
+class FakeStreamWithSchema(FakeStream):
+    def __init__(self, queue: FakeQueue, schema: pa.Schema) -> None:
+        super().__init__(queue, "query", 1)
+        self.schema = schema
+
+
+async def add_typed(queue: FakeQueue, columns: dict[str, Iterable[object]]) -> None:
+    (records,) = from_arrow(pa.table(columns))
+    calls = Calls.of([Call(0, 1_000, b"m")])
+    await queue.add(batch=Batch(runtime.new_ulid(), records, calls))
+
+
+@virtual
+async def test_older_batches_are_brought_into_the_latest_schema() -> None:
+    queue = FakeQueue()
+    await add_typed(queue, {"n": pa.array([1], pa.int32())})
+    await add_typed(queue, {"n": pa.array([2], pa.int64()), "s": ["x"]})
+    schema = pa.schema([("n", pa.int64()), ("s", pa.string())])
+    reader = await read_async(FakeStreamWithSchema(queue, schema))
+    assert reader.schema.names[:3] == ["n", "s", "_key"]
+    assert [(row["n"], row["s"]) for row in await rows_of(reader)] == [(1, None), (2, "x")]
+
+
+@virtual
+async def test_columns_declared_after_opening_are_left_out() -> None:
+    queue = FakeQueue()
+    await add_typed(queue, {"n": [1], "later": ["x"]})
+    schema = pa.schema([("n", pa.int64())])
+    reader = await read_async(FakeStreamWithSchema(queue, schema))
+    assert [row["n"] for row in await rows_of(reader)] == [1]
+
+
+@virtual
+async def test_a_value_too_wide_for_the_schema_of_opening_is_not_cut() -> None:
+    queue = FakeQueue()
+    await add_typed(queue, {"n": [2**40]})
+    reader = await read_async(FakeStreamWithSchema(queue, pa.schema([("n", pa.int32())])))
+    with pytest.raises(Refused, match="open it again"):
+        await anext(reader)
+
+
+@virtual
+async def test_without_a_declared_schema_the_first_batch_gives_the_columns() -> None:
+    queue = FakeQueue()
+    await add_typed(queue, {"n": [1]})
+    reader = await read_async(queue.stream())
+    assert reader.schema.names[:2] == ["n", "_key"]
+
+
+@virtual
+async def test_values_in_another_shape_are_refused_and_not_left_out() -> None:
+    queue = FakeQueue()
+    await add_typed(queue, {"n": [1]})
+    await add_typed(queue, {"n": [1], "more": [2]})
+    reader = await read_async(queue.stream())
+    await anext(reader)
+    with pytest.raises(Refused, match="has more, and its reader shows n"):
+        await anext(reader)
+
+    opaque = FakeQueue()
+    await opaque.add([b"x"])
+    declared = FakeStreamWithSchema(opaque, pa.schema([("n", pa.int64())]))
+    with pytest.raises(Refused, match="_value"):
+        await anext(await read_async(declared))
+    both = await read_async(declared, columns=["_value", "n"])
+    assert await rows_of(both) == [{"_value": b"x", "n": None}]
+
+
+@virtual
+async def test_reserved_columns_that_were_written_are_shown_and_gaps_in_them_filled() -> None:
+    queue = FakeQueue()
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    await add_typed(
+        queue,
+        {
+            "n": [1, 2],
+            "_key": pa.array([b"k", None], pa.binary()),
+            "_timestamp": pa.array([noon, None], pa.timestamp("us", "UTC")),
+            "_operation": ["delete", "update"],
+        },
+    )
+    first, second = await rows_of(await read_async(queue.stream()))
+    assert (first["_key"], first["_timestamp"], first["_operation"]) == (b"k", noon, 2)
+    assert second["_timestamp"].timestamp() == 1.0
+    assert second["_operation"] == 1
+
+
+@virtual
+async def test_columns_can_be_chosen_and_ordered() -> None:
+    queue = FakeQueue()
+    await queue.add([b"x"], metadata=b"m", at_ms=1)
+    chosen = ["_lsn", "_metadata", "_collection", "_kind", "_rid", "_refresh_records"]
+    reader = await read_async(queue.stream(), columns=chosen)
+    assert reader.schema.names == chosen
+    (row,) = await rows_of(reader)
+    assert list(row.values()) == [1, b"m", "orders", "entity", 0, None]
+    for wrong in (["nothing"], [], ["_lsn", "_lsn"]):
+        with pytest.raises(Refused):
+            await read_async(queue.stream(), columns=wrong)
+
+
+@virtual
+async def test_what_cannot_be_asked_for_is_refused() -> None:
+    queue = FakeQueue()
+    wrong: list[dict[str, Any]] = [{"partition": 1}, {"partition": []}, {"on_bad_batch": "no"}]
+    for options in wrong:
+        with pytest.raises(Refused):
+            await read_async(queue.stream(), **options)
+    with pytest.raises(Refused, match="which stream"):
+        await read_async(queue.store)
+
+
+# Without a loop
+
+
+async def filled(url: str, partitions: int) -> None:
+    async with open_store(url) as store:
+        stream = await create_stream(store, "orders", partitions=partitions)
+        for partition in range(partitions):
+            await produce(stream, partition, [b"%d-%d" % (partition, n) for n in range(3)])
+
+
+async def produce(stream: Any, partition: int, values: list[bytes]) -> None:
+    """One batch, by the queue's own door."""
+    appender = stream.appender(partition, f"p-{runtime.new_ulid()}")
+    await appender.open()
+    batch = Batch(
+        runtime.new_ulid(), from_values(list(values)), Calls.of([Call(0, runtime.wall_ms(), None)])
+    )
+    data = appender.encode(batch, Compression.NONE)
+    await appender.upload(batch.batch_id, data)
+    low_ms, high_ms = batch.calls.time_range_ms
+    await appender.append([NewBatch(batch.batch_id, 1, len(values), len(data), low_ms, high_ms)])
+
+
+def test_an_address_is_enough(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    asyncio.run(filled(url, 2))
+    table = headwater.read(url, "orders").to_table()
+    assert table["_value"].to_pylist() == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
+    assert table["_partition"].to_pylist() == [0, 0, 0, 1, 1, 1]
+    assert table["_lsn"].to_pylist() == [1, 2, 3, 1, 2, 3]
+    only = headwater.read(url, "orders", start=2, partition=1)
+    assert [batch["_value"].to_pylist() for batch in only] == [[b"1-1", b"1-2"]]
+
+
+def test_other_libraries_take_the_reader_as_it_is(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    asyncio.run(filled(url, 1))
+    assert pa.table(headwater.read(url, "orders")).num_rows == 3
+    assert headwater.read(url, "orders").to_reader().read_all().num_rows == 3
+    with headwater.read(url, "orders") as reader:
+        assert pa.Table.from_batches(reader).num_rows == 3
+
+
+def test_a_reader_that_follows_is_iterated_and_is_no_table(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    asyncio.run(filled(url, 2))
+    with headwater.read(url, "orders", follow=True) as reader:
+        assert next(iter(reader))["_partition"].to_pylist() == [0, 0, 0]
+        assert next(iter(reader))["_partition"].to_pylist() == [1, 1, 1]
+        with pytest.raises(Refused, match="never ends"):
+            reader.to_table()
+
+
+def test_a_stream_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(headwater.HeadwaterError):
+        headwater.read(f"file://{tmp_path}/store", "orders")
+
+
+def test_reading_by_its_short_name_with_a_loop(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    asyncio.run(filled(url, 1))
+
+    async def run() -> None:
+        async with await headwater.read_async(url, "orders") as reader:
+            assert len(await rows_of(reader)) == 3
+
+    asyncio.run(run())

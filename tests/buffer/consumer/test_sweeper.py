@@ -1,0 +1,93 @@
+"""Garbage collection beside a consumer: regular, contained, and gone when its owner is."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.sweeper import Sweeper
+from headwater.buffer.queue.contract import Collected, Retention
+from headwater.core import runtime
+from headwater.core.errors import Refused, Unavailable
+from tests.buffer.consumer.fakes import FakeCollector, FakeQueue
+from tests.store.scripted import virtual
+
+
+class Owner:
+    """Somebody who has a sweeper."""
+
+
+async def retention() -> Retention:
+    return Retention(1000)
+
+
+def sweeper_of(queue: FakeQueue, metrics: ConsumerMetrics | None = None) -> Sweeper:
+    return Sweeper(FakeCollector(queue), retention, metrics or ConsumerMetrics(), interval_s=300)
+
+
+@virtual
+async def test_a_pass_runs_every_interval_and_is_counted() -> None:
+    queue, metrics, owner = FakeQueue(), ConsumerMetrics(), Owner()
+    sweeper = sweeper_of(queue, metrics)
+    sweeper.start(owner)
+    await runtime.sleep(299)
+    assert queue.asked == []
+    await runtime.sleep(602)
+    assert queue.asked == ["collect"] * 3
+    assert (metrics.gc_files_deleted, metrics.gc_files_failed) == (12, 9)
+    assert metrics.gc_duration_seconds.count == 3
+    await sweeper.close()
+
+
+@virtual
+async def test_a_failing_pass_is_counted_and_the_next_one_runs() -> None:
+    queue, metrics, owner = FakeQueue(), ConsumerMetrics(), Owner()
+    sweeper = sweeper_of(queue, metrics)
+    sweeper.start(owner)
+    queue.fail("collect", Unavailable("down"), KeyError("a bug"))
+    await runtime.sleep(901)
+    assert metrics.gc_passes_failed == 2
+    assert metrics.gc_last_error == "KeyError: 'a bug'"
+    assert metrics.gc_files_deleted == 4
+    await sweeper.close()
+
+
+@virtual
+async def test_it_ends_with_its_owner() -> None:
+    queue, owner = FakeQueue(), Owner()
+    sweeper = sweeper_of(queue)
+    sweeper.start(owner)
+    await runtime.sleep(301)
+    del owner
+    gc.collect()
+    await runtime.sleep(3000)
+    assert queue.asked == ["collect"]
+    assert not [t for t in asyncio.all_tasks() if t.get_name() == "garbage collection"]
+
+
+@virtual
+async def test_closing_ends_a_pass_that_is_under_way() -> None:
+    class Endless(FakeCollector):
+        ended = False
+
+        async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
+            try:
+                await runtime.sleep(1e6)
+            finally:
+                self.ended = True
+            return Collected()
+
+    collector, owner = Endless(FakeQueue()), Owner()
+    sweeper = Sweeper(collector, retention, ConsumerMetrics(), interval_s=300)
+    sweeper.start(owner)
+    await runtime.sleep(400)
+    await sweeper.close()
+    assert collector.ended
+
+
+def test_an_interval_of_nothing_is_refused() -> None:
+    with pytest.raises(Refused, match="gc_interval_s"):
+        Sweeper(FakeCollector(FakeQueue()), retention, ConsumerMetrics(), interval_s=0)

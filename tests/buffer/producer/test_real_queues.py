@@ -1,0 +1,177 @@
+"""The producer on the queues there are, also over a store that does whatever a store may do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.buffer import v1_batch
+from headwater.buffer.batch import decode_batch
+from headwater.buffer.producer import Handle, Producer
+from headwater.buffer.stream import Stream, create_stream, open_stream
+from headwater.core import runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
+from headwater.core.limits import KIB
+from headwater.store import MemoryBackend, Store, open_store
+from headwater.testing import Faults, FaultyStore, Simulation, simulate
+from tests.store.scripted import virtual
+
+FORMATS = ["native", "v1"]
+
+
+async def read(stream: Stream, partition: int = 0) -> list[tuple[int, bytes]]:
+    """LSN and value of every record, in order."""
+    found: list[tuple[int, bytes]] = []
+    after: int | None = None
+    looker = stream.looker(partition)
+    while descriptors := await looker.after(after, 50):
+        for descriptor in descriptors:
+            data: Any = descriptor.inline
+            if data is None:
+                data = (await stream.store.get(descriptor.location)).data
+            if descriptor.format == "native":
+                values = decode_batch(data).records.column("_value").to_pylist()
+            else:
+                values = v1_batch.decode_batch(data).to_pylist()
+            found += [(descriptor.first_lsn + n, value) for n, value in enumerate(values)]
+            after = descriptor.sequence
+    return found
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@virtual
+async def test_records_stand_where_their_handles_say(format_name: str) -> None:
+    store = open_store("memory://")
+    await create_stream(store, "orders", format=format_name)
+    async with await Producer.open(store, "orders", linger_ms=10) as producer:
+        calls: list[tuple[list[bytes], Handle]] = []
+        for n in range(60):
+            entries = [b"%d/%d" % (n, i) + bytes(n * 20) for i in range(1 + (n % 3) * 50)]
+            calls.append((entries, await producer.produce(entries, b"m%d" % n)))
+            await runtime.sleep(0.003)
+        told = [(entries, await handle) for entries, handle in calls]
+    found = dict(await read(await open_stream(store, "orders")))
+    assert list(found) == list(range(1, len(found) + 1))
+    for entries, accepted in told:
+        assert [
+            found[lsn] for p in accepted for lsn in range(p.first_lsn, p.last_lsn + 1)
+        ] == entries
+    assert producer.metrics.manifest_writes > 0
+
+
+@virtual
+async def test_a_successor_resumes_exactly_where_its_predecessor_stopped() -> None:
+    store = open_store("memory://")
+    await create_stream(store, "orders")
+    source = [b"%d" % n for n in range(30)]
+    sent = 0
+    for _ in range(3):
+        producer = await Producer.open(store, "orders", producer_id="source", linger_ms=0)
+        metadata = producer.resumed[0].metadata
+        sent = 0 if not metadata else int(metadata)
+        for n in range(sent, min(sent + 10, 30)):
+            await producer.produce([source[n]], b"%d" % (n + 1))
+            await runtime.sleep(0.001)
+        await producer.flush()
+        # Not closed: it died.
+        producer._engine.is_closed = True
+    found = await read(await open_stream(store, "orders"))
+    assert [value for _, value in found] == source
+
+
+@virtual
+async def test_a_fenced_producer_lands_nothing_more() -> None:
+    store = open_store("memory://")
+    stream = await create_stream(store, "orders")
+    old = await Producer.open(store, "orders", producer_id="source", linger_ms=0)
+    await (await old.produce([b"old"], b"1"))
+    new = await Producer.open(store, "orders", producer_id="source", linger_ms=0)
+    assert new.resumed[0].metadata == b"1"
+    with pytest.raises(Fenced):
+        await (await old.produce([b"late"], b"2"))
+    with pytest.raises(Fenced):
+        await old.produce([b"later"])
+    await (await new.produce([b"new"], b"2"))
+    await asyncio.gather(old.close(), new.close())
+    assert await read(stream) == [(1, b"old"), (2, b"new")]
+
+
+@virtual
+async def test_the_published_format_knows_nothing_of_predecessors() -> None:
+    stream = await create_stream(open_store("memory://"), "orders", format="v1")
+    for _ in range(2):
+        async with await Producer.open(stream, producer_id="source") as producer:
+            assert producer.resumed[0] == (0, None, None)
+            await producer.produce([b"a"], b"1")
+    assert await read(stream) == [(1, b"a"), (2, b"a")]
+
+
+@virtual
+async def test_the_published_format_refuses_what_it_cannot_carry() -> None:
+    store = open_store("memory://")
+    stream = await create_stream(store, "orders", format="v1")
+    async with await Producer.open(stream) as producer:
+        with pytest.raises(Refused, match="published v1"):
+            await producer.produce_arrow(pa.table({"id": [1]}))
+        await producer.produce([b"a"])
+    assert await read(stream) == [(1, b"a")]
+
+
+async def patiently_opened(stream: Stream) -> Producer:
+    while True:
+        try:
+            return await Producer.open(stream, linger_ms=50, delivery_timeout_ms=60_000)
+        except (Unavailable, OutcomeUnknown):
+            await runtime.sleep(1)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("seed", range(8))
+def test_accepted_is_there_once_in_order_and_refused_is_not_there(
+    format_name: str, seed: int
+) -> None:
+    async def scenario(simulation: Simulation) -> None:
+        backend = MemoryBackend(versions_by_content=True)
+        calm = Store(backend)
+        await create_stream(calm, "orders", format=format_name)
+        network = FaultyStore(
+            backend,
+            Faults.swarm(simulation.stream("swarm")),
+            simulation.stream("faults"),
+            spawn=simulation.spawn,
+        )
+        policy = RetryPolicy(attempts=4, deadline_s=20, attempt_timeout_s=5)
+        stormy = Stream(
+            Store(network, policy=policy), (await open_stream(calm, "orders", writing=True)).config
+        )
+        producer = await patiently_opened(stormy)
+        handles: dict[bytes, Handle] = {}
+        for n in range(40):
+            entry = b"%d" % n + bytes(simulation.random.choice((0, 20 * KIB)))
+            handles[entry] = await producer.produce([entry])
+            await runtime.sleep(simulation.random.expovariate(10))
+        accepted: dict[bytes, int] = {}
+        dropped: set[bytes] = set()
+        for entry, handle in handles.items():
+            try:
+                accepted[entry] = (await handle).first_lsn
+            except Unavailable:
+                dropped.add(entry)
+            except OutcomeUnknown:
+                continue
+        for lane in producer._engine.lanes:
+            lane.stop(Unavailable("the storm is over"))
+        producer._engine.is_closed = True
+        found = await read(await open_stream(calm, "orders"))
+        values = [value for _, value in found]
+        assert len(set(values)) == len(values), "doubled"
+        assert {entry: lsn for lsn, entry in found if entry in accepted} == accepted
+        assert not dropped & set(values)
+        order = list(handles)
+        assert [order.index(value) for value in values] == sorted(map(order.index, values))
+
+    simulate(scenario, seed=seed)

@@ -1,0 +1,1 @@
+"""The published v1 queue behind the contract of queues."""

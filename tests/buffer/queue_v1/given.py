@@ -1,0 +1,208 @@
+"""A v1 queue to test on, and the other implementation's producer and consumer beside it.
+
+The other ones do what opendata-buffer does, on the same objects, and no more: they know nothing
+of Headwater's own objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import ParamSpec
+
+from headwater.buffer.batch import Batch
+from headwater.buffer.calls import Call, Calls
+from headwater.buffer.compression import Compression
+from headwater.buffer.queue.contract import Descriptor, NewBatch, Placed
+from headwater.buffer.queue.v1 import (
+    V1Appender,
+    V1Collector,
+    V1Looker,
+    V1Taker,
+    create_v1_queue,
+    pack_calls,
+)
+from headwater.buffer.queue.v1.side import Side
+from headwater.buffer.records import from_values
+from headwater.buffer.v1_batch import decode_batch, encode_batch
+from headwater.buffer.v1_manifest import Manifest, Metadata, decode_manifest, encode_manifest
+from headwater.core import runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import Fenced, NotFound
+from headwater.store import MemoryBackend, Register, Store, open_store
+from tests.store.scripted import Scripted
+
+P = ParamSpec("P")
+
+PREFIX = "streams/orders/0/ingest"
+MANIFEST = f"{PREFIX}/manifest"
+SIDE = f"{PREFIX}/headwater/side.json"
+QUEUE = "orders-0"
+
+
+class Queue:
+    """One queue, and doors to it."""
+
+    def __init__(self, store: Store, *, prefix: str = PREFIX) -> None:
+        self.store = store
+        self.prefix = prefix
+
+    async def made(self) -> Queue:
+        await create_v1_queue(self.store, self.prefix, QUEUE)
+        return self
+
+    def appender(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Appender:
+        return V1Appender(store or self.store, self.prefix, QUEUE, "p", policy=policy)
+
+    def taker(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Taker:
+        return V1Taker(store or self.store, self.prefix, QUEUE, policy=policy)
+
+    def looker(self, store: Store | None = None) -> V1Looker:
+        return V1Looker(store or self.store, self.prefix, QUEUE)
+
+    def collector(self, store: Store | None = None) -> V1Collector:
+        return V1Collector(store or self.store, self.prefix, QUEUE)
+
+    async def opened(self, group: str = "g") -> V1Taker:
+        taker = self.taker()
+        await taker.open(group)
+        return taker
+
+    async def manifest(self) -> Manifest:
+        return decode_manifest((await self.store.get(f"{self.prefix}/manifest")).data)
+
+    async def side(self) -> Side:
+        return (await Register(self.store, f"{self.prefix}/headwater/side.json", Side).read()).value
+
+    async def records(self, batches: Sequence[Descriptor]) -> list[bytes]:
+        """The records of these batches, fetched as a consumer fetches them."""
+        found: list[bytes] = []
+        for batch in batches:
+            if batch.rows:
+                data = (await self.store.get(batch.location)).data
+                records = decode_batch(data).to_pylist()
+                assert (len(records), len(data)) == (batch.rows, batch.size_bytes)
+                found += records
+        return found
+
+    async def keys(self) -> list[str]:
+        return [meta.key async for meta in self.store.list(self.prefix)]
+
+
+def memory() -> Queue:
+    """A queue on a store whose versions are hashes of the content, as S3's are."""
+    return Queue(Store(MemoryBackend(versions_by_content=True)))
+
+
+def scripted() -> tuple[Scripted, Queue]:
+    """The same, and a backend over it that answers as it is told."""
+    backend = Scripted(MemoryBackend(versions_by_content=True))
+    return backend, Queue(Store(backend.inner))
+
+
+def either(kind: str, tmp_path: Path) -> Queue:
+    """A queue in memory, or in a directory."""
+    return memory() if kind == "memory" else Queue(open_store(f"file://{tmp_path}/store"))
+
+
+def new_batch(
+    *values: bytes, time_ms: int = 1_000, metadata: bytes | None = None
+) -> tuple[NewBatch, bytes]:
+    """A batch to append, and its bytes to upload."""
+    calls = Calls.of([Call(0, time_ms, metadata)])
+    batch = Batch(runtime.new_ulid(), from_values(list(values)), calls)
+    data = encode_batch(batch.records.column(0), Compression.NONE)
+    described = NewBatch(
+        batch_id=batch.batch_id,
+        producer_sequence=1,
+        rows=len(values),
+        size_bytes=len(data),
+        min_ms=time_ms,
+        max_ms=time_ms,
+        metadata=metadata,
+        calls=pack_calls(calls),
+    )
+    return described, data
+
+
+async def uploaded(appender: V1Appender, *values: bytes, time_ms: int = 1_000) -> NewBatch:
+    """A batch that is there, and that nobody has appended."""
+    batch, data = new_batch(*values, time_ms=time_ms)
+    await appender.upload(batch.batch_id, data)
+    return batch
+
+
+async def produce(appender: V1Appender, *values: bytes, time_ms: int = 1_000) -> Placed:
+    """Upload and append one batch."""
+    (placed,) = await appender.append([await uploaded(appender, *values, time_ms=time_ms)])
+    return placed
+
+
+class OtherProducer:
+    """Appends as the published implementation does: after a conflict it appends again."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+
+    async def put(self, location: str, *values: bytes) -> None:
+        await self.queue.store.put(location, encode_batch(list(values)))
+
+    async def enqueue(self, location: str, items: Sequence[Metadata] = ()) -> None:
+        await _rewrite(self.queue, lambda manifest: manifest.appended([(location, items)]))
+
+    async def produce(self, location: str, *values: bytes, time_ms: int = 1_000) -> None:
+        await self.put(location, *values)
+        await self.enqueue(location, [Metadata(0, time_ms, b"")])
+
+
+class OtherConsumer:
+    """Opens and dequeues as the published implementation does."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.epoch = -1
+
+    async def open(self) -> None:
+        written = await _rewrite(self.queue, lambda now: now.with_epoch(now.epoch + 1))
+        self.epoch = written.epoch
+
+    async def dequeue(self, through: int) -> None:
+        def change(manifest: Manifest) -> Manifest:
+            if manifest.epoch != self.epoch:
+                raise Fenced("epoch")
+            return manifest.dequeued(through)
+
+        await _rewrite(self.queue, change)
+
+
+async def _rewrite(queue: Queue, change: Callable[[Manifest], Manifest]) -> Manifest:
+    key = f"{queue.prefix}/manifest"
+    try:
+        found = await queue.store.get(key)
+    except NotFound:
+        changed = change(Manifest())
+        await queue.store.put_if_absent(key, encode_manifest(changed), token=None)
+        return changed
+    changed = change(decode_manifest(found.data))
+    await queue.store.put_if_unchanged(key, encode_manifest(changed), found.version, token=None)
+    return changed
+
+
+def real(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run a test that needs a directory, and therefore threads: outside the simulator."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def main() -> None:
+            await test(*args, **kwargs)
+
+        asyncio.run(main())
+
+    return run
+
+
+def then(call: Callable[..., Awaitable[object]], *args: object) -> Callable[[], Awaitable[object]]:
+    """A call to make later."""
+    return functools.partial(call, *args)

@@ -1,0 +1,236 @@
+"""Wherever a consumer stops, the next one goes on with the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.v1 import V1Taker
+from headwater.core.errors import NotFound
+from headwater.store import MemoryBackend, Store, Version
+from headwater.store.backend import Condition
+from headwater.store.objects import Buffer
+from tests.buffer.queue_v1.given import (
+    MANIFEST,
+    PREFIX,
+    SIDE,
+    OtherProducer,
+    Queue,
+    produce,
+)
+from tests.store.scripted import virtual
+
+
+class Died(Exception):
+    """The process is gone."""
+
+
+class Dying(MemoryBackend):
+    """Carries out so many writes, and then none of any kind."""
+
+    def __init__(self) -> None:
+        super().__init__(versions_by_content=True)
+        self.writes_left: int | None = None
+        self.written: list[str] = []
+        self.deleted: list[str] = []
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        self._write()
+        self.written.append(key)
+        return await super().put(key, data, condition)
+
+    async def delete(self, key: str) -> None:
+        self._write()
+        self.deleted.append(key)
+        await super().delete(key)
+
+    def _write(self) -> None:
+        if self.writes_left is not None:
+            if not self.writes_left:
+                raise Died
+            self.writes_left -= 1
+
+
+ROWS = (2, 1, 0, 3, 1)
+NUMBERS = [(0, 1, 2), (1, 3, 1), (2, 4, 0), (3, 4, 3), (4, 7, 1)]
+
+
+async def given() -> tuple[Dying, Queue]:
+    backend = Dying()
+    queue = await Queue(Store(backend)).made()
+    appender = queue.appender()
+    for rows in ROWS:
+        await produce(appender, *[b"x"] * rows)
+    return backend, queue
+
+
+def numbers(batches: list[Descriptor]) -> list[tuple[int, int, int]]:
+    return [(batch.sequence, batch.first_lsn, batch.rows) for batch in batches]
+
+
+async def check_goes_on(queue: Queue, acked_at_most: int) -> None:
+    """Another consumer opens, sees the same numbers, and drains the queue."""
+    taker = queue.taker()
+    position = await taker.open("g")
+    side = await queue.side()
+    assert side.sequence <= acked_at_most
+    assert taker.pending == len(ROWS) - side.sequence
+    manifest = await queue.manifest()
+    assert [entry.sequence for entry in manifest.entries] == list(range(side.sequence, len(ROWS)))
+    assert numbers(await taker.after(position, 9)) == NUMBERS[side.sequence :]
+    assert numbers(await queue.looker().after(None, 9)) == NUMBERS
+    await taker.dequeue(len(ROWS) - 1)
+    assert numbers(await queue.looker().after(None, 9)) == NUMBERS
+    state = await queue.looker().state()
+    assert (state.acked_sequence, state.acked_lsn, state.pending) == (5, 8, 0)
+
+
+@pytest.mark.parametrize("writes", range(4))
+@virtual
+async def test_a_crash_at_any_write_of_a_dequeue(writes: int) -> None:
+    backend, queue = await given()
+    taker = await queue.opened()
+    await taker.after(None, 9)
+    await taker.dequeue(0)
+    backend.writes_left = writes
+    if writes < 3:
+        with pytest.raises(Died):
+            await taker.dequeue(3)
+    else:
+        await taker.dequeue(3)
+    backend.writes_left = None
+    assert (await queue.side()).sequence == (1 if writes < 2 else 4)
+    await check_goes_on(queue, acked_at_most=4)
+
+
+@pytest.mark.parametrize("writes", range(4))
+@virtual
+async def test_a_crash_at_any_write_of_opening(writes: int) -> None:
+    backend, queue = await given()
+    before = await queue.opened()
+    await before.after(None, 9)
+    await before.dequeue(1)
+    backend.writes_left = writes
+    if writes < 3:
+        with pytest.raises(Died):
+            await queue.taker().open("g")
+    else:
+        await queue.opened()
+    backend.writes_left = None
+    await check_goes_on(queue, acked_at_most=2)
+
+
+@virtual
+async def test_a_dequeue_writes_segment_then_side_object_then_manifest() -> None:
+    backend, queue = await given()
+    taker = await queue.opened()
+    await taker.after(None, 9)
+    backend.written.clear()
+    await taker.dequeue(3)
+    acked = f"{PREFIX}/headwater/acked/{3:020d}"
+    assert backend.written == [acked, SIDE, MANIFEST]
+
+
+@virtual
+async def test_opening_claims_the_side_object_before_it_raises_the_epoch() -> None:
+    backend, queue = await given()
+    backend.written.clear()
+    await queue.opened()
+    assert backend.written == [SIDE, MANIFEST, SIDE]
+
+
+@virtual
+async def test_a_consumer_that_lost_its_claim_acknowledges_nothing() -> None:
+    backend, queue = await given()
+    first = await queue.opened()
+    await first.after(None, 9)
+    backend.writes_left = 1
+    with pytest.raises(Died):
+        await queue.taker().open("g")
+    backend.writes_left = None
+    # The epoch is still the first one's: only the claim tells.
+    with pytest.raises(Exception, match="another consumer"):
+        await first.dequeue(2)
+    assert (await queue.side()).sequence == 0
+    await check_goes_on(queue, acked_at_most=0)
+
+
+@virtual
+async def test_segments_of_a_crashed_consumer_overlap_those_of_the_next() -> None:
+    backend, queue = await given()
+    crashed = await queue.opened()
+    await crashed.after(None, 9)
+    backend.writes_left = 1
+    with pytest.raises(Died):
+        await crashed.dequeue(3)
+    backend.writes_left = None
+    taker = await queue.opened()
+    await taker.after(None, 9)
+    await taker.dequeue(1)
+    await taker.dequeue(3)  # the segment of the crashed one is there, and covers this
+    await taker.dequeue(4)
+    looker = queue.looker()
+    assert numbers(await looker.after(None, 9)) == NUMBERS
+    assert [await looker.sequence_at_lsn(lsn) for lsn in range(1, 8)] == [0, 0, 1, 3, 3, 3, 4]
+
+
+@virtual
+async def test_what_a_crashed_consumer_noted_of_a_batch_that_was_then_lost_is_not_believed() -> (
+    None
+):
+    backend, queue = await given()
+    crashed = await queue.opened()
+    (_, lost, *_) = await crashed.after(None, 9)
+    backend.writes_left = 1
+    with pytest.raises(Died):
+        await crashed.dequeue(3)
+    backend.writes_left = None
+    await queue.store.delete(lost.location)
+    taker = await queue.opened()
+    await taker.give_up(1)
+    await taker.dequeue(4)
+    assert numbers(await queue.looker().after(None, 9)) == [
+        (0, 1, 2),
+        (1, 3, 0),
+        (2, 3, 0),
+        (3, 3, 3),
+        (4, 6, 1),
+    ]
+
+
+@virtual
+async def test_making_a_queue_may_stop_anywhere_and_be_done_again() -> None:
+    for writes in range(3):
+        backend = Dying()
+        queue = Queue(Store(backend))
+        backend.writes_left = writes
+        if writes < 2:
+            with pytest.raises(Died):
+                await queue.made()
+        else:
+            await queue.made()
+        backend.writes_left = None
+        await OtherProducer(queue).produce("o/1", b"a")
+        await queue.made()
+        assert numbers(await queue.looker().after(None, 9)) == [(0, 1, 1)]
+
+
+@virtual
+async def test_a_manifest_is_made_before_the_side_object() -> None:
+    backend = Dying()
+    await Queue(Store(backend)).made()
+    assert backend.written == [MANIFEST, SIDE]
+
+
+@virtual
+async def test_a_segment_that_is_gone_is_reported_and_not_passed_over() -> None:
+    backend, queue = await given()
+    taker: V1Taker = await queue.opened()
+    await taker.after(None, 9)
+    await taker.dequeue(1)
+    await taker.dequeue(2)
+    await queue.store.delete(f"{PREFIX}/headwater/acked/{1:020d}")
+    with pytest.raises(Exception, match="is gone"):
+        await queue.looker().after(None, 9)
+    with pytest.raises(NotFound):
+        await queue.store.get(f"{PREFIX}/headwater/acked/{1:020d}")

@@ -1,0 +1,206 @@
+"""What another implementation did to the queue, or an operator to its objects, is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.v1 import ConsumedElsewhere, adopt_v1_queue
+from headwater.buffer.v1_manifest import Manifest, encode_manifest
+from headwater.core.errors import Corrupt, NotSupported, RolledBack
+from tests.buffer.queue_v1.given import (
+    MANIFEST,
+    PREFIX,
+    QUEUE,
+    SIDE,
+    OtherConsumer,
+    OtherProducer,
+    Queue,
+    memory,
+    produce,
+)
+from tests.store.scripted import virtual
+
+
+async def three(queue: Queue | None = None) -> Queue:
+    queue = await (queue or memory()).made()
+    appender = queue.appender()
+    for values in ((b"a", b"b"), (b"c",), (b"d",)):
+        await produce(appender, *values)
+    return queue
+
+
+async def taken_by_other(queue: Queue, through: int) -> None:
+    consumer = OtherConsumer(queue)
+    await consumer.open()
+    await consumer.dequeue(through)
+
+
+def doors(queue: Queue) -> list[Callable[[], Awaitable[object]]]:
+    return [
+        lambda: queue.taker().open("g"),
+        lambda: queue.looker().state(),
+        lambda: queue.looker().after(None, 1),
+        lambda: queue.collector().collect(Retention(0)),
+    ]
+
+
+@virtual
+async def test_what_another_consumer_dequeued_has_no_lsns_and_opening_says_so() -> None:
+    queue = await three()
+    await taken_by_other(queue, 0)
+    before = await queue.keys()
+    for call in doors(queue):
+        with pytest.raises(ConsumedElsewhere, match=r"sequences 0 to 0 .*adopt_v1_queue"):
+            await call()
+    assert await queue.keys() == before
+    assert (await queue.side()).claim == ""
+
+
+@virtual
+async def test_it_is_noticed_also_when_everything_was_dequeued() -> None:
+    queue = await three()
+    await taken_by_other(queue, 2)
+    for call in doors(queue):
+        with pytest.raises(ConsumedElsewhere, match="sequences 0 to 2"):
+            await call()
+
+
+@pytest.mark.parametrize("through", [0, 2])
+@virtual
+async def test_without_a_side_object_a_queue_that_was_dequeued_from_is_refused(
+    through: int,
+) -> None:
+    queue = await three()
+    await taken_by_other(queue, through)
+    await queue.store.delete(SIDE)
+    with pytest.raises(ConsumedElsewhere, match="side object"):
+        await queue.taker().open("g")
+    with pytest.raises(ConsumedElsewhere, match="side object"):
+        await queue.made()
+
+
+@virtual
+async def test_a_consumer_whose_entries_vanish_under_its_epoch_is_told() -> None:
+    queue = await three()
+    taker = await queue.opened()
+    manifest = await queue.manifest()
+    await queue.store.put(MANIFEST, encode_manifest(manifest.dequeued(0)))
+    for call in (taker.after(None, 1), taker.dequeue(2), taker.check_fence()):
+        with pytest.raises(ConsumedElsewhere):
+            await call
+
+
+@virtual
+async def test_adopting_begins_at_what_is_pending_and_goes_on_with_the_lsns() -> None:
+    queue = await three()
+    first = await queue.opened()
+    await first.after(None, 1)
+    await first.dequeue(0)
+    await taken_by_other(queue, 1)
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == 2
+    taker = queue.taker()
+    assert await taker.open("g") == 1
+    (batch,) = await taker.after(1, 9)
+    assert (batch.sequence, batch.first_lsn) == (2, 3)
+    state = await queue.looker().state()
+    assert (state.floor_sequence, state.floor_lsn, state.pending) == (2, 3, 1)
+    # What had been retained is nobody's any more, and stays.
+    kept = await queue.keys()
+    await queue.collector().collect(Retention(0), full=True)
+    assert [key for key in await queue.keys() if key.endswith(".batch")] == [
+        key for key in kept if key.endswith(".batch")
+    ]
+
+
+@virtual
+async def test_adopting_a_queue_that_headwater_never_saw() -> None:
+    queue = memory()
+    other = OtherProducer(queue)
+    for number in range(3):
+        await other.produce(f"o/{number}", b"a", b"b")
+    await taken_by_other(queue, 1)
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == 2
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == 2
+    taker = await queue.opened()
+    (batch,) = await taker.after(1, 9)
+    assert (batch.sequence, batch.first_lsn) == (2, 1)
+
+
+@virtual
+async def test_adopting_what_nobody_else_consumed_changes_nothing() -> None:
+    queue = await three()
+    taker = await queue.opened()
+    await taker.dequeue(0)
+    before = await queue.side()
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == 1
+    assert await queue.side() == before
+    await taker.check_fence()
+
+
+@virtual
+async def test_a_manifest_that_was_deleted_is_not_an_empty_queue() -> None:
+    queue = await three()
+    await queue.store.delete(MANIFEST)
+    for call in (*doors(queue), queue.made):
+        with pytest.raises(RolledBack, match="gone"):
+            await call()
+    assert MANIFEST not in await queue.keys()
+
+
+@virtual
+async def test_a_manifest_that_another_producer_made_again_is_not_taken_for_the_old_one() -> None:
+    queue = await three()
+    taker = await queue.opened()
+    await taker.after(None, 9)
+    await taker.dequeue(1)
+    await queue.store.delete(MANIFEST)
+    await OtherProducer(queue).produce("o/1", b"x")
+    for call in (*doors(queue), queue.made):
+        with pytest.raises(RolledBack, match="next sequence is 1, and was 2"):
+            await call()
+    with pytest.raises(RolledBack):
+        await taker.after(1, 1)
+
+
+@virtual
+async def test_an_older_epoch_tells_of_an_older_manifest() -> None:
+    queue = await three()
+    older = (await queue.store.get(MANIFEST)).data
+    taker = await queue.opened()
+    await queue.store.put(MANIFEST, older)
+    for call in doors(queue):
+        with pytest.raises(RolledBack, match="epoch is 0, and was 1"):
+            await call()
+    with pytest.raises(RolledBack, match="epoch went back from 1 to 0"):
+        await taker.check_fence()
+
+
+@pytest.mark.parametrize(("data", "error"), [(b"x", Corrupt), (bytes(20) + b"\2\0", NotSupported)])
+@virtual
+async def test_a_manifest_that_does_not_parse_is_named(data: bytes, error: type[Exception]) -> None:
+    queue = await three()
+    await queue.store.put(MANIFEST, data)
+    for call in doors(queue):
+        with pytest.raises(error, match=MANIFEST):
+            await call()
+
+
+@virtual
+async def test_what_ours_wrote_the_other_ones_read_on() -> None:
+    queue = await three()
+    taker = await queue.opened()
+    await taker.after(None, 9)
+    await taker.dequeue(0)
+    manifest = await queue.manifest()
+    assert (manifest.epoch, manifest.next_sequence) == (1, 3)
+    assert [entry.sequence for entry in manifest.entries] == [1, 2]
+    expected = encode_manifest(Manifest(tuple(manifest.entries), 3, 1))
+    assert (await queue.store.get(MANIFEST)).data == expected
+    await taken_by_other(queue, 2)
+    assert (await queue.manifest()).entries == ()
+    names = [key.rpartition("/")[2] for key in await queue.keys() if "/headwater/" in key]
+    assert names
+    assert not any(name.endswith(".batch") for name in names)

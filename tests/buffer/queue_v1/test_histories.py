@@ -1,0 +1,119 @@
+"""A sample of simulated histories, and proof that they can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.v1 import ConsumedElsewhere, V1Appender, V1Collector, V1Taker
+from headwater.buffer.queue.v1 import looker as looker_module
+from headwater.buffer.queue.v1 import taker as taker_module
+from headwater.buffer.queue.v1.ledger import Ledger
+from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject
+from headwater.buffer.queue.v1.side import Side, SideObject
+from headwater.buffer.queue.v1.view import View, check_front
+from headwater.buffer.v1_manifest import Entry
+from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
+from headwater.testing.sim_errors import UnhandledFailure
+from tests.buffer.queue_v1.histories import Bug, history
+
+SAMPLE = 25
+HISTORIES_TO_CATCH_A_BUG = 400
+CAUGHT = (AssertionError, ConsumedElsewhere, Damaged, UnhandledFailure)
+
+
+def test_no_history_loses_doubles_or_renumbers_a_record() -> None:
+    for seed in range(SAMPLE):
+        history(seed)
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert history(5) == history(5) != history(6)
+
+
+async def _append_again(self: V1Appender, base: Found) -> None:
+    """After a conflict nothing of the attempt before can have landed."""
+    self._doubts.clear()
+
+
+async def _gone_is_not_landed(self: V1Appender, base: Found, passed: dict[str, int]) -> None:
+    """What is not in the manifest has not landed."""
+    for at in passed:
+        del self._doubts[at]
+
+
+async def _manifest_first(self: V1Taker, sequence: int) -> None:
+    """Dequeue, and write down afterwards what was dequeued."""
+    found = await self._fenced_read()
+    if sequence < self._side.sequence:
+        return
+    shorter = found.manifest.dequeued(sequence)
+    try:
+        await self._manifest.replace(found, shorter, sole_writer=True)
+    except (Conflict, OutcomeUnknown):
+        return
+    await self._acknowledge(found, sequence + 1)
+
+
+async def _my_epoch_is_there(self: V1Taker, side: Side, claim: str) -> Found:
+    """If the epoch one wanted to write stands there, one has written it."""
+    while True:
+        found = await self._manifest.read()
+        raised = found.manifest.dequeued(side.sequence - 1).with_epoch(found.epoch + 1)
+        try:
+            return await self._manifest.replace(found, raised)
+        except (Conflict, OutcomeUnknown):
+            there = await self._manifest.read()
+            if there.epoch == raised.epoch:
+                return there
+
+
+def _every_one_is_the_first(self: Ledger, entries: list[Entry]) -> list[bool]:
+    return [False for _ in entries]
+
+
+async def _all_of_it(self: V1Collector, found: Found, side: Side, retention: Retention) -> Side:
+    """Old enough is old enough, acknowledged or not: everything up to the end goes."""
+    end = found.next_sequence
+    locations = [found.entry(s).location for s in range(found.front, end)]
+    for location in locations:
+        await self._store.delete(location)
+    return side
+
+
+async def _side_first(manifest: ManifestObject, side: SideObject) -> View:
+    beside = await side.read()
+    found = await manifest.read()
+    check_front(manifest.key, found, beside)
+    return View(found, beside)
+
+
+async def _not_fenced(self: V1Taker) -> Found:
+    return await self._manifest.read()
+
+
+def _unclaimed(side: Side, claim: str) -> Side:
+    return side
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param(Bug(V1Appender, "_settle", _append_again), id="blind-re-append"),
+        pytest.param(Bug(V1Appender, "_settle_passed", _gone_is_not_landed), id="dequeued-unseen"),
+        pytest.param(Bug(V1Taker, "dequeue", _manifest_first), id="manifest-before-side"),
+        pytest.param(Bug(V1Taker, "_raise_epoch", _my_epoch_is_there), id="epoch-by-looking"),
+        pytest.param(Bug(V1Taker, "_fenced_read", _not_fenced), id="unfenced-read"),
+        pytest.param(Bug(taker_module, "_owned", _unclaimed), id="unclaimed-side"),
+        pytest.param(Bug(Ledger, "_repeated", _every_one_is_the_first), id="duplicates-delivered"),
+        pytest.param(Bug(V1Collector, "_expired", _all_of_it), id="unacknowledged-collected"),
+        pytest.param(Bug(looker_module, "read_view", _side_first), id="side-before-manifest"),
+    ],
+)
+def test_a_planted_bug_is_caught(bug: Bug) -> None:
+    for seed in range(HISTORIES_TO_CATCH_A_BUG):
+        try:
+            history(seed, bug)
+        except CAUGHT:
+            return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")

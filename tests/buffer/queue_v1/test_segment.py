@@ -1,0 +1,82 @@
+"""A segment of acknowledged entries reads back as it was, and every flipped bit is noticed."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from headwater.buffer.queue.v1.ledger import Counted
+from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.segment import (
+    HEADER_BYTES,
+    decode_segment,
+    encode_segment,
+    read_header,
+)
+from headwater.buffer.v1_manifest import Entry, Metadata
+from headwater.core.errors import Corrupt, NotSupported
+
+NAMES = Names("ingest")
+ENTRIES = [
+    Entry(7, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [Metadata(0, -5, b"m")]),
+    Entry(8, "elsewhere/é", []),
+    Entry(9, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [Metadata(0, 9, b"")]),
+]
+COUNTED = [
+    Counted(100, 2, 17, -5, -5),
+    Counted(102, 0, 7, 50, 60),
+    Counted(102, 0, 0, 9, 9, duplicate=True),
+]
+DATA = encode_segment(b"t" * 16, ENTRIES, COUNTED, 60)
+
+
+def test_it_reads_back() -> None:
+    header, batches = decode_segment(NAMES, "key", DATA)
+    assert header == read_header("key", DATA[:HEADER_BYTES])
+    assert (header.first_sequence, header.next_sequence, header.entries) == (7, 10, 3)
+    assert (header.first_lsn, header.next_lsn, header.newest_ms) == (100, 102, 60)
+    assert [batch.location for batch in batches] == [entry.location for entry in ENTRIES]
+    assert [
+        (b.first_lsn, b.rows, b.size_bytes, b.min_ms, b.max_ms, b.duplicate) for b in batches
+    ] == [tuple(one) for one in COUNTED]
+    assert [batch.metadata for batch in batches] == [b"m", None, None]
+    assert [bool(batch.batch_id) for batch in batches] == [True, False, True]
+
+
+def test_the_bytes_are_these() -> None:
+    data = encode_segment(
+        b"t" * 16, [Entry(1, "a", [Metadata(0, 3, b"")])], [Counted(5, 2, 17, 3, 3)], 4
+    )
+    expected = """
+        48574131 76d1d99e 74747474747474747474747474747474
+        0100000000000000 0500000000000000 0700000000000000 0400000000000000 01000000
+        02000000 1100000000000000 0300000000000000 0300000000000000 00
+        1f000000 0100000000000000 0100 61 01000000 00000000 0300000000000000 00000000
+        01000000 0200000000000000 0000000000000000 0100
+    """
+    assert data == bytes.fromhex(expected)
+
+
+def test_every_flipped_bit_and_every_missing_byte_is_noticed() -> None:
+    for bit in range(len(DATA) * 8):
+        flipped = bytearray(DATA)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((Corrupt, NotSupported)):
+            decode_segment(NAMES, "key", bytes(flipped))
+    for length in range(len(DATA)):
+        with pytest.raises(Corrupt):
+            decode_segment(NAMES, "key", DATA[:length])
+
+
+def test_a_later_format_says_what_to_do() -> None:
+    with pytest.raises(NotSupported, match="Upgrade"):
+        read_header("key", b"HWA2" + DATA[4:])
+
+
+def test_counts_that_do_not_fit_are_refused_though_the_checksum_does() -> None:
+    body = bytearray(DATA[8:])
+    body[16 + 32] = 200  # the count of entries
+    sealed = DATA[:4] + zlib.crc32(body).to_bytes(4, "little") + bytes(body)
+    with pytest.raises(Corrupt):
+        decode_segment(NAMES, "key", sealed)

@@ -1,0 +1,534 @@
+"""Streams are made, opened, changed and listed through one register each."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from headwater.buffer.compression import Compression
+from headwater.buffer.queue.contract import Retention
+from headwater.buffer.stream import (
+    Stream,
+    alter_stream,
+    create_stream,
+    delete_stream,
+    list_streams,
+    open_stream,
+    stream_names,
+)
+from headwater.buffer.stream_config import StreamConfig
+from headwater.core.errors import (
+    AlreadyExists,
+    Conflict,
+    Corrupt,
+    Denied,
+    HeadwaterError,
+    LimitExceeded,
+    NotFound,
+    NotSupported,
+    Refused,
+    Unavailable,
+)
+from headwater.store import MemoryBackend, Register, Store, open_store
+from headwater.testing import Faults, FaultyStore, Simulation, simulate
+from tests.store.scripted import LOST, Scripted, after, fails, lands_then, virtual
+
+KEY = "streams/orders/stream.json"
+Action = Callable[[], Awaitable[Any]]
+
+
+def given() -> tuple[Scripted, Store, Store]:
+    """A store whose answers are scripted, and the plain one below it."""
+    backend = Scripted(MemoryBackend(versions_by_content=True))
+    return backend, Store(backend), Store(backend.inner)
+
+
+async def keys(store: Store) -> list[str]:
+    return [meta.key async for meta in store.list()]
+
+
+async def usable(stream: Stream) -> bool:
+    """Whether every partition can be appended to and looked at."""
+    for partition in range(stream.partitions):
+        await stream.appender(partition, "producer").open()
+        assert (await stream.looker(partition).state()).next_sequence == 0
+    return True
+
+
+def rewritten(stream: Stream, **changes: object) -> Awaitable[object]:
+    """Another version of Headwater writes the register."""
+    register = Register(stream.store, f"streams/{stream.name}/stream.json", dict[str, Any])
+    return register.update(lambda now: {**(now or {}), **changes})
+
+
+@virtual
+async def test_a_stream_has_one_partition_and_sensible_settings_unless_asked() -> None:
+    _, store, _ = given()
+    stream = await create_stream(store, "orders")
+    config = stream.config
+    assert (stream.name, stream.partitions, stream.schema, stream.schema_version) == (
+        "orders",
+        1,
+        None,
+        0,
+    )
+    assert (config.format, config.compression, config.consumer) == ("native", "none", "query")
+    assert stream.retention() == Retention(7 * 86_400_000, None, 600_000)
+    assert (stream.linger_ms, stream.batch_bytes) == (1000, 8 * 2**20)
+    assert await usable(stream)
+
+
+def test_locally_producers_wait_less() -> None:
+    stream = asyncio.run(create_stream(open_store("memory://"), "orders"))
+    assert stream.linger_ms == 100
+    asked = asyncio.run(create_stream(open_store("memory://"), "orders", linger_ms=7))
+    assert asked.linger_ms == 7
+
+
+@virtual
+async def test_what_is_created_is_what_is_opened() -> None:
+    _, store, plain = given()
+    settings: dict[str, Any] = {"retention.ms": "2d", "compression.type": "zstd", "partitions": 3}
+    made = await create_stream(store, "orders", schema={"id": "int64 not null"}, **settings)
+    found = await open_stream(plain, "orders", writing=True)
+    assert found.config == made.config
+    assert found.id == made.id
+    assert found.compression is Compression.ZSTD
+    assert found.schema == pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    assert found.schema_version == 1
+    assert await usable(found)
+
+
+@virtual
+async def test_ids_come_from_the_runtime_and_are_uuids_of_version_4() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders")
+    assert made.id[14] == "4"
+    assert made.id[19] in "89ab"
+    assert f"/{made.id}/" in "".join(await keys(store))
+
+
+def test_the_same_seed_gives_the_same_id() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        made = await create_stream(Store(MemoryBackend()), "orders")
+        simulation.record("made", id=made.id)
+
+    assert simulate(scenario, seed=5).fingerprint == simulate(scenario, seed=5).fingerprint
+    assert simulate(scenario, seed=5).fingerprint != simulate(scenario, seed=6).fingerprint
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "größe", "x" * 101, "a b"])
+@virtual
+async def test_a_name_that_cannot_be_is_refused_before_anything_is_written(name: str) -> None:
+    _, store, _ = given()
+    with pytest.raises(Refused, match="is not a stream's name"):
+        await create_stream(store, name)
+    assert await keys(store) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"partitions": 0}, "partitions is 0"),
+        ({"partitions": 1_025}, "between 1 and 1,024"),
+        ({"retention_ms": -2}, "retention_ms is -2"),
+        ({"segment_bytes": 10}, "segment_bytes"),
+        ({"batch_bytes": "1GiB"}, "batch_bytes"),
+        ({"format": "v1", "compression": "lz4"}, "v1 format knows compression none and zstd"),
+        ({"format": "v1", "schema": {"a": "int"}}, "opaque values"),
+        ({"schema": {"a": "uint64"}}, "uint64"),
+        ({"replicas": 3}, "is not a setting"),
+    ],
+)
+@virtual
+async def test_a_setting_that_cannot_be_is_refused_before_anything_is_written(
+    settings: dict[str, Any], says: str
+) -> None:
+    _, store, _ = given()
+    with pytest.raises(Refused, match=says):
+        await create_stream(store, "orders", **settings)
+    assert await keys(store) == []
+
+
+@virtual
+async def test_creating_what_exists_is_refused() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders")
+    with pytest.raises(AlreadyExists, match="'orders' exists") as refused:
+        await create_stream(store, "orders")
+    assert refused.value.current == (await open_stream(store, "orders")).config
+    assert (await open_stream(store, "orders")).id == made.id
+
+
+@virtual
+async def test_one_that_exists_is_welcome_if_the_settings_given_agree() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders", partitions=2, schema={"a": "int", "b": "string"})
+    again = await create_stream(
+        store, "orders", exists_ok=True, partitions="2", schema={"b": "string", "a": "int32"}
+    )
+    assert again.config == made.config
+    disagreeing: list[tuple[dict[str, Any], str]] = [
+        ({"partitions": 3}, "partitions  is 2, and 3 was asked for"),
+        ({"retention": "1d"}, "retention_ms"),
+        ({"schema": {"a": "int64", "b": "string"}}, "schema  another one is declared"),
+        ({"schema": {"a": "string"}}, "schema  another one is declared"),
+    ]
+    for settings, says in disagreeing:
+        with pytest.raises(AlreadyExists) as refused:
+            await create_stream(store, "orders", exists_ok=True, **settings)
+        assert says in str(refused.value)
+    assert (await open_stream(store, "orders")).config == made.config
+
+
+@virtual
+async def test_of_two_creators_at_once_one_wins_and_the_other_learns_of_it() -> None:
+    backend, store, plain = given()
+
+    async def other() -> None:
+        await create_stream(plain, "orders")
+
+    backend.next("put_if_absent", after(other))
+    with pytest.raises(AlreadyExists):
+        await create_stream(store, "orders")
+    backend, store, plain = given()
+    backend.next("put_if_absent", after(lambda: create_stream(plain, "orders")))
+    made = await create_stream(store, "orders", exists_ok=True)
+    assert made.id == (await open_stream(plain, "orders")).id
+
+
+@virtual
+async def test_a_creation_whose_answer_was_lost_is_made_once() -> None:
+    backend, store, plain = given()
+    backend.next("put_if_absent", lands_then(LOST))
+    made = await create_stream(store, "orders")
+    assert (await open_stream(plain, "orders")).id == made.id
+
+
+@virtual
+async def test_a_stream_that_is_not_there_is_not_found() -> None:
+    _, store, _ = given()
+    for call in (open_stream, delete_stream):
+        with pytest.raises(NotFound, match="there is no stream 'orders'"):
+            await call(store, "orders")
+    with pytest.raises(NotFound, match="there is no stream 'orders'"):
+        await alter_stream(store, "orders", partitions=2)
+
+
+@virtual
+async def test_doors_are_of_partitions_that_exist() -> None:
+    _, store, _ = given()
+    stream = await create_stream(store, "orders", partitions=2)
+    for partition in (-1, 2):
+        for door in (stream.taker, stream.looker, stream.collector, stream.dead_letter_prefix):
+            with pytest.raises(Refused, match="has partitions 0 to 1, not"):
+                door(partition)
+        with pytest.raises(Refused, match="has partitions 0 to 1, not"):
+            stream.appender(partition, "producer")
+    assert stream.dead_letter_prefix(1) == f"streams/orders/1/dlq/{stream.id}"
+    with pytest.raises(Refused, match="the partition 0 alone"):
+        (await create_stream(store, "other")).looker(1)
+
+
+def test_a_stream_can_be_sent_elsewhere(tmp_path: Any) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    made = asyncio.run(create_stream(store, "orders", schema={"id": "int64"}))
+    records = made.fit(pa.record_batch({"id": pa.array([1], pa.int8())}))
+    sent: Stream = pickle.loads(pickle.dumps(made))
+    assert sent.config == made.config
+    assert sent.fit(records) == records
+
+
+@virtual
+async def test_records_are_fitted_only_where_a_schema_is_declared() -> None:
+    _, store, _ = given()
+    records = pa.record_batch({"a": pa.array([1])})
+    assert (await create_stream(store, "any")).fit(records) is records
+    with pytest.raises(Refused, match="stream 'typed'"):
+        (await create_stream(store, "typed", schema={"b": "string"})).fit(records)
+
+
+@virtual
+async def test_retention_follows_the_settings_and_who_consumes() -> None:
+    _, store, _ = given()
+    stream = await create_stream(
+        store, "orders", retention="forever", retention_bytes="1GiB", gc_grace_ms=5
+    )
+    assert stream.retention() == Retention(None, 2**30, 5)
+    stream = await alter_stream(store, "orders", consumer="nodes")
+    assert stream.retention() == Retention(5, None, 5)
+
+
+@pytest.mark.parametrize("format", ["native", "v1"])
+def test_a_stream_lives_and_dies_on_every_store(any_store: Store, format: str) -> None:
+    async def life() -> None:
+        async with any_store as store:
+            made = await create_stream(store, "orders", format=format)
+            await create_stream(store, "clicks")
+            more = await alter_stream(store, "orders", partitions=2)
+            assert more.id == made.id
+            assert await usable(more)
+            assert [stream.name for stream in await list_streams(store)] == ["clicks", "orders"]
+            assert (await delete_stream(store, "orders")).failed == 0
+            assert [stream.name for stream in await list_streams(store)] == ["clicks"]
+            again = await create_stream(store, "orders", format=format)
+            assert again.id != made.id
+            assert await usable(again)
+
+    asyncio.run(life())
+
+
+# Changing
+
+
+@virtual
+async def test_settings_are_changed_and_the_others_stay() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders", compression="lz4", linger_ms=5)
+    changed = await alter_stream(store, "orders", **{"retention.ms": "1d", "linger.ms": "default"})
+    assert changed.config == msgspec.structs.replace(
+        made.config, retention_ms=86_400_000, linger_ms=None
+    )
+    assert (await open_stream(store, "orders")).config == changed.config
+
+
+@virtual
+async def test_partitions_are_added_and_never_removed() -> None:
+    _, store, _ = given()
+    await create_stream(store, "orders", partitions=2)
+    more = await alter_stream(store, "orders", **{"num.partitions": "4"})
+    assert more.partitions == 4
+    assert await usable(more)
+    with pytest.raises(Refused, match="added and never removed"):
+        await alter_stream(store, "orders", partitions=3)
+
+
+@virtual
+async def test_a_stream_keeps_its_format() -> None:
+    _, store, _ = given()
+    await create_stream(store, "orders")
+    with pytest.raises(Refused, match="for its life"):
+        await alter_stream(store, "orders", format="v1")
+    await alter_stream(store, "orders", format="native", retention="1d")
+    with pytest.raises(Refused, match="nothing to change"):
+        await alter_stream(store, "orders")
+
+
+@virtual
+async def test_versions_of_a_schema_are_kept() -> None:
+    backend, store, _ = given()
+    await create_stream(store, "orders")
+    first = await alter_stream(store, "orders", schema={"id": "int32"})
+    second = await alter_stream(store, "orders", schema={"note": "string", "id": "int64"})
+    assert (first.schema_version, second.schema_version) == (1, 2)
+    assert second.schema == pa.schema([("id", pa.int64()), ("note", pa.string())])
+    assert [version.version for version in second.config.schemas] == [1, 2]
+    assert second.config.schemas[0] == first.config.schemas[0]
+    written = backend.count("put_if_unchanged")
+    same = await alter_stream(store, "orders", schema={"id": "int64", "note": "string"})
+    assert same.config == second.config
+    assert backend.count("put_if_unchanged") == written
+
+
+@virtual
+async def test_a_schema_that_does_not_follow_changes_nothing() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders", schema={"id": "int32"})
+    with pytest.raises(Refused, match="id  int32 → string: not a wider type"):
+        await alter_stream(store, "orders", schema={"id": "string"}, retention="1d")
+    assert (await open_stream(store, "orders")).config == made.config
+
+
+@virtual
+async def test_two_changes_at_once_are_both_made() -> None:
+    backend, store, plain = given()
+    await create_stream(store, "orders")
+    backend.next("put_if_unchanged", after(lambda: alter_stream(plain, "orders", partitions=3)))
+    both = await alter_stream(store, "orders", retention="1d")
+    assert (both.partitions, both.config.retention_ms) == (3, 86_400_000)
+    assert await usable(both)
+
+
+@virtual
+async def test_a_change_is_never_made_to_a_later_stream_of_the_same_name() -> None:
+    backend, store, plain = given()
+    await create_stream(store, "orders")
+
+    async def replaced() -> None:
+        await delete_stream(plain, "orders")
+        await create_stream(plain, "orders")
+
+    backend.next("put_if_unchanged", after(replaced))
+    with pytest.raises(Conflict, match="deleted and created again meanwhile"):
+        await alter_stream(store, "orders", retention="1d")
+    assert (await open_stream(plain, "orders")).config.retention_ms == 7 * 86_400_000
+
+
+# Versions
+
+
+@virtual
+async def test_a_stream_that_takes_later_software_is_refused_with_what_to_upgrade_to() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders")
+    await rewritten(made, reader_version=2, writer_version=3, needs_release="0.7.0", consumer="?")
+    with pytest.raises(NotSupported, match=r"read .* format 2.*upgrade to headwater 0\.7\.0"):
+        await open_stream(store, "orders")
+
+
+@virtual
+async def test_what_later_software_wrote_is_read_and_not_written_over() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders")
+    await rewritten(made, writer_version=2, needs_release="0.5.0", a_later_field=[1, 2])
+    before = bytes((await store.get(KEY)).data)
+    found = await open_stream(store, "orders")
+    assert (await found.looker(0).state()).next_lsn == 1
+    with pytest.raises(NotSupported, match=r"write .* format 2.*headwater 0\.5\.0"):
+        await open_stream(store, "orders", writing=True)
+    for door in (found.taker, found.collector, lambda partition: found.appender(partition, "p")):
+        with pytest.raises(NotSupported, match="write"):
+            door(0)
+    calls: list[Action] = [
+        lambda: alter_stream(store, "orders", retention="1d"),
+        lambda: delete_stream(store, "orders"),
+        lambda: create_stream(store, "orders", exists_ok=True),
+    ]
+    for call in calls:
+        with pytest.raises(NotSupported, match="write"):
+            await call()
+    assert bytes((await store.get(KEY)).data) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": ""},
+        {"id": "../../x"},
+        {"partitions": 0},
+        {"format": "v7"},
+        {"state": "?"},
+        {"name": "x"},
+        {"reader_version": "1"},
+    ],
+)
+@virtual
+async def test_a_register_that_makes_no_sense_is_damage(change: dict[str, object]) -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders")
+    await rewritten(made, **change)
+    with pytest.raises(Corrupt, match=r"stream\.json of 'orders'"):
+        await open_stream(store, "orders")
+
+
+@virtual
+async def test_more_columns_than_a_schema_may_have_are_refused() -> None:
+    _, store, _ = given()
+    wide = {f"column_{number}": "string" for number in range(10_001)}
+    with pytest.raises(LimitExceeded, match="COLUMNS_MAX is 10,000"):
+        await create_stream(store, "orders", schema=wide)
+    assert await keys(store) == []
+
+
+# Listing
+
+
+@virtual
+async def test_streams_are_listed_by_name_without_listing_their_objects() -> None:
+    backend, store, _ = given()
+    for name in ("b", "a-b", "a", "a.b", "a0", "gone"):
+        await create_stream(store, name)
+    await delete_stream(store, "gone")
+    await store.put("other/stream.json", b"")
+    await store.put("streams/=odd/x", b"")
+    await store.put("streams/file", b"")
+    for number in range(50):
+        await store.put(f"streams/a/0/ingest/more/{number}", b"")
+    assert [stream.name for stream in await list_streams(store)] == ["a", "a-b", "a.b", "a0", "b"]
+    listed = backend.count("list")
+    await stream_names(store)
+    assert backend.count("list") - listed <= 9
+
+
+@virtual
+async def test_an_empty_store_has_no_streams() -> None:
+    _, store, _ = given()
+    assert await list_streams(store) == []
+
+
+# What a crash leaves
+
+
+@virtual
+async def test_a_queue_that_was_there_and_is_gone_is_not_made_again() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders")
+    for key in await keys(store):
+        if key != KEY:
+            await store.delete(key)
+    found = await open_stream(store, "orders", writing=True)
+    with pytest.raises(HeadwaterError):
+        await found.looker(0).state()
+    with pytest.raises(HeadwaterError):
+        await found.appender(0, "producer").open()
+    assert (await create_stream(store, "orders", exists_ok=True)).id == made.id
+    assert await keys(store) == [KEY]
+
+
+@virtual
+async def test_a_reader_that_may_not_write_waits_for_a_stream_to_be_made() -> None:
+    backend, store, plain = given()
+    made = await create_stream(plain, "orders")
+    await alter_stream(plain, "orders", partitions=2)
+    await rewritten(made, partitions_ready=1, partitions=3)
+    denied = fails(Denied("403 AccessDenied"))
+    backend.next("put_if_absent", denied, denied, denied, denied)
+    with pytest.raises(Unavailable, match="not wholly made yet"):
+        await open_stream(store, "orders")
+    backend, store, _ = Scripted(backend.inner), store, plain
+    backend.next("put_if_absent", denied, denied, denied, denied)
+    with pytest.raises(Denied):
+        await open_stream(Store(backend), "orders", writing=True)
+
+
+async def _agree(simulation: Simulation) -> None:
+    """Some create, some add partitions, under faults; whoever is told of a stream uses it."""
+    network = FaultyStore(
+        MemoryBackend(versions_by_content=True),
+        Faults.swarm(simulation.stream("swarm")),
+        simulation.stream("faults"),
+        spawn=simulation.spawn,
+    )
+    told: list[StreamConfig] = []
+
+    async def work(number: int) -> None:
+        store = Store(network)
+        try:
+            told.append((await create_stream(store, "orders", exists_ok=True)).config)
+            told.append((await alter_stream(store, "orders", partitions=1 + number)).config)
+        except HeadwaterError as error:
+            simulation.record("told", error=type(error).__name__)
+
+    processes = [simulation.process(f"p{number}") for number in range(4)]
+    for number, process in enumerate(processes):
+        process.spawn(work(number))
+    for process in processes:
+        await process.wait()
+    network.calm = True
+    if not told:
+        return
+    found = await open_stream(Store(network), "orders", writing=True)
+    assert {config.id for config in told} == {found.id}
+    assert found.partitions >= max(config.partitions for config in told)
+    assert await usable(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_under_faults_all_who_are_told_of_a_stream_share_a_whole_one(seed: int) -> None:
+    simulate(_agree, seed=seed)

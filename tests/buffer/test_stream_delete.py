@@ -1,0 +1,257 @@
+"""A deleted stream leaves its register and nothing else, and never touches a later one."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.buffer import stream_delete
+from headwater.buffer.stream import (
+    Stream,
+    alter_stream,
+    create_stream,
+    delete_stream,
+    list_streams,
+    open_stream,
+)
+from headwater.core import runtime
+from headwater.core.errors import Conflict, Denied, NotFound, Refused, Unavailable
+from headwater.store import MemoryBackend, Store
+from tests.store.scripted import LOST, Apply, Scripted, after, fails, lands_then, virtual
+
+KEY = "streams/orders/stream.json"
+DOWN = Unavailable("500 InternalError")
+
+
+def given() -> tuple[Scripted, Store, Store]:
+    backend = Scripted(MemoryBackend(versions_by_content=True))
+    return backend, Store(backend), Store(backend.inner)
+
+
+async def keys(store: Store) -> list[str]:
+    return [meta.key async for meta in store.list()]
+
+
+async def filled(store: Store, **settings: object) -> Stream:
+    """A stream with objects of every kind, and objects beside it that are not its own."""
+    stream = await create_stream(store, "orders", **settings)  # type: ignore[arg-type]
+    for partition in range(stream.partitions):
+        await stream.appender(partition, "producer").open()
+        await stream.taker(partition).open("group")
+        await store.put(f"{stream.dead_letter_prefix(partition)}/1", b"bad")
+    return stream
+
+
+OTHERS = [
+    "streams/orders/0/ingest/11111111-2222-4333-8444-555555555555/chunks/1",
+    "streams/orders/0/dlq/11111111-2222-4333-8444-555555555555/1",
+    "streams/orders/0/segments/x.parquet",
+    "streams/orders-2/0/ingest/manifest",
+    "streams/orders2/stream.json",
+]
+
+
+@virtual
+async def test_everything_of_the_stream_goes_and_nothing_else() -> None:
+    _, store, _ = given()
+    for key in OTHERS:
+        await store.put(key, b"not mine")
+    stream = await filled(store, partitions=2)
+    before = {meta.key: meta.size_bytes async for meta in store.list()}
+    report = await delete_stream(store, "orders")
+    assert await keys(store) == sorted([*OTHERS, KEY])
+    gone = {key: size for key, size in before.items() if key not in (*OTHERS, KEY)}
+    assert (report.id, report.resumed, report.failed) == (stream.id, False, 0)
+    assert (report.objects, report.bytes) == (len(gone), sum(gone.values()))
+
+
+@virtual
+async def test_a_deleted_stream_is_gone_to_everybody() -> None:
+    _, store, _ = given()
+    await filled(store)
+    await delete_stream(store, "orders")
+    with pytest.raises(NotFound, match="'orders' was deleted"):
+        await open_stream(store, "orders")
+    with pytest.raises(NotFound, match="'orders' was deleted"):
+        await alter_stream(store, "orders", retention="1d")
+    assert await list_streams(store) == []
+
+
+@virtual
+async def test_the_register_stays_and_is_never_deleted() -> None:
+    backend, store, _ = given()
+    await filled(store)
+    await delete_stream(store, "orders")
+    assert ("delete", KEY) not in backend.calls
+    assert KEY in await keys(store)
+
+
+@virtual
+async def test_the_register_says_so_before_anything_is_deleted() -> None:
+    backend, store, _ = given()
+    await filled(store)
+    backend.calls.clear()
+    await delete_stream(store, "orders")
+    assert backend.calls.index(("put_if_unchanged", KEY)) < next(
+        place for place, (operation, _) in enumerate(backend.calls) if operation == "delete"
+    )
+
+
+@virtual
+async def test_a_stream_created_after_it_is_another_one() -> None:
+    _, store, _ = given()
+    first = await filled(store, retention="1d")
+    await delete_stream(store, "orders")
+    second = await create_stream(store, "orders")
+    assert second.id != first.id
+    assert second.config.retention_ms == 7 * 86_400_000
+    assert second.config.deleted_ms is None
+    assert (await second.looker(0).state()).epoch == 0
+
+
+@virtual
+async def test_what_a_stalled_writer_wrote_later_goes_when_it_is_deleted_again() -> None:
+    _, store, _ = given()
+    stream = await filled(store)
+    late = f"streams/orders/0/ingest/{stream.id}/batches/late"
+    await delete_stream(store, "orders")
+    await store.put(late, b"late")
+    report = await delete_stream(store, "orders")
+    assert (report.resumed, report.objects, report.bytes) == (True, 1, 4)
+    assert await keys(store) == [KEY]
+
+
+@virtual
+async def test_a_slow_delete_never_removes_a_later_stream() -> None:
+    backend, store, plain = given()
+    await filled(store)
+
+    async def replaced() -> None:
+        await delete_stream(plain, "orders")
+        await create_stream(plain, "orders")
+
+    backend.next("put_if_unchanged", after(replaced))
+    with pytest.raises(Conflict, match="created again meanwhile"):
+        await delete_stream(store, "orders")
+    later = await open_stream(plain, "orders")
+    assert (await later.looker(0).state()).next_lsn == 1
+
+
+@virtual
+async def test_a_stream_created_while_the_old_one_is_cleaned_up_is_left_alone() -> None:
+    backend, store, plain = given()
+    await filled(store)
+    backend.next("delete", after(lambda: create_stream(plain, "orders")))
+    report = await delete_stream(store, "orders")
+    later = await open_stream(plain, "orders")
+    assert report.id != later.id
+    assert not later.config.cleaned
+    await later.looker(0).state()
+
+
+@virtual
+async def test_a_deletion_whose_answer_was_lost_is_made_once() -> None:
+    backend, store, _ = given()
+    await filled(store)
+    backend.next("put_if_unchanged", lands_then(LOST))
+    assert (await delete_stream(store, "orders")).objects > 0
+    assert await keys(store) == [KEY]
+
+
+@virtual
+async def test_objects_that_could_not_be_deleted_are_counted_and_go_the_next_time() -> None:
+    backend, store, plain = given()
+    stream = await filled(store)
+    backend.next("delete", *[fails(DOWN)] * 10_000)
+    report = await delete_stream(store, "orders")
+    assert report.objects == 0
+    assert report.failed > 3
+    assert "500 InternalError" in report.cause
+    again = await delete_stream(plain, "orders")
+    assert (again.id, again.objects, again.failed) == (stream.id, report.failed, 0)
+    assert await keys(plain) == [KEY]
+
+
+@virtual
+async def test_what_may_not_be_deleted_is_said_at_once() -> None:
+    backend, store, _ = given()
+    await filled(store)
+    backend.next("delete", fails(Denied("403 AccessDenied")))
+    with pytest.raises(Denied):
+        await delete_stream(store, "orders")
+
+
+@virtual
+async def test_deletes_are_made_in_bounded_groups() -> None:
+    backend, store, _ = given()
+    stream = await filled(store)
+    for number in range(3 * stream_delete.PARALLEL):
+        await store.put(f"streams/orders/0/ingest/{stream.id}/batches/{number:05d}", b"x")
+    at_once = most = 0
+
+    async def step(apply: Apply) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await runtime.sleep(1.0)
+        await apply()
+        at_once -= 1
+
+    backend.next("delete", *[step] * 1000)
+    assert (await delete_stream(store, "orders")).objects > 3 * stream_delete.PARALLEL
+    assert 1 < most <= stream_delete.PARALLEL
+
+
+# The published v1 layout has no place for the id.
+
+V1_OTHERS = [
+    "streams/orders/0/ingest/11111111-2222-4333-8444-555555555555/chunks/1",
+    "streams/orders/0/segments/x.parquet",
+    "streams/orders/1/ingest/manifest",
+]
+
+
+@virtual
+async def test_of_a_v1_stream_everything_in_its_folder_goes_but_a_native_streams() -> None:
+    _, store, _ = given()
+    for key in V1_OTHERS:
+        await store.put(key, b"not mine")
+    await create_stream(store, "orders", format="v1")
+    await store.put("streams/orders/0/ingest/foreign.batch", b"from elsewhere")
+    await store.put("streams/orders/0/ingest/of-theirs/x.batch", b"from elsewhere")
+    report = await delete_stream(store, "orders")
+    assert report.objects >= 2
+    assert await keys(store) == sorted([*V1_OTHERS, KEY])
+
+
+@virtual
+async def test_a_v1_stream_is_not_built_where_another_is_still_being_deleted() -> None:
+    backend, store, plain = given()
+    await create_stream(store, "orders", format="v1")
+    await store.put("streams/orders/0/ingest/foreign.batch", b"from elsewhere")
+    backend.next("delete", *[fails(DOWN)] * 10_000)
+    assert (await delete_stream(store, "orders")).failed > 0
+    for format in ("v1", "native"):
+        with pytest.raises(Refused, match="not all of its objects are gone"):
+            await create_stream(plain, "orders", format=format)
+    await delete_stream(plain, "orders")
+    assert (await create_stream(plain, "orders", format="v1")).config.is_live
+
+
+@virtual
+async def test_a_slow_delete_of_a_v1_stream_stops_when_a_later_one_is_there() -> None:
+    backend, store, plain = given()
+    await create_stream(plain, "orders", format="v1")
+    for number in range(2 * stream_delete.PARALLEL):
+        await plain.put(f"streams/orders/0/ingest/{number:026d}.batch", b"x")
+
+    async def replaced() -> None:
+        await delete_stream(plain, "orders")
+        await create_stream(plain, "orders", format="v1")
+        for number in range(2 * stream_delete.PARALLEL):
+            await plain.put(f"streams/orders/0/ingest/{number:026d}.batch", b"later")
+
+    backend.next("list", after(replaced))
+    with pytest.raises(Conflict, match="nothing of the other was touched"):
+        await delete_stream(store, "orders")
+    left = [key for key in await keys(plain) if key.endswith(".batch")]
+    assert len(left) == 2 * stream_delete.PARALLEL

@@ -1,0 +1,255 @@
+"""`headwater inspect queue`: chunks, registers, segments, and the queue of a partition."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.buffer.consumer import Consumer, Follower
+from headwater.buffer.producer import Producer
+from headwater.buffer.stream import create_stream
+from headwater.store import Store, open_store
+from tests.cli.conftest import Invoke
+
+Told = Callable[..., dict[str, Any]]
+
+
+def with_store(root: Path, work: Callable[[Store], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with open_store(f"file://{root}") as store:
+            await work(store)
+
+    asyncio.run(run())
+
+
+async def fill(store: Store, name: str, **settings: Any) -> None:
+    """Three batches of two producers, one of them acknowledged, and a group that follows."""
+    await create_stream(store, name, linger_ms=1, **settings)
+    for number, producer_id in enumerate(("p1", "p2", "p1")):
+        async with await Producer.open(store, name, producer_id=producer_id) as producer:
+            value = b"x" * (40_000 if number == 1 else 10)
+            await (await producer.produce([value, b"b"], metadata=b"at %d" % number))
+    async with await Consumer.open(store, name, group="owner", gc=False) as consumer:
+        batch = await consumer.next_batch()
+        assert batch is not None
+        await consumer.ack(batch.sequence)
+    async with await Follower.open(store, name, group="audit"):
+        pass
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    with_store(tmp_path / "store", lambda store: fill(store, "events"))
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def queue(root: Path) -> Path:
+    [found] = root.glob("streams/events/0/ingest/*")
+    return found
+
+
+@pytest.fixture
+def told(invoke: Invoke) -> Told:
+    """What `headwater inspect queue … --json` says; its status agrees with its verdict."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        result = invoke("inspect", "queue", *map(str, arguments), "--json")
+        assert result.stdout, result.stderr
+        found: dict[str, Any] = json.loads(result.stdout)
+        assert result.exit_code == (0 if found["good"] else 1)
+        return found
+
+    return run
+
+
+def last_chunk(queue: Path) -> Path:
+    return max((queue / "chunks").iterdir())
+
+
+# Single objects
+
+
+def test_a_chunk(told: Told, invoke: Invoke, queue: Path) -> None:
+    found = told(last_chunk(queue))
+    assert found["kind"] == "chunk of a native queue, HWC1"
+    assert (found["first_sequence"], found["next_sequence"], found["next_lsn"]) == (0, 3, 7)
+    entries = found["chunk_entries"]
+    assert [entry["producer"] for entry in entries] == ["p1", "p2", "p1"]
+    assert [entry["producer_sequence"] for entry in entries] == [1, 1, 2]
+    assert [entry["metadata"] for entry in entries] == ["at 0", "at 1", "at 2"]
+    assert [entry["stands_in"] for entry in entries] == ["this chunk", "an object", "this chunk"]
+    assert [opening["producer"] for opening in found["recent_openings"]] == ["p1"]
+    words = invoke("inspect", "queue", str(last_chunk(queue)), "--entries=1").stdout
+    assert "chunk entries, 1 of 3" in words
+    assert "open: it may grow" in words
+
+
+def test_a_damaged_chunk_names_check_and_offset(told: Told, queue: Path, tmp_path: Path) -> None:
+    data = last_chunk(queue).read_bytes()
+
+    def problem(changed: bytes) -> dict[str, Any]:
+        (tmp_path / "chunk").write_bytes(changed)
+        [found] = told(tmp_path / "chunk")["problems"]
+        return dict(found)
+
+    flipped = bytearray(data)
+    flipped[100] ^= 1
+    assert (problem(bytes(flipped))["check"], problem(bytes(flipped))["offset"]) == (
+        "checksum",
+        len(data) - 8,
+    )
+    cut = problem(data[:-10])
+    assert (cut["check"], cut["offset"]) == ("length", 4)
+    assert "10 are missing" in cut["message"]
+    assert problem(data[:7])["check"] == "length"
+    assert "Upgrade" in problem(b"HWC2" + data[4:])["message"]
+
+
+def test_a_chunk_in_another_chunks_place(told: Told, queue: Path) -> None:
+    data = last_chunk(queue).read_bytes()
+    other = queue / "chunks" / f"{9:020d}"
+    other.write_bytes(data)
+    [problem] = told(other)["problems"]
+    assert "not 9" in problem["message"]
+    elsewhere = queue.with_name("0" * 8 + queue.name[8:]) / "chunks"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / last_chunk(queue).name).write_bytes(data)
+    [problem] = told(elsewhere / last_chunk(queue).name)["problems"]
+    assert f"of queue {queue.name}" in problem["message"]
+
+
+def test_the_registers_of_a_queue(told: Told, queue: Path) -> None:
+    floors = told(queue / "queue.json")
+    assert (floors["queue_id"], floors["floor_lsn"]) == (queue.name, 1)
+    consumer = told(queue / "consumer.json")
+    assert (consumer["owner"], consumer["epoch"]) == ("owner", 1)
+    assert (consumer["acknowledged_below_sequence"], consumer["acknowledged_below_lsn"]) == (1, 3)
+    marks = [mark for shard in (queue / "producers").iterdir() for mark in told(shard)["marks"]]
+    assert sorted((mark["producer"], mark["sequence"], mark["metadata"]) for mark in marks) == [
+        ("p1", 2, "at 2"),
+        ("p2", 1, "at 1"),
+    ]
+
+
+def test_other_registers_of_a_stream(told: Told, root: Path) -> None:
+    stream = told(root / "streams/events/stream.json")
+    assert (stream["stream"], stream["acknowledged_records_stay"]) == ("events", "7 days")
+    [position] = (root / "streams/events/0/groups").rglob("audit.json")
+    assert told(position)["next_sequence"] == 0
+
+
+def test_a_register_is_known_by_its_fields_where_its_name_does_not_tell(
+    told: Told, queue: Path, tmp_path: Path
+) -> None:
+    for name, kind in (("queue.json", "queue.json"), ("consumer.json", "consumer.json")):
+        copy = tmp_path / "copy"
+        copy.write_bytes((queue / name).read_bytes())
+        assert told(copy)["kind"].startswith(kind)
+
+
+def test_any_other_register_shows_its_value(told: Told, tmp_path: Path) -> None:
+    from headwater.store import Register
+
+    async def write(store: Store) -> None:
+        await Register(store, "counter", dict[str, int]).update(lambda _: {"n": 7})
+
+    with_store(tmp_path / "other", write)
+    assert told(tmp_path / "other/counter")["value"] == {"n": 7}
+
+
+def test_a_damaged_register_says_where(told: Told, queue: Path) -> None:
+    path = queue / "consumer.json"
+    text = path.read_text()
+    path.write_text(text.replace('"epoch":1', '"epoch":2'))
+    [edited] = told(path)["problems"]
+    assert (edited["check"], "edited by hand" in edited["message"]) == ("checksum", True)
+    path.write_text(text[:100])
+    [cut] = told(path)["problems"]
+    assert cut["check"] == "JSON"
+    path.write_text(text.replace('"revision"', '"revision"]'))
+    [broken] = told(path)["problems"]
+    assert broken["offset"] is not None
+    path.write_text(text.replace('{"register":1', '{"register":2'))
+    [later] = told(path)["problems"]
+    assert "Upgrade" in later["message"]
+
+
+def test_a_producer_in_the_wrong_shard(told: Told, queue: Path) -> None:
+    shard, *_ = (queue / "producers").iterdir()
+    moved = shard.with_name("000.json")
+    moved.write_bytes(shard.read_bytes())
+    [problem] = told(moved)["problems"]
+    assert f"belongs into {shard.name}" in problem["message"]
+
+
+# The whole queue
+
+
+def test_the_queue_of_a_partition(told: Told, invoke: Invoke, root: Path) -> None:
+    found = told(f"file://{root}", "--stream=events")
+    assert (found["owner"], found["epoch"], found["format"]) == ("owner", 1, "native")
+    assert (found["pending_batches"], found["pending_records"]) == (2, 4)
+    assert found["acknowledged_below_sequence"] == 1
+    assert [chunk["entries"] for chunk in found["newest_chunks"]] == [0, 3]
+    assert sorted(mark["producer"] for mark in found["producers_marks"]) == ["p1", "p2"]
+    words = invoke("inspect", "queue", f"file://{root}", "--stream=events").stdout
+    assert words.startswith("✓ queue of stream events, partition 0: good")
+    assert "pending batches" in words
+
+
+def test_looking_fences_nobody_and_changes_nothing(invoke: Invoke, root: Path) -> None:
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    before = contents()
+    assert invoke("inspect", "queue", f"file://{root}", "--stream=events").exit_code == 0
+    assert contents() == before
+
+
+def test_one_damaged_part_does_not_hide_the_others(told: Told, root: Path, queue: Path) -> None:
+    chunk = last_chunk(queue)
+    data = bytearray(chunk.read_bytes())
+    data[60] ^= 1
+    chunk.write_bytes(bytes(data))
+    found = told(f"file://{root}", "--stream=events")
+    [problem] = found["problems"]
+    assert chunk.name in problem["message"]
+    assert "checksum" in problem["message"]
+    assert len(found["producers_marks"]) == 2
+
+
+def test_a_chunk_that_is_missing_is_named(told: Told, root: Path, queue: Path) -> None:
+    (queue / "chunks" / f"{5:020d}").write_bytes(last_chunk(queue).read_bytes())
+    messages = " ".join(
+        problem["message"] for problem in told(f"file://{root}", "--stream=events")["problems"]
+    )
+    assert f"{2:020d} is missing, and 2 others" in messages
+
+
+def test_a_partition_that_is_not_there(invoke: Invoke, root: Path) -> None:
+    for arguments in (("--stream=events", "--partition=3"), ("--stream=nothing",)):
+        assert invoke("inspect", "queue", f"file://{root}", *arguments).exit_code == 2
+
+
+def test_a_published_queue(told: Told, tmp_path: Path) -> None:
+    with_store(tmp_path / "store", lambda store: fill(store, "old", format="v1"))
+    found = told(f"file://{tmp_path}/store", "--stream=old")
+    assert (found["format"], found["owner"], found["pending_batches"]) == ("v1", "owner", 2)
+    assert [row["sequence"] for row in found["pending_entries"]] == [1, 2]
+    folder = tmp_path / "store/streams/old/0/ingest"
+    side = told(folder / "headwater/side.json")
+    assert (side["owner"], side["acknowledged_below_lsn"]) == ("owner", 3)
+    [segment] = (folder / "headwater/acked").iterdir()
+    assert told(segment)["acknowledged_entries"][0]["records"] == 2
+    damaged = bytearray(segment.read_bytes())
+    damaged[-30] ^= 1
+    segment.write_bytes(bytes(damaged))
+    assert told(segment)["problems"][0]["check"] == "checksum"
+    (folder / "manifest").write_bytes(b"\0" * 22)
+    assert not told(f"file://{tmp_path}/store", "--stream=old")["good"]

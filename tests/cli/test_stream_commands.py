@@ -1,0 +1,288 @@
+"""`headwater stream …`: what it says, what it changes, and when it asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from headwater.buffer.stream import DeletedReport, Stream, open_stream
+from headwater.cli import app
+from headwater.store import Register, open_store
+from tests.cli.conftest import Invoke, Run
+
+COLUMNS = {"id": "int64 not null", "name": "string"}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def schema_file(tmp_path: Path) -> Path:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(COLUMNS))
+    return path
+
+
+def opened(url: str, name: str = "orders") -> Stream:
+    async def run() -> Stream:
+        async with open_store(url) as store:
+            return await open_stream(store, name)
+
+    return asyncio.run(run())
+
+
+def done(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def error_of(result: Result, status: int = 2) -> str:
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_create_makes_a_stream_and_says_what_it_will_cost(invoke: Invoke, url: str) -> None:
+    out = done(invoke("stream", "create", url, "orders"))
+    stream = opened(url)
+    assert "✓ created stream orders" in out
+    assert stream.id in out
+    assert "7 days, once they are acknowledged" in out
+    assert "free of charge here; on S3 about $26 a month for a producer" in out
+    assert "$0.52 for an idle reader" in out
+
+
+def test_create_takes_settings_in_kafkas_words_too(
+    invoke: Invoke, url: str, schema_file: Path
+) -> None:
+    out = done(
+        invoke(
+            *("stream", "create", url, "orders", "--partitions", "3", "--retention", "2d"),
+            *("--set", "compression.type=zstd", "--set", "segment.bytes=8MiB"),
+            *("--schema", str(schema_file)),
+        )
+    )
+    stream = opened(url)
+    assert (stream.partitions, stream.config.retention_ms) == (3, 172_800_000)
+    assert (stream.config.compression, stream.config.segment_bytes) == ("zstd", 8 * 2**20)
+    assert stream.schema is not None
+    assert stream.schema.names == ["id", "name"]
+    assert "native, zstd" in out
+    assert "version 1, 2 columns" in out
+
+
+def test_create_in_the_published_format(invoke: Invoke, url: str) -> None:
+    done(invoke("stream", "create", url, "orders", "--format", "v1"))
+    assert opened(url).config.format == "v1"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "arrows"])
+def test_a_schema_is_taken_from_a_file_that_has_one(
+    invoke: Invoke, url: str, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / f"rows.{kind}"
+    table = pa.table({"id": pa.array([1], pa.uint8()), "at": pa.array([1], pa.timestamp("ms"))})
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        write = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with write(path, table.schema) as writer:
+            writer.write_table(table)
+    done(invoke("stream", "create", url, "orders", "--schema", str(path)))
+    assert opened(url).schema == pa.schema([("id", pa.int16()), ("at", pa.timestamp("us"))])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "holds no schema"),
+        (b"PAR1 not really", "holds no schema"),
+        (b'{"id": ', "holds no schema"),
+        (b'{"id": 1}', "the type of 'id' is not text"),
+        (b'{"id": "int64", "id": "int32"}', "appears more than once"),
+        (b'{"id": "intt"}', "'intt' is not known"),
+        (b"{}", "at least one column"),
+    ],
+)
+def test_a_file_without_a_schema_is_refused(
+    invoke: Invoke, url: str, tmp_path: Path, content: bytes, says: str
+) -> None:
+    path = tmp_path / "schema"
+    path.write_bytes(content)
+    assert says in error_of(invoke("stream", "create", url, "orders", "--schema", str(path)))
+    missing = invoke("stream", "create", url, "orders", "--schema", str(tmp_path / "nothing"))
+    assert "cannot be read" in error_of(missing)
+
+
+def test_creating_what_exists_is_refused_unless_it_is_welcome(invoke: Invoke, url: str) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    assert "'orders' exists" in error_of(invoke("stream", "create", url, "orders"))
+    assert "✓ there already" in done(invoke("stream", "create", url, "orders", "--exists-ok"))
+    other = invoke("stream", "create", url, "orders", "--exists-ok", "--partitions", "2")
+    assert "partitions  is 1, and 2 was asked for" in error_of(other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "retention.msec=1"], "did you mean retention.ms?"),
+        (["--set", "min.insync.replicas=2"], "there are no replicas"),
+        (["--set", "retention"], "NAME=VALUE"),
+        (["--set", "name=x"], "name is not a setting"),
+        (["--set", "partitions=2", "--partitions", "2"], "partitions is given twice"),
+        (["--set", "retention.ms=2d", "--retention", "2d"], "are the same setting"),
+        (["--retention", "soon"], "expected 7d"),
+        (["--partitions", "0"], "partitions"),
+        (["--format", "v9"], "native or v1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_explained(
+    invoke: Invoke, url: str, arguments: list[str], says: str
+) -> None:
+    assert says in error_of(invoke("stream", "create", url, "orders", *arguments))
+    assert "there are no streams" in error_of(invoke("stream", "list", url), 1)
+
+
+def test_list_has_a_line_for_each_stream(headwater_command: Run, invoke: Invoke, url: str) -> None:
+    for name in ("orders", "clicks", "gone"):
+        done(invoke("stream", "create", url, name, "--partitions", "2"))
+    done(invoke("stream", "delete", url, "gone", "--yes"))
+    lines = headwater_command("stream", "list", url).stdout.decode().splitlines()
+    assert [line.split()[0] for line in lines] == ["stream", "clicks", "orders"]
+    assert "7 days" in lines[1]
+    assert "\x1b[" not in "".join(lines)
+    found = json.loads(done(invoke("stream", "list", url, "--json")))
+    assert [stream["name"] for stream in found] == ["clicks", "orders"]
+
+
+def test_list_shows_the_others_when_one_takes_later_software(invoke: Invoke, url: str) -> None:
+    for name in ("orders", "clicks"):
+        done(invoke("stream", "create", url, name))
+    _rewrite(url, "clicks", reader_version=9, needs_release="3.0.0")
+    out = done(invoke("stream", "list", url))
+    assert "orders" in out
+    assert "clicks: to read stream 'clicks' takes stream format 9" in out
+    assert "upgrade to headwater 3.0.0" in out
+
+
+def _rewrite(url: str, name: str, **changes: Any) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            register = Register(store, f"streams/{name}/stream.json", dict[str, Any])
+            await register.update(lambda now: {**(now or {}), **changes})
+
+    asyncio.run(run())
+
+
+def test_describe_says_what_a_stream_is_and_how_it_stands(
+    invoke: Invoke, url: str, schema_file: Path
+) -> None:
+    create = ("stream", "create", url, "orders", "--partitions", "2")
+    done(invoke(*create, "--schema", str(schema_file)))
+
+    async def consume() -> None:
+        async with open_store(url) as store:
+            await (await open_stream(store, "orders")).taker(1).open("reports")
+
+    asyncio.run(consume())
+    out = done(invoke("stream", "describe", url, "orders"))
+    rows = [line.split() for line in out.splitlines()]
+    assert ["id", "int64", "not", "null", "version", "1"] in rows
+    assert ["0", "0", "0", "0", "B", "0", "1", "0", "nobody", "yet"] in rows
+    assert ["1", "0", "0", "0", "B", "0", "1", "1", "reports"] in rows
+    found = json.loads(done(invoke("stream", "describe", url, "orders", "--json")))
+    assert found["schemas"][0]["columns"][0] == {"name": "id", "type": "int64", "nullable": False}
+    assert [queue["group"] for queue in found["queues"]] == ["", "reports"]
+    assert found["queues"][1]["epoch"] == 1
+
+
+def test_describe_shows_a_partition_that_cannot_be_read(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    done(invoke("stream", "create", url, "orders", "--partitions", "2"))
+    for path in sorted((tmp_path / "store" / "streams" / "orders" / "1").rglob("*")):
+        if path.is_file():
+            path.unlink()
+    result = invoke("stream", "describe", url, "orders")
+    assert result.exit_code == 1
+    assert "see below" in result.stdout
+    assert "partition 1: " in result.stdout
+    found = invoke("stream", "describe", url, "orders", "--json")
+    assert found.exit_code == 1
+    assert "error" in json.loads(found.stdout)["queues"][1]
+
+
+def test_alter_says_what_it_changed_and_what_more_partitions_mean(
+    invoke: Invoke, url: str, schema_file: Path
+) -> None:
+    done(invoke("stream", "create", url, "orders", "--schema", str(schema_file)))
+    schema_file.write_text(json.dumps({**COLUMNS, "note": "string"}))
+    arguments = ("--partitions", "2", "--retention", "forever", "--schema", str(schema_file))
+    out = done(invoke("stream", "alter", url, "orders", *arguments))
+    assert "partitions: 1 → 2" in out
+    assert "retention_ms: 7 days → for ever" in out
+    assert "schema: version 2, 3 columns" in out
+    assert "may land on another partition" in out
+    assert opened(url).schema_version == 2
+    again = done(invoke("stream", "alter", url, "orders", *arguments))
+    assert "nothing to change" in again
+
+
+def test_an_incompatible_schema_is_refused_with_the_difference(
+    invoke: Invoke, url: str, schema_file: Path
+) -> None:
+    done(invoke("stream", "create", url, "orders", "--schema", str(schema_file)))
+    schema_file.write_text(json.dumps({"id": "string"}))
+    text = error_of(invoke("stream", "alter", url, "orders", "--schema", str(schema_file)))
+    assert "id    int64 not null → string: not a wider type" in text
+    assert "name  string → missing" in text
+    assert opened(url).schema_version == 1
+
+
+def test_delete_refuses_where_nobody_can_be_asked(invoke: Invoke, url: str) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    assert "say --yes" in error_of(invoke("stream", "delete", url, "orders"))
+    assert opened(url).name == "orders"
+
+
+@pytest.mark.parametrize(("answer", "status"), [(b"n\n", 1), (b"y\n", 0)])
+def test_delete_asks_on_a_terminal(
+    invoke: Invoke, url: str, answer: bytes, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    monkeypatch.setattr("headwater.cli.stream_commands._is_terminal", lambda: True)
+    result = CliRunner().invoke(app, ["stream", "delete", url, "orders"], input=answer)
+    assert "Delete stream orders and all of its records" in result.output
+    assert result.exit_code == status
+    assert (invoke("stream", "list", url).exit_code == 0) == bool(status)
+
+
+def test_delete_says_what_went(invoke: Invoke, url: str) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    out = done(invoke("stream", "delete", url, "orders", "--yes"))
+    assert "✓ deleted stream orders: 2 objects" in out
+    assert "went on deleting" in done(invoke("stream", "delete", url, "orders", "-y"))
+    text = error_of(invoke("stream", "describe", url, "orders"))
+    assert "'orders' was deleted" in text
+    assert "there is no stream" in error_of(invoke("stream", "delete", url, "other", "--yes"))
+
+
+def test_delete_says_what_is_left(
+    invoke: Invoke, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def partly(*_: object) -> DeletedReport:
+        return DeletedReport("orders", "x", objects=5, failed=2, cause="500 InternalError")
+
+    monkeypatch.setattr("headwater.buffer.stream.delete_stream", partly)
+    result = invoke("stream", "delete", url, "orders", "--yes")
+    assert result.exit_code == 1
+    assert "2 objects may still be there: delete it once more (500 InternalError)" in result.stdout

@@ -1,0 +1,329 @@
+"""What really happened to a native queue: every write and delete that the store ever applied.
+
+The truth is kept beside the objects and never read by the code under test. Each change is checked
+at the instant it is applied, so a broken promise is found where it was broken:
+
+- a chunk is created on a closed one, goes on densely, and never changes once it is closed;
+- a producer's sequences are dense, written by the life that opened last, each batch once, and
+  the batch is there when its entry is;
+- floors, epochs and what is acknowledged only go forward and agree with the chunks;
+- nothing at or above the floor is deleted, and the floor does not pass what is not acknowledged;
+- a producer's mark is that of a batch that was accepted.
+
+What is written at a number below the floor is no part of the queue: a request that was late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from headwater.buffer.queue import Descriptor, Placed
+from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
+from headwater.buffer.queue.native.records import Consumer, Queue, Shard, shard_name
+from headwater.core import limits
+from headwater.store import MemoryBackend, Version
+from headwater.store.backend import Condition
+from headwater.store.objects import Buffer
+from headwater.store.register import decode_envelope
+
+T = TypeVar("T")
+
+PREFIX = "streams/s/0/ingest/q"
+QUEUE_ID = "q"
+
+
+class Entered(msgspec.Struct, frozen=True):
+    """A batch of the queue, as it was appended."""
+
+    entry: ChunkEntry
+    producer: str
+    chunk: int
+    place: Placed
+
+
+class Truth:
+    """The queue as it is, whatever anybody was told."""
+
+    def __init__(
+        self, fail: Callable[[BaseException], None], now_s: Callable[[], float]
+    ) -> None:
+        """`fail` ends the history, also where the code under test would swallow an error."""
+        self._fail = fail
+        self._now_s = now_s
+        self.passed_s: dict[int, float] = {}
+        """When the floor passed a chunk."""
+        self.chunks: list[Chunk] = []
+        self.entered: list[Entered] = []
+        """By sequence."""
+        self.sequence_of: dict[str, int] = {}
+        """By batch id."""
+        self.queue = Queue(QUEUE_ID)
+        self.consumer = Consumer()
+        self.marks: dict[str, int] = {}
+        self.accepted: dict[str, list[Entered]] = {}
+        """By producer, in the order of the queue, since it was last forgotten."""
+        self.lives: dict[str, list[str]] = {}
+        """By producer: incarnations in the order in which they wrote themselves into its record,
+        from the latest whose opening stands in the queue."""
+        self.refused_ids: set[str] = set()
+        """Told to be below the floor before they were appended."""
+        self.forgotten: dict[str, int] = {}
+        self.zombies = 0
+
+    def check(self, holds: bool, message: str) -> None:
+        """End the history if a promise is broken."""
+        if not holds:
+            broken = AssertionError(message)
+            self._fail(broken)
+            raise broken
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence that the next batch gets."""
+        return len(self.entered)
+
+    def last_accepted(self, producer: str) -> Entered | None:
+        """The last batch of a producer."""
+        accepted = self.accepted.get(producer)
+        return accepted[-1] if accepted else None
+
+    def is_live(self, sequence: int) -> bool:
+        """Whether a batch is still there for a reader."""
+        return sequence >= self.queue.floor_sequence
+
+    # What the store applied
+
+    def wrote(self, key: str, data: bytes, objects: RecordingBackend) -> None:
+        """A write was applied."""
+        folder, _, name = key.removeprefix(f"{PREFIX}/").partition("/")
+        if folder == "chunks":
+            self._wrote_chunk(int(name), data, objects)
+        elif folder == "queue.json":
+            self._moved_floor(_value(key, data, Queue))
+        elif folder == "consumer.json":
+            self._moved_consumer(_value(key, data, Consumer))
+        elif folder == "producers":
+            self._marked(name, _value(key, data, Shard))
+
+    def deleted(self, key: str) -> None:
+        """A delete was applied to something that was there."""
+        folder, _, name = key.removeprefix(f"{PREFIX}/").partition("/")
+        if folder == "chunks":
+            floor = self.queue.chunk_floor
+            self.check(int(name) < floor, f"chunk {name} was deleted; the floor is {floor}")
+            for_s = self._now_s() - self.passed_s[int(name)]
+            settled = for_s > 0.99 * limits.FLOOR_SETTLE_S
+            self.check(settled, f"chunk {name} was deleted {for_s} s after the floor passed it")
+        elif folder == "batches":
+            sequence = self.sequence_of.get(name)
+            self.check(
+                sequence is None or not self.is_live(sequence),
+                f"batch {sequence} was deleted; the floor is {self.queue.floor_sequence} and "
+                f"{self.consumer.sequence} is not acknowledged",
+            )
+        else:
+            self.check(False, f"{key} was deleted")
+
+    def _wrote_chunk(self, number: int, data: bytes, objects: RecordingBackend) -> None:
+        if number < self.queue.chunk_floor:
+            self.zombies += 1
+            return
+        chunk = decode_chunk(data, queue_id=QUEUE_ID, number=number)
+        if number < len(self.chunks):
+            before = self.chunks[number]
+            self.check(not before.closed, f"chunk {number} was closed and changed")
+        else:
+            before = self._base_of(chunk)
+            self.chunks.append(before)
+        self._check_grown(before, chunk)
+        self.chunks[number] = chunk
+        for opening in chunk.recent_openings[: chunk.openings - before.openings]:
+            self._opened(opening)
+        known = len(before.entries)
+        for entry, place in list(zip(chunk.entries, chunk.places(), strict=True))[known:]:
+            self._enter(chunk, before, entry, place, objects)
+
+    def _base_of(self, chunk: Chunk) -> Chunk:
+        """What a chunk that is created grows from: the one before, which is closed."""
+        number = chunk.number
+        self.check(number == len(self.chunks), f"chunk {number} follows {len(self.chunks) - 1}")
+        if not number:
+            return chunk
+        self.check(self.chunks[-1].closed, f"chunk {number} was created on an open one")
+        return self.chunks[-1].follower()
+
+    def _check_grown(self, before: Chunk, after: Chunk) -> None:
+        what = f"chunk {before.number}"
+        self.check(after.entries[: len(before.entries)] == before.entries, f"{what} lost entries")
+        self.check(after.owners[: len(before.owners)] == before.owners, f"{what} lost owners")
+        self.check(after.batch_floor >= before.batch_floor, f"{what}: the floor went down")
+        opened = after.openings - before.openings
+        self.check(opened >= 0, f"{what}: openings are not counted")
+        kept = max(0, min(len(before.recent_openings), len(after.recent_openings) - opened))
+        self.check(
+            after.recent_openings[opened:] == before.recent_openings[:kept],
+            f"{what} lost openings",
+        )
+        fields = ("number", "first_sequence", "first_lsn", "bytes_before", "max_ms_before")
+        for name in fields:
+            self.check(getattr(after, name) == getattr(before, name), f"{what}: {name} changed")
+
+    def _opened(self, opening: Owner) -> None:
+        lives = self.lives.get(opening.producer, [])
+        # A life before that has lost its place, or was forgotten, and will find out.
+        if opening.incarnation in lives:
+            del lives[: lives.index(opening.incarnation)]
+
+    def is_latest(self, producer: str, incarnation: str) -> bool:
+        """Whether no later life of this producer has its opening in the queue."""
+        return incarnation in self.lives.get(producer, [])
+
+    def _enter(
+        self,
+        chunk: Chunk,
+        before: Chunk,
+        entry: ChunkEntry,
+        place: Placed,
+        objects: RecordingBackend,
+    ) -> None:
+        producer, incarnation = chunk.owners[entry.owner].producer, chunk.owners[entry.owner].incarnation
+        what = f"batch {place.sequence} of {producer}"
+        self.check(place.sequence == self.next_sequence, f"{what} follows {self.next_sequence - 1}")
+        self.check(self.is_latest(producer, incarnation), f"{what}: an earlier life appended it")
+        last = self.last_accepted(producer)
+        expected = last.entry.producer_sequence + 1 if last else 1
+        self.check(
+            entry.producer_sequence == expected,
+            f"{what} has producer sequence {entry.producer_sequence}, not {expected}",
+        )
+        self.check(entry.batch_id not in self.sequence_of, f"{what} is there twice")
+        self.check(entry.batch_id not in self.refused_ids, f"{what} was told to be refused")
+        if entry.inline is None:
+            above = entry.batch_id > before.batch_floor
+            self.check(above, f"{what} is not above the floor of the batches")
+            there = objects.has(f"{PREFIX}/batches/{entry.batch_id}")
+            self.check(there, f"{what} was appended and is not there")
+        entered = Entered(entry, producer, chunk.number, place)
+        self.sequence_of[entry.batch_id] = place.sequence
+        self.entered.append(entered)
+        self.accepted.setdefault(producer, []).append(entered)
+
+    def _moved_floor(self, queue: Queue) -> None:
+        before, self.queue = self.queue, queue
+        self.check(queue.batch_floor >= before.batch_floor, "the floor of the batches went down")
+        number = queue.chunk_floor
+        self.check(number >= before.chunk_floor, "the floor of the chunks went down")
+        self.check(number < max(1, len(self.chunks)), "the floor passed the last chunk")
+        for passed in range(before.chunk_floor, number):
+            self.passed_s[passed] = self._now_s()
+        if number:
+            below = self.chunks[number - 1]
+            self.check(below.closed, f"the floor passed chunk {number - 1}, which is open")
+            floors = (below.next_sequence, below.next_lsn)
+            self.check((queue.floor_sequence, queue.floor_lsn) == floors, "floors do not agree")
+        acked = self.consumer.sequence
+        self.check(
+            queue.floor_sequence <= acked, f"floor {queue.floor_sequence} passed {acked}, pending"
+        )
+
+    def _moved_consumer(self, consumer: Consumer) -> None:
+        before, self.consumer = self.consumer, consumer
+        self.check(consumer.epoch - before.epoch in (0, 1), "an epoch was skipped or went back")
+        self.check(consumer.sequence >= before.sequence, "what is acknowledged went back")
+        self.check(consumer.sequence <= self.next_sequence, "what is not there is acknowledged")
+        if not consumer.sequence:
+            return
+        through = self.entered[: consumer.sequence]
+        last = through[-1]
+        sums = (last.place.first_lsn + last.entry.rows, sum(e.entry.size_bytes for e in through))
+        self.check((consumer.lsn, consumer.bytes) == sums, "acknowledged LSN or bytes are wrong")
+        self.check(consumer.chunk == last.chunk, "the last acknowledged batch stands elsewhere")
+
+    def _marked(self, name: str, shard: Shard) -> None:
+        gone = [known for known in self.marks if self._shard(known) == name]
+        for producer in gone:
+            if producer not in shard.producers:
+                del self.marks[producer]
+                self._forget(producer)
+        for producer, record in shard.producers.items():
+            lives = self.lives.setdefault(producer, [])
+            if lives[-1:] != [record.incarnation]:
+                if record.incarnation in lives:  # it was interrupted and opens again
+                    lives.remove(record.incarnation)
+                lives.append(record.incarnation)
+            mark = record.mark
+            self.marks[producer] = mark.producer_sequence if mark else 0
+            if mark is None:
+                continue
+            entered = self.accepted.get(producer, [])
+            known = {one.entry.producer_sequence: one for one in entered}
+            found = known.get(mark.producer_sequence)
+            self.check(found is not None, f"{producer}: the mark is of a batch never accepted")
+            assert found is not None
+            told = (Placed(mark.sequence, mark.first_lsn), mark.chunk, mark.metadata)
+            real = (found.place, found.chunk, found.entry.metadata)
+            self.check(told == real, f"{producer}: the mark is not of the batch it names")
+
+    def _forget(self, producer: str) -> None:
+        """The mark was dropped: the producer begins anew, and no earlier life may append."""
+        self.forgotten[producer] = self.forgotten.get(producer, 0) + 1
+        self.accepted.pop(producer, None)
+        self.lives.pop(producer, None)
+
+    @staticmethod
+    def _shard(producer: str) -> str:
+        return f"{shard_name(producer)}.json"
+
+    # What readers are told
+
+    def check_descriptor(self, told: Descriptor) -> None:
+        """A reader was handed the batch that has this sequence."""
+        self.check(told.sequence < self.next_sequence, f"batch {told.sequence} does not exist")
+        real = self.entered[told.sequence]
+        entry = real.entry
+        same = (
+            told.batch_id == entry.batch_id
+            and told.first_lsn == real.place.first_lsn
+            and told.rows == entry.rows
+            and told.size_bytes == entry.size_bytes
+            and (told.min_ms, told.max_ms) == (entry.min_ms, entry.max_ms)
+            and told.producer == real.producer
+            and told.producer_sequence == entry.producer_sequence
+            and told.metadata == entry.metadata
+            and told.inline == entry.inline
+        )
+        self.check(same, f"batch {told.sequence} is {entry.batch_id}, and {told} was delivered")
+
+
+class RecordingBackend(MemoryBackend):
+    """Tells the truth of every change."""
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(versions_by_content=True)
+        self._truth = truth
+
+    def has(self, key: str) -> bool:
+        """Whether an object is there at this instant."""
+        return key in self._objects
+
+    def keys(self, folder: str) -> list[str]:
+        """What is there at this instant."""
+        return sorted(key for key in self._objects if key.startswith(f"{PREFIX}/{folder}/"))
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        version = await super().put(key, data, condition)
+        self._truth.wrote(key, bytes(data), self)
+        return version
+
+    async def delete(self, key: str) -> None:
+        there = key in self._objects
+        await super().delete(key)
+        if there:
+            self._truth.deleted(key)
+
+
+def _value(key: str, data: bytes, kind: type[T]) -> T:
+    return msgspec.json.decode(decode_envelope(key, data).value, type=kind)

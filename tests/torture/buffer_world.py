@@ -1,0 +1,188 @@
+"""One history's store, network, faults, clocks and processes.
+
+A network here does what `FaultyStore` does, and one thing more: a request may be carried out a
+second time, much later, as when a proxy or a kernel buffer comes back to life. To a queue whose
+chunks are deleted these are the worst: a number that was free twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from headwater.buffer.queue.native import (
+    NativeAppender,
+    NativeCollector,
+    NativeLooker,
+    NativeTaker,
+    chunks,
+    create_native_queue,
+    reading,
+)
+from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.store import Store, Version
+from headwater.store.backend import Condition, PreconditionFailed
+from headwater.store.objects import Buffer
+from headwater.testing import Faults, FaultyStore, Process, Simulation
+from tests.torture.buffer_truth import PREFIX, QUEUE_ID, RecordingBackend, Truth
+
+DAY_S = 24 * 3600.0
+DAY_MS = 24 * 3600 * 1000
+SKEWS_MS = (0, 0, 1_000, -60_000, DAY_MS, -DAY_MS, 3 * DAY_MS, -3 * DAY_MS)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a history is built from. A planted bug replaces one of them."""
+
+    appender: type[NativeAppender] = NativeAppender
+    taker: type[NativeTaker] = NativeTaker
+    looker: type[NativeLooker] = NativeLooker
+    collector: type[NativeCollector] = NativeCollector
+    replaced: tuple[tuple[Any, str, Any], ...] = field(default=())
+    """Owner, name, and what stands there instead."""
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Put the bug in place."""
+        with contextlib.ExitStack() as stack:
+            for owner, name, instead in self.replaced:
+                stack.enter_context(mock.patch.object(owner, name, instead))
+            yield
+
+
+SOUND = Parts()
+
+
+class EchoingStore(FaultyStore):
+    """A faulty store that may carry out a write once more, long after."""
+
+    def __init__(self, *args: Any, echo: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._echo = echo
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        if condition is not None and not self.calm and self._random.random() < self._echo:
+            content = bytes(data)
+
+            async def again() -> None:
+                await self._late(
+                    "echo", key, lambda: self._inner.put(key, content, condition)
+                )
+
+            self._spawn(again(), name=f"echo {key}")
+        return await super().put(key, data, condition)
+
+
+class World:
+    """What all actors of a history share."""
+
+    def __init__(self, simulation: Simulation, parts: Parts) -> None:
+        self.simulation = simulation
+        self.random = simulation.random
+        self.parts = parts
+        self.truth = Truth(simulation._loop.fail, lambda: simulation.now_s)
+        self.backend = RecordingBackend(self.truth)
+        self.gentle = self.random.random() < 0.1
+        self._outside = contextvars.copy_context()
+        self.network = EchoingStore(
+            self.backend,
+            Faults() if self.gentle else Faults.swarm(simulation.stream("swarm")),
+            simulation.stream("faults"),
+            echo=0.0 if self.gentle else self.random.choice((0.0, 0.1, 0.5)),
+            record=simulation.record,
+            spawn=self._spawn_outside,
+        )
+        # Where a request costs no network, the end is found by asking and not by listing.
+        self.network.is_local = self.random.random() < 0.5
+        patient = self.random.random() < 0.5
+        # Without timeouts a stall is a client that stands still; with them it is a lost response.
+        self.policy = (
+            RetryPolicy(attempts=12, deadline_s=1e9, attempt_timeout_s=1e8)
+            if patient
+            else RetryPolicy(attempts=3, deadline_s=40, attempt_timeout_s=10)
+        )
+        self.over = False
+
+    def _spawn_outside(self, coroutine: Coroutine[Any, Any, Any], *, name: str) -> object:
+        """A request on its way outlives the process that sent it."""
+        return self._outside.copy().run(self.simulation.spawn, coroutine, name=name)
+
+    @contextlib.contextmanager
+    def small_limits(self) -> Iterator[None]:
+        """Limits so small that a short history reaches them."""
+        draw = self.random.choice
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in (
+                (limits, "CHUNK_MAX_ENTRIES", draw((1, 2, 4, 256))),
+                (limits, "CHUNK_OPENINGS", draw((1, 2, 16))),
+                (limits, "PRODUCER_EXPIRY_MS", draw((1000, 3_600_000, 7 * DAY_MS))),
+                (limits, "GC_CHUNKS", draw((1, 3, 1000))),
+                (limits, "GC_LISTED", draw((2, 10_000))),
+                (limits, "GC_SHARDS", draw((1, 64))),
+                (limits, "GC_REFERENCED", draw((2, 50_000))),
+                (limits, "GC_PARALLEL", draw((2, 16))),
+                (chunks, "LISTED_MAX", draw((1, 1000))),
+                (chunks, "READ_AHEAD", draw((2, 16))),
+                (reading, "READ_AHEAD", draw((2, 16))),
+            ):
+                stack.enter_context(mock.patch.object(owner, name, value))
+            yield
+
+    def store(self) -> Store:
+        """A client of its own, over the shared network."""
+        return Store(self.network, policy=self.policy)
+
+    def appender(self, producer: str, *, pace_s: float = 0.0) -> NativeAppender:
+        """A producer's door."""
+        return self.parts.appender(self.store(), PREFIX, QUEUE_ID, producer, pace_s=pace_s)
+
+    def taker(self) -> NativeTaker:
+        """The consumer's door."""
+        return self.parts.taker(self.store(), PREFIX, QUEUE_ID)
+
+    def looker(self) -> NativeLooker:
+        """Everybody's door."""
+        return self.parts.looker(self.store(), PREFIX, QUEUE_ID)
+
+    def collector(self) -> NativeCollector:
+        """The collector's door."""
+        return self.parts.collector(self.store(), PREFIX, QUEUE_ID)
+
+    def process(self, name: str) -> Process:
+        """A process whose clock is off by up to days."""
+        skew_ms = self.random.choice(SKEWS_MS)
+        return self.simulation.process(name, skew_ms=skew_ms, drift_ppm=self.random.choice((0, 500)))
+
+    async def create(self) -> None:
+        """Make the queue, before anything goes wrong."""
+        self.network.calm = True
+        await create_native_queue(self.store(), PREFIX, QUEUE_ID)
+        self.network.calm = False
+
+    async def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, lives: int) -> None:
+        """Run lives of an actor one after the other, killing and freezing them on the way.
+
+        A life that is frozen may be left behind: the next one begins, and it wakes up later.
+        """
+        for life in range(lives):
+            process = self.process(name)
+            process.spawn(work())
+            if self.gentle:
+                await process.wait()
+                continue
+            if self.random.random() < 0.4:
+                await runtime.sleep(self.random.expovariate(1.0))
+                process.freeze(self.random.choice((1.0, 60.0, 3600.0, 2 * DAY_S, 10 * DAY_S)) * self.random.random())
+                if self.random.random() < 0.5:
+                    await runtime.sleep(self.random.expovariate(1.0))
+                    continue
+            if life < lives - 1 and self.random.random() < 0.5:
+                await runtime.sleep(self.random.expovariate(0.5))
+                process.kill()
+            await process.wait()
