@@ -2,83 +2,108 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
-from collections import Counter
+import sys
 from pathlib import Path
 
-from headwater.cli.demo_count import Count, count_entries, count_updates, read_reports
-from headwater.store import Entry
+import pytest
+
+from headwater.cli.demo_consumer import _last_line
+from headwater.cli.demo_count import Count, accepted_numbers, count, delivered_numbers
+from headwater.cli.demo_process import DemoProcess, Tail
+from headwater.core.errors import HeadwaterError
 from tests.cli.conftest import Run
 
 
-def test_the_demo_kills_a_process_and_finds_everything_once(
+def test_the_demo_kills_a_producer_and_the_consumer_and_finds_everything_once(
     headwater_command: Run, tmp_path: Path
 ) -> None:
-    done = headwater_command("demo", "--workers=2", "--entries=30")
+    done = headwater_command("demo", "--producers=2", "--records=600", "--seconds=1")
     text = done.stdout.decode()
     assert done.returncode == 0, done.stderr
-    assert "every accepted entry is there exactly once: yes" in text
-    assert re.search(r"worker-2 killed after \d+ entries", text)
-    for row in ("entries of the sequence", "updates of the register"):
+    assert "every accepted record delivered once, in order: yes" in text
+    assert re.search(r"producer-2 killed with \d+ records accepted", text)
+    assert re.search(r"the consumer killed with \d+ records written down", text)
+    for row in ("producer-1 ", "producer-2*"):
         [line] = [line for line in text.splitlines() if line.startswith(row)]
-        accepted, found, unreported, lost, doubled = map(int, line.split()[-5:])
-        assert (lost, doubled) == (0, 0)
-        assert found == accepted + unreported
-        assert accepted > 40
-        assert unreported <= 1
+        assert line.split()[1:] == ["600", "600", "0", "0", "0"]
+    assert re.search(r"total +1,200 +1,200 +0 +0 +0", text)
     [root] = tmp_path.glob("headwater-demo-*")
-    _, _, after = text.partition("next:\n")
-    commands = [line.strip() for line in after.splitlines()]
-    assert [command.split()[-2:] for command in commands] == [
-        ["ls", f"file://{root}/store"],
-        [f"file://{root}/store", "updates"],
-        ["check", f"file://{root}/store"],
-        ["-r", str(root)],
-    ]
-    listed = subprocess.run(commands[0], shell=True, check=True, capture_output=True)
-    assert b"  updates\n" in listed.stdout
+    commands = [line.strip() for line in text.partition("next:\n")[2].splitlines()]
+    assert commands[-1] == f"rm -r {root}"
+    shown = [_pasted(command) for command in commands]
+    assert shown[0].splitlines()[0].startswith("producer-")
+    assert shown[0].count("\n") == 5
+    assert re.search(r"0 +0 +0 +0 B +0.0", shown[1])
+    assert "events" in shown[2] or "partitions" in shown[2]
+    assert shown[3].startswith("✓ queue of stream events, partition 0: good")
+    assert re.search(r"pending batches +0", shown[3])
+    assert not root.exists()
 
 
-def entries(*names: str) -> list[Entry]:
-    return [Entry(number, name.encode()) for number, name in enumerate(names)]
+def _pasted(command: str) -> str:
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
 
 
-def test_reports_are_put_together_and_a_torn_line_says_nothing() -> None:
-    told = read_reports(["entry a.1:0 0\nupdate a.1 1\nentry a.1:1 2\nup", "entry b.1:0 1\n", ""])
-    assert told.entries == {"a.1:0": 0, "a.1:1": 2, "b.1:0": 1}
-    assert told.updates == Counter({"a.1": 1})
+def test_everything_that_was_accepted_is_counted_over_all_lives() -> None:
+    report = "resumed 0\naccepted 1 20\naccepted 21 40\nresumed 60\naccepted 61 65\naccep"
+    assert accepted_numbers(report) == set(range(1, 66))
 
 
-def test_entries_that_are_all_there() -> None:
-    count = count_entries({"a.1:0": 0, "b.1:0": 1}, entries("a.1:0", "b.1:0"), set())
-    assert count == Count(accepted=2, found=2, unreported=0, lost=0, doubled=0)
-    assert count.is_exact
+def test_what_was_delivered_is_told_apart_by_producer() -> None:
+    assert delivered_numbers(["a:1", "b:1", "a:2"]) == {"a": [1, 2], "b": [1]}
 
 
-def test_an_entry_that_is_gone_or_elsewhere_is_lost() -> None:
-    assert count_entries({"a.1:0": 0, "a.1:1": 1}, entries("a.1:0"), set()).lost == 1
-    moved = count_entries({"a.1:0": 0, "a.1:1": 1}, entries("a.1:1", "a.1:0"), set())
-    assert moved.lost == 2
-    assert not moved.is_exact
+@pytest.mark.parametrize(
+    ("delivered", "expected"),
+    [
+        ([1, 2, 3], Count(3, 3, 0, 0, 0)),
+        ([1, 3], Count(3, 2, 1, 0, 0)),
+        ([1, 2, 2, 3], Count(3, 4, 0, 1, 0)),
+        ([1, 3, 2], Count(3, 3, 0, 0, 1)),
+        ([1, 2, 3, 2, 3], Count(3, 5, 0, 2, 1)),
+        # Accepted just before a kill, and nobody was told: not lost, and not doubled either.
+        ([1, 2, 3, 4], Count(3, 4, 0, 0, 0)),
+    ],
+)
+def test_lost_doubled_and_disordered_records_are_counted(
+    delivered: list[int], expected: Count
+) -> None:
+    found = count({1, 2, 3}, delivered)
+    assert found == expected
+    assert found.is_exact == (expected[2:] == (0, 0, 0))
 
 
-def test_an_entry_that_is_there_twice_is_doubled() -> None:
-    count = count_entries({"a.1:0": 1}, entries("a.1:0", "a.1:0"), {"a.1"})
-    assert (count.doubled, count.lost, count.is_exact) == (1, 0, False)
+def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "file")
+    assert tail.lines() == []
+    (tmp_path / "file").write_bytes(b"a\nb")
+    assert tail.lines() == [b"a"]
+    (tmp_path / "file").write_bytes(b"a\nbc\n")
+    assert tail.lines() == [b"bc"]
+    assert tail.lines() == []
 
 
-def test_a_killed_run_may_have_one_entry_that_nobody_was_told_of() -> None:
-    found = entries("a.1:0", "a.1:1")
-    assert count_entries({"a.1:0": 0}, found, {"a.1"}).unreported == 1
-    assert count_entries({"a.1:0": 0}, found, {"a.1"}).is_exact
-    # A run that was not killed reported everything it was told: this one came from nowhere.
-    assert count_entries({"a.1:0": 0}, found, set()).doubled == 1
-    assert count_entries({}, found, {"a.1"}).doubled == 1
+def test_a_torn_line_of_the_ledger_is_cut_off(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    assert _last_line(ledger) is None
+    whole = b'{"sequence":4,"through":9,"values":["a:1"]}\n'
+    ledger.write_bytes(whole + b'{"sequence":5,"thr')
+    last = _last_line(ledger)
+    assert last is not None
+    assert (last.sequence, last.through) == (4, 9)
+    assert ledger.read_bytes() == whole
 
 
-def test_updates_are_counted_by_run() -> None:
-    exact = count_updates({"a.1": 3, "b.1": 2}, {"a.1": 4, "b.1": 2}, {"a.1"})
-    assert exact == Count(accepted=5, found=6, unreported=1, lost=0, doubled=0)
-    assert count_updates({"a.1": 3, "b.1": 2}, {"a.1": 4, "b.1": 1}, set()) == Count(5, 5, 0, 1, 1)
-    assert count_updates({"a.1": 1}, {}, {"a.1"}).lost == 1
+def test_a_process_that_fails_is_noticed_with_its_last_words(tmp_path: Path) -> None:
+    process = DemoProcess("it", "headwater.cli.no_such_module", [], tmp_path / "log")
+    process.start()
+    assert process.process is not None
+    process.process.wait(60)
+    with pytest.raises(HeadwaterError, match=r"it failed: .*no_such_module"):
+        assert process.is_done
+    assert os.path.basename(sys.executable) in process.log.read_text()

@@ -87,3 +87,19 @@ def test_a_prefix_is_a_folder() -> None:
 def test_a_prefix_obeys_the_rules_of_keys(prefix: str) -> None:
     with pytest.raises(BadKey):
         check_prefix(prefix)
+
+
+@pytest.mark.parametrize(
+    "key", ["räume/水.batch", "a b/c", "a%20b", "a~b#c", "a+b/c&d;e:f@g,h$", "x" * 1024]
+)
+def test_a_key_that_other_software_chose_is_taken_as_it_is(key: str) -> None:
+    assert check_key(key, foreign=True) == key
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/a", "a/", "a//b", "../a", "a/../../b", ".", ".headwater/locks/00", "a\nb", "x" * 1025],
+)
+def test_a_foreign_key_leads_nowhere_else(key: str) -> None:
+    with pytest.raises(BadKey):
+        check_key(key, foreign=True)

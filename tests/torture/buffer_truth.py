@@ -28,6 +28,7 @@ from headwater.store import MemoryBackend, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
+from headwater.testing import Simulation
 
 T = TypeVar("T")
 
@@ -48,11 +49,14 @@ class Truth:
     """The queue as it is, whatever anybody was told."""
 
     def __init__(
-        self, fail: Callable[[BaseException], None], now_s: Callable[[], float]
+        self, simulation: Simulation, may_expire: Callable[[int, int], bool]
     ) -> None:
-        """`fail` ends the history, also where the code under test would swallow an error."""
-        self._fail = fail
-        self._now_s = now_s
+        """`may_expire` says of a batch, by its latest time and the bytes after it, whether any
+        collector may let it go once it is acknowledged."""
+        self._simulation = simulation
+        self._may_expire = may_expire
+        self.hold_below: str | None = None
+        """The floor of the batches stays below this."""
         self.passed_s: dict[int, float] = {}
         """When the floor passed a chunk."""
         self.chunks: list[Chunk] = []
@@ -77,7 +81,8 @@ class Truth:
         """End the history if a promise is broken."""
         if not holds:
             broken = AssertionError(message)
-            self._fail(broken)
+            # Also where the code under test would swallow the error.
+            self._simulation._loop.fail(broken)
             raise broken
 
     @property
@@ -114,7 +119,7 @@ class Truth:
         if folder == "chunks":
             floor = self.queue.chunk_floor
             self.check(int(name) < floor, f"chunk {name} was deleted; the floor is {floor}")
-            for_s = self._now_s() - self.passed_s[int(name)]
+            for_s = self._simulation.now_s - self.passed_s[int(name)]
             settled = for_s > 0.99 * limits.FLOOR_SETTLE_S
             self.check(settled, f"chunk {name} was deleted {for_s} s after the floor passed it")
         elif folder == "batches":
@@ -217,13 +222,21 @@ class Truth:
         number = queue.chunk_floor
         self.check(number >= before.chunk_floor, "the floor of the chunks went down")
         self.check(number < max(1, len(self.chunks)), "the floor passed the last chunk")
-        for passed in range(before.chunk_floor, number):
-            self.passed_s[passed] = self._now_s()
         if number:
             below = self.chunks[number - 1]
             self.check(below.closed, f"the floor passed chunk {number - 1}, which is open")
             floors = (below.next_sequence, below.next_lsn)
             self.check((queue.floor_sequence, queue.floor_lsn) == floors, "floors do not agree")
+        held = self.hold_below is None or queue.batch_floor < self.hold_below
+        self.check(held, "the floor of the batches passed what somebody holds")
+        total = self.chunks[-1].bytes_through if self.chunks else 0
+        for passed in range(before.chunk_floor, number):
+            self.passed_s[passed] = self._simulation.now_s
+            chunk = self.chunks[passed]
+            if chunk.entries:
+                max_ms = max(entry.max_ms for entry in chunk.entries)
+                expired = self._may_expire(max_ms, total - chunk.bytes_through)
+                self.check(expired, f"the floor passed chunk {passed}, which is kept")
         acked = self.consumer.sequence
         self.check(
             queue.floor_sequence <= acked, f"floor {queue.floor_sequence} passed {acked}, pending"

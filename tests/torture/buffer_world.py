@@ -1,8 +1,8 @@
 """One history's store, network, faults, clocks and processes.
 
 A network here does what `FaultyStore` does, and one thing more: a request may be carried out a
-second time, much later, as when a proxy or a kernel buffer comes back to life. To a queue whose
-chunks are deleted these are the worst: a number that was free twice.
+second time, much later, as when a proxy or a socket's buffer comes back to life. To a queue whose
+chunks are deleted these are the worst: they find a number free that was taken before.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from headwater.buffer.queue import Retention
 from headwater.buffer.queue.native import (
     NativeAppender,
     NativeCollector,
@@ -21,19 +22,23 @@ from headwater.buffer.queue.native import (
     NativeTaker,
     chunks,
     create_native_queue,
+    marks,
     reading,
 )
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
+from headwater.core.ids import encode_ulid
 from headwater.store import Store, Version
-from headwater.store.backend import Condition, PreconditionFailed
+from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
 from headwater.testing import Faults, FaultyStore, Process, Simulation
 from tests.torture.buffer_truth import PREFIX, QUEUE_ID, RecordingBackend, Truth
 
 DAY_S = 24 * 3600.0
 DAY_MS = 24 * 3600 * 1000
-SKEWS_MS = (0, 0, 1_000, -60_000, DAY_MS, -DAY_MS, 3 * DAY_MS, -3 * DAY_MS)
+SKEW_MAX_MS = 3 * DAY_MS
+SKEWS_MS = (0, 0, 1_000, -60_000, DAY_MS, -DAY_MS, SKEW_MAX_MS, -SKEW_MAX_MS)
+FREEZES_S = (1.0, 60.0, 3600.0, 2 * DAY_S, 10 * DAY_S)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Parts:
     taker: type[NativeTaker] = NativeTaker
     looker: type[NativeLooker] = NativeLooker
     collector: type[NativeCollector] = NativeCollector
-    replaced: tuple[tuple[Any, str, Any], ...] = field(default=())
+    replaced: tuple[tuple[Any, str, Any], ...] = ()
     """Owner, name, and what stands there instead."""
 
     @contextlib.contextmanager
@@ -60,7 +65,7 @@ SOUND = Parts()
 
 
 class EchoingStore(FaultyStore):
-    """A faulty store that may carry out a write once more, long after."""
+    """A faulty store that may carry out a conditional write once more, long after."""
 
     def __init__(self, *args: Any, echo: float, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -69,13 +74,8 @@ class EchoingStore(FaultyStore):
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         if condition is not None and not self.calm and self._random.random() < self._echo:
             content = bytes(data)
-
-            async def again() -> None:
-                await self._late(
-                    "echo", key, lambda: self._inner.put(key, content, condition)
-                )
-
-            self._spawn(again(), name=f"echo {key}")
+            again = self._late("echo", key, lambda: self._inner.put(key, content, condition))
+            self._spawn(again, name=f"echo {key}")
         return await super().put(key, data, condition)
 
 
@@ -86,7 +86,7 @@ class World:
         self.simulation = simulation
         self.random = simulation.random
         self.parts = parts
-        self.truth = Truth(simulation._loop.fail, lambda: simulation.now_s)
+        self.truth = Truth(simulation, self._may_expire)
         self.backend = RecordingBackend(self.truth)
         self.gentle = self.random.random() < 0.1
         self._outside = contextvars.copy_context()
@@ -107,7 +107,39 @@ class World:
             if patient
             else RetryPolicy(attempts=3, deadline_s=40, attempt_timeout_s=10)
         )
+        self.hold_below = self._draw_hold()
+        self.retentions: list[Retention] = []
         self.over = False
+
+    def _draw_hold(self) -> str | None:
+        """Somebody may hold the floor of the batches, in the midst of the ids to come."""
+        if self.random.random() < 0.8:
+            return None
+        at_ms = runtime.wall_ms() + self.random.randint(-DAY_MS, DAY_MS)
+        self.truth.hold_below = encode_ulid(at_ms << 80)
+        return self.truth.hold_below
+
+    def retention(self) -> Retention:
+        """How long one of the collectors keeps what is acknowledged."""
+        draw = self.random.choice
+        retention = Retention(
+            retention_ms=draw((0, 0, 0, 1000, 3_600_000, None)),
+            retention_bytes=draw((None, None, None, 0, 200)),
+            grace_ms=draw((0, 0, 1000, 600_000)),
+            hold_below=self.hold_below,
+        )
+        self.retentions.append(retention)
+        return retention
+
+    def _may_expire(self, max_ms: int, bytes_after: int) -> bool:
+        """Whether any collector, however wrong its clock, may let such a batch go."""
+        at_ms = runtime.current().wall_ms() if self.over else self.simulation.runtime.wall_ms()
+        at_ms += SKEW_MAX_MS + int(self.simulation.now_s)
+        return any(
+            (one.retention_ms is not None and max_ms <= at_ms - one.retention_ms)
+            or (one.retention_bytes is not None and bytes_after >= one.retention_bytes)
+            for one in self.retentions
+        )
 
     def _spawn_outside(self, coroutine: Coroutine[Any, Any, Any], *, name: str) -> object:
         """A request on its way outlives the process that sent it."""
@@ -117,6 +149,7 @@ class World:
     def small_limits(self) -> Iterator[None]:
         """Limits so small that a short history reaches them."""
         draw = self.random.choice
+        read_ahead = draw((2, 16))
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
                 (limits, "CHUNK_MAX_ENTRIES", draw((1, 2, 4, 256))),
@@ -128,8 +161,9 @@ class World:
                 (limits, "GC_REFERENCED", draw((2, 50_000))),
                 (limits, "GC_PARALLEL", draw((2, 16))),
                 (chunks, "LISTED_MAX", draw((1, 1000))),
-                (chunks, "READ_AHEAD", draw((2, 16))),
-                (reading, "READ_AHEAD", draw((2, 16))),
+                (chunks, "READ_AHEAD", read_ahead),
+                (marks, "READ_AHEAD", read_ahead),
+                (reading, "READ_AHEAD", read_ahead),
             ):
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
@@ -154,18 +188,20 @@ class World:
         """The collector's door."""
         return self.parts.collector(self.store(), PREFIX, QUEUE_ID)
 
-    def process(self, name: str) -> Process:
-        """A process whose clock is off by up to days."""
-        skew_ms = self.random.choice(SKEWS_MS)
-        return self.simulation.process(name, skew_ms=skew_ms, drift_ppm=self.random.choice((0, 500)))
-
     async def create(self) -> None:
         """Make the queue, before anything goes wrong."""
         self.network.calm = True
         await create_native_queue(self.store(), PREFIX, QUEUE_ID)
         self.network.calm = False
 
-    async def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, lives: int) -> None:
+    def process(self, name: str) -> Process:
+        """A process whose clock is off by up to days."""
+        skew_ms, drift_ppm = self.random.choice(SKEWS_MS), self.random.choice((0, 500))
+        return self.simulation.process(name, skew_ms=skew_ms, drift_ppm=drift_ppm)
+
+    async def run(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, lives: int
+    ) -> None:
         """Run lives of an actor one after the other, killing and freezing them on the way.
 
         A life that is frozen may be left behind: the next one begins, and it wakes up later.
@@ -178,7 +214,7 @@ class World:
                 continue
             if self.random.random() < 0.4:
                 await runtime.sleep(self.random.expovariate(1.0))
-                process.freeze(self.random.choice((1.0, 60.0, 3600.0, 2 * DAY_S, 10 * DAY_S)) * self.random.random())
+                process.freeze(self.random.choice(FREEZES_S) * self.random.random())
                 if self.random.random() < 0.5:
                     await runtime.sleep(self.random.expovariate(1.0))
                     continue

@@ -35,14 +35,17 @@ for command in (produce, read, lag, gc):
 
 @app.command()
 def demo(
-    workers: int = typer.Option(4, min=2, max=8, help="Processes that write at once."),
-    entries: int = typer.Option(100, min=3, help="Entries and updates each of them makes."),
-    seconds: float = typer.Option(6.0, min=1, help="Stop after this long, whatever is left."),
+    producers: int = typer.Option(4, min=2, max=8, help="Processes that produce at once."),
+    records: int = typer.Option(5000, min=60, help="Records each of them sends."),
+    seconds: float = typer.Option(5.0, min=0.1, help="How long they take for it, or longer."),
 ) -> None:
-    """Processes share one directory, one of them is killed: is everything accepted there, once?"""
+    """Producers and a consumer, one of each killed half-way: is everything delivered, once?
+
+    Exit status: 0 yes, 1 no.
+    """
     from headwater.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(workers=workers, entries=entries, seconds=seconds))
+    raise typer.Exit(run_demo(producers=producers, records=records, seconds=seconds))
 
 
 @app.command()

@@ -1,201 +1,185 @@
-"""`headwater demo`: several processes, one directory, a kill in the middle, and a count.
+"""`headwater demo`: producers, a consumer, one of each killed half-way, and the proof by counts.
 
-The processes share nothing but the store. Each appends entries to one sequence and updates one
-register; one of them is killed with SIGKILL while it works and is started again. What they
-were told is then compared with what a reader finds.
+The processes share nothing but a directory. Producers send numbered records under ids of their own.
+One is killed with SIGKILL and started again: it is told which of its records were accepted last,
+and goes on with the next. So is the consumer: it goes on after the batch that it wrote down last.
+Then what producers were told is compared with what the consumer wrote.
 """
 
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
+from headwater.buffer.stream import create_stream
 from headwater.cli.advice import EXIT_NO, command
 from headwater.cli.console import CommandConsole
-from headwater.cli.demo_count import Count, count_entries, count_updates, read_reports
-from headwater.cli.demo_worker import REGISTER, SEQUENCE, Updates
+from headwater.cli.demo_consumer import Line
+from headwater.cli.demo_count import Count, accepted_numbers, count, delivered_numbers
+from headwater.cli.demo_process import DemoProcess, Tail
+from headwater.cli.demo_view import DemoBars, show_counts, show_next
 from headwater.cli.loop import run as run_loop
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
-from headwater.store import Entry, Register, Sequence, open_store
+from headwater.store import open_store
 
-POLL_S: Final = 0.01
-READ_AT_ONCE: Final = 1000
-# Starting, and finishing what is under way, take a while beyond the time given for the work.
-SPARE_S: Final = 8.0
+STREAM: Final = "events"
+POLL_S: Final = 0.05
+# Starting processes, on a busy machine, takes a while beyond the time given for the work.
+SPARE_S: Final = 60.0
 VICTIM: Final = 1
+"""Which producer is killed."""
 
 
-@dataclass(slots=True)
-class Worker:
-    """One worker of the demo, in its first or second life."""
+class Demo:
+    """One run: its processes, what they have said so far, and when to kill which."""
 
-    name: str
-    folder: Path
-    life: int = 0
-    process: subprocess.Popen[bytes] | None = None
-    killed: set[str] = field(default_factory=set)
+    def __init__(
+        self, console: Console, root: Path, *, producers: int, records: int, seconds: float
+    ) -> None:
+        self.url = f"file://{root}/store"
+        self.console = console
+        self._records = records
+        self._folder = root / "reports"
+        self._folder.mkdir()
+        self.names = [f"producer-{number}" for number in range(1, producers + 1)]
+        self.producers = [
+            DemoProcess(
+                name,
+                "headwater.cli.demo_producer",
+                [self.url, STREAM, name, str(records), str(seconds), str(self._report(name))],
+                self._folder / f"{name}.log",
+            )
+            for name in self.names
+        ]
+        self._ledger = self._folder / "ledger"
+        self.consumer = DemoProcess(
+            "consumer",
+            "headwater.cli.demo_consumer",
+            [self.url, STREAM, str(producers * records), str(self._ledger)],
+            self._folder / "consumer.log",
+        )
+        self._tails = {name: Tail(self._report(name)) for name in self.names}
+        self._ledger_tail = Tail(self._ledger)
+        self.accepted = dict.fromkeys(self.names, 0)
+        self.delivered = 0
 
     @property
-    def run(self) -> str:
-        return f"{self.name}.{self.life}"
+    def total(self) -> int:
+        """All records of all producers."""
+        return self._records * len(self.names)
 
-    def start(self, url: str, entries: int, seconds: float) -> None:
-        self.life += 1
-        report = str(self.folder / f"{self.run}.report")
-        arguments = [url, self.run, str(entries), f"{seconds:.1f}", report]
-        with (self.folder / f"{self.run}.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headwater.cli.demo_worker", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+    @property
+    def is_done(self) -> bool:
+        """Whether every process came to its end; raises if any failed."""
+        done = [process.is_done for process in (*self.producers, self.consumer)]
+        return all(done)
+
+    def start(self) -> None:
+        """Start every process."""
+        for process in (*self.producers, self.consumer):
+            process.start()
 
     def kill(self) -> None:
-        """SIGKILL: no handler runs, no buffer is written."""
-        if self.process is not None and self.process.poll() is None:
-            self.killed.add(self.run)
-            self.process.kill()
-            self.process.wait()
+        """End whatever still runs."""
+        for process in (*self.producers, self.consumer):
+            process.kill()
 
-    def is_done(self) -> bool:
-        if self.process is None or self.process.poll() is None:
-            return False
-        if self.process.returncode != 0:
-            log = (self.folder / f"{self.run}.log").read_text(errors="replace").strip()
-            raise HeadwaterError(f"{self.run} failed: {log.splitlines()[-1] if log else 'no log'}")
-        return True
+    def look(self) -> None:
+        """Take in what the processes have written since the last look."""
+        for name, tail in self._tails.items():
+            for line in tail.lines():
+                word, *numbers = line.split()
+                self.accepted[name] = max(self.accepted[name], int(numbers[-1]))
+                if word == b"resumed" and int(numbers[0]):
+                    after = self.accepted[name]
+                    self.console.print(
+                        f"{name} was told that {after:,} are accepted, and goes on from there",
+                        soft_wrap=True,
+                    )
+        for line in self._ledger_tail.lines():
+            self.delivered = msgspec.json.decode(line, type=Line).through
 
-    def accepted(self) -> int:
-        return len(read_reports(self.reports()).entries)
+    def strike(self) -> None:
+        """Kill one producer at a third of its records, and the consumer at half of all."""
+        victim = self.producers[VICTIM]
+        if victim.lives == 1 and self.accepted[victim.name] > self._records // 3:
+            victim.kill()
+            self._say(f"{victim.name} killed with {self.accepted[victim.name]:,} records accepted")
+            victim.start()
+        if self.consumer.lives == 1 and self.delivered > self.total // 2:
+            self.consumer.kill()
+            self._say(f"the consumer killed with {self.delivered:,} records written down")
+            self.consumer.start()
 
-    def reports(self) -> list[str]:
-        return [path.read_text() for path in sorted(self.folder.glob(f"{self.name}.*.report"))]
+    def counts(self) -> dict[str, Count]:
+        """The comparison, by producer."""
+        values = [
+            value
+            for line in Tail(self._ledger).lines()
+            for value in msgspec.json.decode(line, type=Line).values
+        ]
+        delivered = delivered_numbers(values)
+        return {
+            name: count(accepted_numbers(self._report(name).read_text()), delivered.get(name, []))
+            for name in self.names
+        }
 
+    def _report(self, name: str) -> Path:
+        return self._folder / f"{name}.report"
 
-class Bars:
-    """A bar for each worker on a terminal; nothing in a pipe."""
-
-    def __init__(self, console: Console, crew: list[Worker], entries: int) -> None:
-        self._crew = crew
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=32),
-            MofNCompleteColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._tasks = [self._progress.add_task(worker.name, total=entries) for worker in crew]
-
-    def __enter__(self) -> Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self) -> None:
-        """Look at the reports again."""
-        for worker, task in zip(self._crew, self._tasks, strict=True):
-            self._progress.update(task, completed=worker.accepted())
+    def _say(self, words: str) -> None:
+        self.console.print(f"[yellow]{words}[/yellow], and started again", soft_wrap=True)
 
 
-def run_demo(*, workers: int, entries: int, seconds: float) -> int:
-    """Run the demo and print its table; 0 if everything accepted is there once."""
+def run_demo(*, producers: int, records: int, seconds: float) -> int:
+    """Run the demo and print its table; 0 if everything accepted was delivered once, in order."""
     console = CommandConsole()
     root = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
-    reports = root / "reports"
-    reports.mkdir()
-    url = f"file://{root}/store"
-    crew = [Worker(f"worker-{number}", reports) for number in range(1, workers + 1)]
-    console.print(f"{workers} processes share nothing but [bold]{url}[/bold]", soft_wrap=True)
+    demo = Demo(console, root, producers=producers, records=records, seconds=seconds)
+    console.print(
+        f"{producers} producers and a consumer share nothing but [bold]{demo.url}[/bold]",
+        soft_wrap=True,
+    )
     try:
-        run_loop(_write(console, url, crew, entries, seconds))
+        run_loop(_work(demo, seconds))
     finally:
-        for worker in crew:
-            worker.kill()
-    found, updates = run_loop(_read(url))
-    told = read_reports(text for worker in crew for text in worker.reports())
-    killed = {run for worker in crew for run in worker.killed}
-    rows = {
-        "entries of the sequence": count_entries(told.entries, found, killed),
-        "updates of the register": count_updates(told.updates, updates, killed),
-    }
-    _conclude(console, rows)
-    _what_next(console, url, root)
-    return 0 if all(row.is_exact for row in rows.values()) else EXIT_NO
+        demo.kill()
+    counts = demo.counts()
+    killed = {process.name for process in demo.producers if process.lives > 1}
+    show_counts(console, counts, killed)
+    place, headwater = shlex.quote(demo.url), command()
+    show_next(
+        console,
+        [
+            f"{headwater} read {place} {STREAM} --limit 5",
+            f"{headwater} lag {place} {STREAM}",
+            f"{headwater} stream describe {place} {STREAM}",
+            f"{headwater} inspect queue {place} --stream {STREAM}",
+            f"rm -r {shlex.quote(str(root))}",
+        ],
+    )
+    return 0 if all(row.is_exact for row in counts.values()) else EXIT_NO
 
 
-async def _write(
-    console: Console, url: str, crew: list[Worker], entries: int, seconds: float
-) -> None:
-    async with open_store(url) as store:
-        await Sequence(store, SEQUENCE).create()
+async def _work(demo: Demo, seconds: float) -> None:
+    async with open_store(demo.url) as store:
+        await create_stream(store, STREAM)
     started_s = runtime.monotonic_s()
-    for worker in crew:
-        worker.start(url, entries, seconds)
-    victim = crew[VICTIM]
-    with Bars(console, crew, entries) as bars:
-        while not all(worker.is_done() for worker in crew):
+    demo.start()
+    with DemoBars(demo.console, demo.names, demo.total) as bars:
+        while not demo.is_done:
             spent_s = runtime.monotonic_s() - started_s
             if spent_s > seconds + SPARE_S:
                 raise HeadwaterError(f"the processes are not done after {spent_s:.0f} s")
-            bars.show()
-            accepted = victim.accepted()
-            if victim.life == 1 and accepted > (0 if spent_s > seconds / 2 else entries // 3):
-                victim.kill()
-                kept = victim.accepted()
-                console.print(f"[yellow]{victim.name} killed after {kept} entries[/yellow]")
-                victim.start(url, entries - kept, max(1.0, seconds - spent_s))
-                console.print(f"{victim.name} started again")
+            demo.look()
+            demo.strike()
+            bars.show(demo.accepted, demo.delivered)
             await runtime.sleep(POLL_S)
-        bars.show()
-
-
-async def _read(url: str) -> tuple[list[Entry], Updates]:
-    found: list[Entry] = []
-    async with open_store(url) as store:
-        sequence = Sequence(store, SEQUENCE)
-        while page := await sequence.read(len(found), limit=READ_AT_ONCE):
-            found += page
-        return found, (await Register(store, REGISTER, Updates).read()).value
-
-
-def _conclude(console: Console, rows: dict[str, Count]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
-    table.add_column("")
-    for column in ("accepted", "found", "unreported", "lost", "doubled"):
-        table.add_column(column, justify="right")
-    for name, row in rows.items():
-        numbers = (row.accepted, row.found, row.unreported, row.lost, row.doubled)
-        table.add_row(name, *(f"{number:,}" for number in numbers))
-    console.print()
-    console.print(table)
-    exact = all(row.is_exact for row in rows.values())
-    answer = "[bold green]yes[/bold green]" if exact else "[bold red]NO[/bold red]"
-    console.print(f"\nevery accepted entry is there exactly once: {answer}")
-    console.print(
-        "[dim]unreported: accepted just as its process was killed, before it could say so[/dim]"
-    )
-
-
-def _what_next(console: Console, url: str, root: Path) -> None:
-    console.print("\nnext:")
-    headwater, place = command(), shlex.quote(url)
-    for line in (
-        f"{headwater} store ls {place}",
-        f"{headwater} store cat {place} {REGISTER}",
-        f"{headwater} store check {place}",
-        f"rm -r {shlex.quote(str(root))}",
-    ):
-        console.print(f"  {line}", soft_wrap=True, markup=False)
+        demo.look()
+        bars.show(demo.accepted, demo.delivered)

@@ -1,91 +1,65 @@
-"""The demo's arithmetic: what the processes were told, against what a reader finds.
+"""The demo's arithmetic: what producers were told, against what the consumer wrote down.
 
-Only two things are believed: a report line, written after its acceptance, and the store. An
-entry that is there without a line was under way when its process was killed; it may be there
-once, and is counted apart, because nobody was told that it was accepted.
+Only two things are believed: a report line, written after its acceptance, and the ledger.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-
-from headwater.store import Entry
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """What all processes together reported."""
-
-    entries: dict[str, int]
-    """Entry → the number it was accepted under."""
-    updates: Counter[str]
-    """Run → how many of its updates were accepted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """One row of the demo's table."""
+class Count(NamedTuple):
+    """One producer's row of the demo's table."""
 
     accepted: int
-    found: int
-    unreported: int
+    delivered: int
     lost: int
+    """Accepted, and never delivered."""
     doubled: int
+    """Delivered a second time, or more often."""
+    out_of_order: int
+    """Delivered after a record that follows them."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether everything accepted is there, once."""
-        return self.lost == 0 and self.doubled == 0
+        """Whether everything accepted was delivered once, in order."""
+        return self.lost == self.doubled == self.out_of_order == 0
 
 
-def read_reports(texts: Iterable[str]) -> Reported:
-    """Put the processes' reports together. A line without its end was never finished."""
-    entries: dict[str, int] = {}
-    updates: Counter[str] = Counter()
-    for text in texts:
-        for line in text.split("\n")[:-1]:
-            kind, name, number = line.split(" ")
-            if kind == "entry":
-                entries[name] = int(number)
-            else:
-                updates[name] += 1
-    return Reported(entries, updates)
+def accepted_numbers(report: str) -> set[int]:
+    """The records that a producer was told are accepted, in all of its lives.
+
+    A line without its end was never finished.
+    """
+    accepted: set[int] = set()
+    for line in report.split("\n")[:-1]:
+        word, *numbers = line.split(" ")
+        if word == "resumed":
+            # A successor was told that everything up to here is accepted.
+            accepted.update(range(1, int(numbers[0]) + 1))
+        else:
+            first, last = map(int, numbers)
+            accepted.update(range(first, last + 1))
+    return accepted
 
 
-def count_entries(accepted: Mapping[str, int], found: list[Entry], killed: set[str]) -> Count:
-    """Compare entries one by one; `killed` names the runs that had no chance to report all."""
-    times = Counter(entry.payload.decode() for entry in found)
-    places = {entry.payload.decode(): entry.number for entry in found}
-    unreported = _unreported(Counter(_run(name) for name in times if name not in accepted), killed)
+def delivered_numbers(values: Iterable[str]) -> dict[str, list[int]]:
+    """The records of each producer in the order in which they were delivered."""
+    delivered: dict[str, list[int]] = {}
+    for value in values:
+        producer, _, number = value.rpartition(":")
+        delivered.setdefault(producer, []).append(int(number))
+    return delivered
+
+
+def count(accepted: set[int], delivered: list[int]) -> Count:
+    """Compare them record by record."""
     return Count(
         accepted=len(accepted),
-        found=len(found),
-        unreported=unreported,
-        lost=sum(places.get(name) != number for name, number in accepted.items()),
-        doubled=len(found) - sum(name in times for name in accepted) - unreported,
+        delivered=len(delivered),
+        lost=len(accepted - set(delivered)),
+        doubled=len(delivered) - len(set(delivered)),
+        out_of_order=sum(after < before for before, after in pairwise(delivered)),
     )
-
-
-def count_updates(accepted: Mapping[str, int], found: Mapping[str, int], killed: set[str]) -> Count:
-    """Compare each run's count in the register with what it was told."""
-    runs = accepted.keys() | found.keys()
-    over = Counter({run: max(0, found.get(run, 0) - accepted.get(run, 0)) for run in runs})
-    unreported = _unreported(over, killed)
-    return Count(
-        accepted=sum(accepted.values()),
-        found=sum(found.values()),
-        unreported=unreported,
-        lost=sum(max(0, accepted.get(run, 0) - found.get(run, 0)) for run in runs),
-        doubled=over.total() - unreported,
-    )
-
-
-def _unreported(over: Counter[str], killed: set[str]) -> int:
-    """At most one per killed run: it does one thing at a time. Any more were written twice."""
-    return sum(min(1, over[run]) for run in killed)
-
-
-def _run(entry: str) -> str:
-    return entry.partition(":")[0]

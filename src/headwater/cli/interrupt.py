@@ -1,7 +1,7 @@
 """Ctrl-C, taken where nothing is half done.
 
 A signal that comes while somebody waits ends the waiting; one that comes at work is noted, and work
-looks for it when it has come to an end. The second one ends everything at once.
+looks for it when it has come to an end. A second one, later on, ends everything at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+from headwater.core import runtime
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXIT_BASE: Final = 128
+SAME_S: Final = 0.5
+"""Signals that follow each other within this are one."""
 
 
 class Interrupted(Exception):
@@ -25,6 +29,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._received_s = 0.0
         self._waiting = False
         self._before: dict[int, Any] = {}
 
@@ -58,8 +63,12 @@ class Interrupt:
             self._waiting = False
 
     def _note(self, number: int, _: FrameType | None) -> None:
+        now_s = runtime.monotonic_s()
         if self.received is not None:
-            raise KeyboardInterrupt
-        self.received = number
+            # Whoever started the command (make, timeout) may pass on what the terminal sent, too.
+            if now_s - self._received_s > SAME_S:
+                raise KeyboardInterrupt
+            return
+        self.received, self._received_s = number, now_s
         if self._waiting:
             raise Interrupted

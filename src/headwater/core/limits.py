@@ -16,6 +16,8 @@ GIB: Final = 1024 * MIB
 KEY_MAX_BYTES: Final = 700
 KEY_SEGMENT_MAX_BYTES: Final = 200
 KEY_MAX_SEGMENTS: Final = 32
+# Keys that other software chose, which are only read.
+FOREIGN_KEY_MAX_BYTES: Final = 1024
 
 # Objects. S3 takes 5 GiB in one PUT; above MULTIPART_ABOVE_BYTES a plain put goes in parts.
 OBJECT_MAX_BYTES: Final = 5 * GIB

@@ -24,9 +24,7 @@ from headwater.core.errors import (
     AlreadyExists,
     Conflict,
     HeadwaterError,
-    LimitExceeded,
     NotFound,
-    NotSupported,
     OutcomeUnknown,
     Refused,
     Throttled,
@@ -39,6 +37,7 @@ from headwater.store.backend import (
     PreconditionFailed,
     Unreachable,
 )
+from headwater.store.giving_up import TimedOut, gave_up, still_unknown, too_large, unordered
 from headwater.store.keys import check_key, check_prefix
 from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
 from headwater.store.stats import StoreStats
@@ -89,9 +88,14 @@ class Store:
 
     # Reading
 
-    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
-        """An object, or a part of it; a part past the end is cut or empty. `NotFound` if absent."""
-        check_key(key)
+    async def get(
+        self, key: str, byte_range: ByteRange | None = None, *, foreign: bool = False
+    ) -> Object:
+        """An object, or a part of it; a part past the end is cut or empty. `NotFound` if absent.
+
+        `foreign`: other software chose the key, which need not keep our rules.
+        """
+        check_key(key, foreign=foreign)
         budget = self._policy.start(size_bytes=0 if byte_range is None else byte_range.length)
 
         async def whole() -> Object:
@@ -107,10 +111,10 @@ class Store:
         async def attempt() -> Object:
             try:
                 return await self._once("get", budget, whole)
-            except _TimedOut:
+            except TimedOut:
                 if byte_range is None:
                     # Perhaps it is large, not lost: the next attempt gets the time that takes.
-                    budget.allow((await self.head(key)).size_bytes)
+                    budget.allow((await self.head(key, foreign=foreign)).size_bytes)
                 raise
 
         found = await self._repeat("get", key, budget, attempt)
@@ -140,9 +144,9 @@ class Store:
             if part.data:
                 yield part.data
 
-    async def head(self, key: str) -> ObjectMeta:
+    async def head(self, key: str, *, foreign: bool = False) -> ObjectMeta:
         """Size, version and time of an object. `NotFound` if absent."""
-        check_key(key)
+        check_key(key, foreign=foreign)
         budget = self._policy.start()
         return await self._repeat(
             "head", key, budget, lambda: self._once("head", budget, lambda: self._backend.head(key))
@@ -161,7 +165,7 @@ class Store:
                         if meta.key <= asked:
                             continue  # some stores ignore where to start
                         if meta.key <= after:
-                            raise _unordered(meta.key, after)
+                            raise unordered(meta.key, after)
                         after = meta.key
                         yield meta
                     budget = self._policy.start()
@@ -202,7 +206,7 @@ class Store:
             async for chunk in chunks:
                 total += len(chunk)
                 if total > limits.OBJECT_MAX_BYTES:
-                    raise _too_large(key, total)
+                    raise too_large(key, total)
                 yield chunk
 
         started_s = runtime.monotonic_s()
@@ -349,10 +353,10 @@ class Store:
                 # A refused condition where none was made is a server's way of saying "busy".
                 maybe_landed |= write and not isinstance(error, Unreachable)
                 if not await self._pause(operation, budget, error):
-                    raise _gave_up(key, budget, error, maybe_landed) from error
+                    raise gave_up(key, budget, error, maybe_landed) from error
             except Refused as error:
                 if maybe_landed:
-                    raise _still_unknown(key, error) from error
+                    raise still_unknown(key, error) from error
                 raise
 
     async def _once(
@@ -374,7 +378,7 @@ class Store:
                 return await call()
         except TimeoutError as error:
             stats.failures += 1
-            raise _TimedOut(f"no answer to {operation} within {timeout_s:.0f} s") from error
+            raise TimedOut(f"no answer to {operation} within {timeout_s:.0f} s") from error
         except HeadwaterError:
             stats.failures += 1
             raise
@@ -410,39 +414,7 @@ class Store:
         """Bytes that cannot change: an attempt given up may still be reading them on a thread."""
         view = memoryview(data).cast("B")
         if len(view) > limits.OBJECT_MAX_BYTES:
-            raise _too_large(key, len(view))
+            raise too_large(key, len(view))
         if isinstance(data, bytes):
             return data
         return view if view.readonly else bytes(view)
-
-
-class _TimedOut(OutcomeUnknown):
-    """An attempt took too long."""
-
-
-def _gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool) -> HeadwaterError:
-    tries = f"after {budget.used} attempts"
-    if maybe_landed:
-        return OutcomeUnknown(f"{key}: the change may or may not be made, {tries}: {cause}")
-    if isinstance(cause, Throttled):
-        return Throttled(f"{key}: throttled, {tries}: {cause}")
-    return Unavailable(f"{key}: {tries}: {cause}")
-
-
-def _still_unknown(key: str, error: Refused) -> OutcomeUnknown:
-    """A refusal of this attempt says nothing of an earlier one whose response was lost."""
-    return OutcomeUnknown(
-        f"{key}: the change may or may not be made; a later attempt failed: {error}"
-    )
-
-
-def _too_large(key: str, size_bytes: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"{key}: {size_bytes:,} bytes; OBJECT_MAX_BYTES is {limits.OBJECT_MAX_BYTES:,}"
-    )
-
-
-def _unordered(key: str, after: str) -> NotSupported:
-    return NotSupported(
-        f"this store lists {key} after {after}; Headwater needs listings in the order of keys"
-    )

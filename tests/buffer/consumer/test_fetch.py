@@ -121,7 +121,7 @@ def test_what_the_store_says_of_itself_says_nothing_of_the_batch(error: Exceptio
 
 @virtual
 async def test_a_location_that_can_be_no_key_is_an_unreadable_batch() -> None:
-    descriptor = Descriptor(0, "batches/caf%C3%A9", 1, 1, 9, 0, 0, format="v1")
+    descriptor = Descriptor(0, "../caf%C3%A9", 1, 1, 9, 0, 0, format="v1")
     with pytest.raises(UnreadableBatch, match="BadKey"):
         await handle_of(FakeQueue()).fetch(descriptor)
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.partitioner import partition_for_key
-from headwater.buffer.producer import Producer
-from headwater.buffer.producer import accumulator as accumulators
+from headwater.buffer.producer import Producer, drafts
 from headwater.buffer.producer.stage import Stage
 from headwater.core import runtime
 from headwater.core.errors import Bug, Refused
@@ -173,9 +172,9 @@ async def test_keys_are_hashed_together_and_never_call_by_call() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stage, "shares", noted)
         async with await Producer.open(fake_stream(partitions=4), linger_ms=60_000) as producer:
-            for n in range(accumulators.STAGE_ROWS + 10):
+            for n in range(drafts.STAGE_ROWS + 10):
                 await producer.produce([b"v"], keys=b"%d" % n)
-    assert hashed == [accumulators.STAGE_ROWS, 10]
+    assert hashed == [drafts.STAGE_ROWS, 10]
 
 
 @virtual

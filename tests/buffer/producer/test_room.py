@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.buffer.producer import BufferFull, Producer
-from headwater.buffer.producer.accumulator import STAGE_ROWS
+from headwater.buffer.producer.drafts import STAGE_ROWS
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
 from headwater.core.limits import KIB

@@ -90,8 +90,8 @@ async def test_an_appender_encodes_values_and_nothing_else() -> None:
         encode(from_arrow(pa.table({"amount": [1, 2]}))[0])
     with pytest.raises(Refused, match="null"):
         encode(pa.record_batch([pa.array([b"a", None])], names=[VALUE]))
+    batch = Batch(runtime.new_ulid(), values, calls)
     with pytest.raises(Refused, match="LZ4"):
-        batch = Batch(runtime.new_ulid(), values, calls)
         appender.encode(batch, Compression.LZ4)
 
 
@@ -402,6 +402,6 @@ async def test_a_producer_needs_a_queue_and_the_right_one() -> None:
         await other.open()
     with pytest.raises(Refused, match="ULID"):
         await queue.appender().upload("x", b"")
+    batch, _ = new_batch(b"a")
     with pytest.raises(Refused, match="twice"):
-        batch, _ = new_batch(b"a")
         await queue.appender().append([batch, batch])

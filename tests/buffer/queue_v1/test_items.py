@@ -41,7 +41,8 @@ def test_adjacent_calls_that_say_the_same_share_an_item() -> None:
 def test_every_record_keeps_the_time_and_the_metadata_of_its_call(
     drawn: list[tuple[int, int, bytes | None]],
 ) -> None:
-    calls, records = [], []
+    calls: list[Call] = []
+    records: list[tuple[int, bytes]] = []
     for count, time_ms, metadata in drawn:
         calls.append(Call(len(records), time_ms, metadata))
         records += [(time_ms, metadata or b"")] * count

@@ -83,7 +83,8 @@ class FetchHandle:
     async def _read(self, descriptor: Descriptor) -> bytes | memoryview:
         if descriptor.inline is not None:
             return descriptor.inline
-        return (await self._store.get(descriptor.location)).data
+        foreign = descriptor.format == "v1"  # other software may have chosen the name
+        return (await self._store.get(descriptor.location, foreign=foreign)).data
 
 
 def _handle(store: Store, stream: str, partition: int) -> FetchHandle:

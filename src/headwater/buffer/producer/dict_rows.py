@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.producer.parcel import header_pairs, operation_code
+from headwater.buffer.producer.given import header_pairs, operation_code
 from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
 from headwater.core.errors import Refused
 

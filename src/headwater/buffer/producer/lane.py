@@ -247,9 +247,8 @@ class Lane:
             bug.__cause__ = error
             self._carrier.desk.stop(bug)
         finally:
+            # Nothing can have become ready since the last group was asked for: there was no await.
             self._appending = None
-        # What became ready in the last instant found an append under way.
-        self._append_soon()
 
     def _entry(self, flight: _Flight, place: int) -> NewBatch:
         draft = flight.draft

@@ -6,12 +6,26 @@ A small call stays a few lists; a large one, or one of typed columns, becomes Ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.buffer.producer.given import (
+    OFFSET_BYTES,
+    OPERATION_WORDS,
+    checked_keys,
+    checked_metadata,
+    header_bytes,
+    header_items,
+    header_pairs,
+    is_text,
+    keys_are_text,
+    listed_values,
+    micros,
+    operation_code,
+)
 from headwater.buffer.producer.rows import Header, Rows
 from headwater.buffer.records import (
     HEADERS,
@@ -36,18 +50,7 @@ Operations: TypeAlias = str | int | Sequence[str | int | None] | pa.Array | None
 
 LIST_MAX_ROWS: Final = 64
 """Calls of more records become Arrow columns at once."""
-OFFSET_BYTES: Final = 4
-"""What Arrow keeps beside every value of variable size."""
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _INT32_MAX: Final = (1 << 31) - 1
-_INT64_MAX: Final = (1 << 63) - 1
-_CODES: Final[dict[Any, int]] = {
-    **{operation.name.lower(): int(operation) for operation in Operation},
-    **{int(operation): int(operation) for operation in Operation},
-}
-_OPERATION_WORDS: Final = ", ".join(operation.name.lower() for operation in Operation)
 
 
 class Extras:
@@ -80,7 +83,7 @@ class Extras:
             elif isinstance(given, pa.ChunkedArray):
                 found[name] = given.combine_chunks()
             elif isinstance(given, str) and name == KEY:
-                raise _keys_are_text()
+                raise keys_are_text()
             elif isinstance(given, Sequence | pa.Array):
                 found[name] = given
             else:
@@ -118,7 +121,7 @@ class Parcel:
     )
 
     def __init__(self, metadata: bytes | None, partition: int | None) -> None:
-        self.metadata = _checked_metadata(metadata)
+        self.metadata = checked_metadata(metadata)
         self.partition = partition
         self.rows = 0
         self.size_bytes = len(metadata or b"")
@@ -159,7 +162,7 @@ class Parcel:
             if len(given) != count:
                 raise Refused(f"{name}: {len(given)} values for {count} records")
         if KEY in columns:
-            self.keys = _checked_keys(columns[KEY])
+            self.keys = checked_keys(columns[KEY])
             sizes = [
                 size + len(key or b"") + OFFSET_BYTES
                 for size, key in zip(sizes, self.keys, strict=True)
@@ -167,10 +170,10 @@ class Parcel:
         if HEADERS in columns:
             self.headers = [header_pairs(pairs) for pairs in columns[HEADERS]]
             sizes = [
-                size + _header_bytes(pairs) for size, pairs in zip(sizes, self.headers, strict=True)
+                size + header_bytes(pairs) for size, pairs in zip(sizes, self.headers, strict=True)
             ]
         if TIMESTAMP in columns:
-            self.timestamps = [_micros(given) for given in columns[TIMESTAMP]]
+            self.timestamps = [micros(given) for given in columns[TIMESTAMP]]
             self.size_bytes += 8 * count
         if OPERATION in columns:
             self.operations = [operation_code(given) for given in columns[OPERATION]]
@@ -197,7 +200,7 @@ def valued(
     if isinstance(entries, pa.Array | pa.ChunkedArray):
         _take_arrow(parcel, entries, extras)
         return parcel
-    values = _listed(entries)
+    values = listed_values(entries)
     columns = extras.columns(len(values))
     in_lists = not any(isinstance(column, pa.Array) for column in columns.values())
     if not values:
@@ -225,7 +228,7 @@ def typed(data: Any, metadata: bytes | None, partition: int | None) -> Parcel:
 def _take_arrow(parcel: Parcel, entries: pa.Array | pa.ChunkedArray, extras: Extras) -> None:
     chunks = entries.chunks if isinstance(entries, pa.ChunkedArray) else [entries]
     if any(pa.types.is_string(c.type) or pa.types.is_large_string(c.type) for c in chunks):
-        raise _is_text()
+        raise is_text()
     columns = extras.columns(len(entries))
     _check_counts(columns, len(entries))
     batches, start = [], 0
@@ -244,12 +247,12 @@ def _plain(name: str, values: Any) -> Any:
     if isinstance(values, pa.Array):
         return values
     if name == KEY:
-        return _checked_keys(values)
+        return checked_keys(values)
     if name == TIMESTAMP:
-        return [_micros(given) for given in values]
+        return [micros(given) for given in values]
     if name == OPERATION:
         return [operation_code(given) or 0 for given in values]
-    return [header_pairs(pairs) and _pairs(pairs) for pairs in values]
+    return [header_pairs(pairs) and header_items(pairs) for pairs in values]
 
 
 def _check_counts(columns: Mapping[str, Any], rows: int) -> None:
@@ -263,108 +266,4 @@ def _check_operations(batch: pa.RecordBatch) -> None:
         return
     found = pc.min_max(batch.column(OPERATION)).as_py()
     if found["min"] is not None and (found["min"] < 0 or found["max"] > max(Operation)):
-        raise Refused(f"{OPERATION}: operations are {_OPERATION_WORDS}, or 0 to {max(Operation)}")
-
-
-def _listed(entries: Any) -> list[bytes | None]:
-    """The entries as a list of bytes and None; `Refused` says what else was found."""
-    if isinstance(entries, bytes):
-        return [entries]
-    if isinstance(entries, str):
-        raise _is_text()
-    if isinstance(entries, bytearray | memoryview):
-        return [bytes(entries)]
-    if not isinstance(entries, Sequence):
-        raise Refused(
-            f"entries are a sequence of bytes or None, one for each record, not "
-            f"{type(entries).__name__}"
-        )
-    kinds = set(map(type, entries))
-    if kinds <= {bytes, type(None)}:
-        return list(entries)
-    if any(issubclass(kind, str) for kind in kinds):
-        raise _is_text()
-    if all(issubclass(kind, bytes | bytearray | memoryview | type(None)) for kind in kinds):
-        # Copied: whoever holds them may change them before they are sent.
-        return [None if entry is None else bytes(entry) for entry in entries]
-    strange = sorted(kind.__name__ for kind in kinds - {bytes, type(None)})
-    raise Refused(f"entries are bytes or None, not {', '.join(strange)}")
-
-
-def _is_text() -> Refused:
-    return Refused("entries are bytes, not text: encode it first, as in text.encode()")
-
-
-def _keys_are_text() -> Refused:
-    return Refused("keys are bytes, not text: encode them first, as in key.encode()")
-
-
-def _checked_metadata(metadata: Any) -> bytes | None:
-    if metadata is None:
-        return None
-    if not isinstance(metadata, bytes):
-        raise Refused(f"metadata are bytes, not {type(metadata).__name__}")
-    if len(metadata) > limits.METADATA_MAX_BYTES:
-        raise LimitExceeded(
-            f"metadata of {len(metadata):,} bytes; METADATA_MAX_BYTES is "
-            f"{limits.METADATA_MAX_BYTES:,}"
-        )
-    return metadata
-
-
-def _checked_keys(keys: Any) -> list[bytes | None]:
-    if any(isinstance(key, str) for key in keys):
-        raise _keys_are_text()
-    strange = {type(key).__name__ for key in keys} - {"bytes", "NoneType", "bytearray"}
-    if strange:
-        raise Refused(f"keys are bytes or None, not {', '.join(sorted(strange))}")
-    return [None if key is None else bytes(key) for key in keys]
-
-
-def _pairs(pairs: Any) -> list[tuple[Any, Any]]:
-    return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
-
-
-def header_pairs(pairs: Any) -> Header | None:
-    """The headers of one record as the record model holds them."""
-    if pairs is None:
-        return None
-    try:
-        header = [{"key": key, "value": value} for key, value in _pairs(pairs)]
-    except (TypeError, ValueError):
-        header = [{"key": None}]
-    for pair in header:
-        if not isinstance(pair["key"], str) or not isinstance(pair["value"], bytes | None):
-            raise Refused(
-                "headers: for each record one mapping, or a list of (text, bytes) pairs, or None"
-            )
-    return header
-
-
-def _header_bytes(header: Header | None) -> int:
-    if header is None:
-        return OFFSET_BYTES
-    return sum(len(pair["key"]) + len(pair["value"] or b"") + 3 * OFFSET_BYTES for pair in header)
-
-
-def _micros(given: Any) -> int | None:
-    """Microseconds since 1970; a time without a zone counts as UTC."""
-    if given is None:
-        return None
-    if isinstance(given, datetime):
-        aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
-        return (aware - _EPOCH) // _MICROSECOND
-    if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= _INT64_MAX:
-        return given
-    raise Refused(f"timestamps are datetimes, or whole microseconds since 1970, not {given!r}")
-
-
-def operation_code(given: Any) -> int | None:
-    """The code of an operation, from its code or its word."""
-    if given is None:
-        return None
-    known = isinstance(given, str | int) and not isinstance(given, bool)
-    code = _CODES.get(given.lower() if isinstance(given, str) else given) if known else None
-    if code is None:
-        raise Refused(f"operations are {_OPERATION_WORDS}, not {given!r}")
-    return code
+        raise Refused(f"{OPERATION}: operations are {OPERATION_WORDS}, or 0 to {max(Operation)}")

@@ -160,14 +160,11 @@ async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget)
         try:
             await tail.write(make(tail.chunk))
             return tail.chunk
-        except Lost:
-            if await budget.pause():
-                continue
-            raise Contended(f"{tail.chunks.prefix}: others kept winning") from None
-        except Dead:
+        except (Lost, Dead):
             if not await budget.pause():
                 raise Contended(f"{tail.chunks.prefix}: others kept winning") from None
         except OutcomeUnknown:
             if not await budget.pause():
                 raise
+        # What was there before the wait is out of date: writing on top of it would lose again.
         await tail.find()

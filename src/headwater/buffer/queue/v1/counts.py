@@ -51,7 +51,7 @@ class Counts:
 
     async def _read(self, location: str) -> Count:
         try:
-            found = await self._store.get(location, ByteRange(-FOOTER_BYTES))
+            found = await self._store.get(location, ByteRange(-FOOTER_BYTES), foreign=True)
         except BadKey as error:
             # Another implementation may write any text. Escaping it here would look for an object
             # of another name, and perhaps find one.

@@ -1,0 +1,560 @@
+"""`headwater produce`, `read`, `gc` and `lag`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import headwater
+from headwater.buffer.consumer import Consumer, Lag
+from headwater.buffer.producer import Accepted
+from headwater.buffer.stream import create_stream, open_stream
+from headwater.cli import interrupt as interrupt_module
+from headwater.cli import produce_input
+from headwater.cli.interrupt import Interrupt, Interrupted
+from headwater.cli.produce_run import Outcome
+from headwater.cli.upkeep_view import total_lag
+from headwater.store import Store, open_store
+from tests.cli.conftest import Invoke
+
+SCHEMA = {"id": "int64 not null", "at": "timestamp[us, UTC]", "amount": "decimal(10, 2)"}
+
+
+def on(url: str, work: Callable[[Store], Awaitable[Any]]) -> Any:
+    """Run something on the store of a test."""
+
+    async def run() -> Any:
+        async with open_store(url) as store:
+            return await work(store)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A directory store with the stream `events`, whose producers do not linger."""
+    url = f"file://{tmp_path}/store"
+    on(url, lambda store: create_stream(store, "events", linger_ms=1))
+    return url
+
+
+@pytest.fixture
+def make(url: str) -> Callable[..., None]:
+    """Makes another stream."""
+
+    def run(name: str, **settings: Any) -> None:
+        on(url, lambda store: create_stream(store, name, linger_ms=1, **settings))
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[bytes | str], str]:
+    """Writes a file to be read."""
+
+    def write(content: bytes | str) -> str:
+        path = tmp_path / "input"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write
+
+
+File = Callable[[bytes | str], str]
+Make = Callable[..., None]
+
+
+def lines(url: str, stream: str = "events", **options: Any) -> list[dict[str, Any]]:
+    """What a reader finds."""
+    found: list[dict[str, Any]] = headwater.read(url, stream, **options).to_table().to_pylist()
+    return found
+
+
+def values(url: str, stream: str = "events") -> list[bytes]:
+    return [row["_value"] for row in lines(url, stream)]
+
+
+# Lines
+
+
+def test_lines_come_back_as_they_went(invoke: Invoke, url: str, file: File) -> None:
+    text = b"first\n\nthird \xff\nlast, without an end"
+    done = invoke("produce", url, "events", file(text))
+    assert done.exit_code == 0, done.stderr
+    assert "4 records accepted" in done.stdout
+    assert "partition 0: LSNs 1 to 4" in done.stdout
+    assert values(url) == text.split(b"\n")
+
+
+def test_several_files_in_their_order(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"{name}1\n{name}2\n")
+    assert invoke("produce", url, "events", str(tmp_path / "a"), str(tmp_path / "b")).exit_code == 0
+    assert values(url) == [b"a1", b"a2", b"b1", b"b2"]
+
+
+def test_nothing_is_no_record(invoke: Invoke, url: str, file: File) -> None:
+    done = invoke("produce", url, "events", file(b""))
+    assert (done.exit_code, "0 records accepted" in done.stdout) == (0, True)
+
+
+def test_keys_stand_before_a_separator(invoke: Invoke, url: str, file: File) -> None:
+    done = invoke("produce", url, "events", file("k:v:w\n:x\n"), "--key-separator=:")
+    assert done.exit_code == 0, done.stderr
+    assert [(row["_key"], row["_value"]) for row in lines(url)] == [(b"k", b"v:w"), (b"", b"x")]
+    assert invoke("read", url, "events", "--key-separator=: ").stdout == "k: v:w\n: x\n"
+
+
+def test_what_stands_before_a_line_without_a_key_is_sent(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    done = invoke("produce", url, "events", file("a:1\nb:2\nnone\nc:3\n"), "--key-separator=:")
+    assert done.exit_code == 2
+    assert "line 3 has no ':'" in done.stderr
+    assert "2 records accepted" in done.stdout
+    assert "what follows was not sent" in done.stdout
+    assert values(url) == [b"1", b"2"]
+
+
+def test_a_line_longer_than_a_record_may_be_is_refused(
+    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce_input, "RECORD_MAX_BYTES", 10)
+    done = invoke("produce", url, "events", file("short\n" + "x" * 20))
+    assert done.exit_code == 2
+    assert "line 2 has more than 20 bytes" in done.stderr
+    assert values(url) == []
+
+
+def test_lines_longer_than_a_block_are_whole(
+    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce_input, "BLOCK_BYTES", 7)
+    text = [f"line {number}".encode() * (number % 5) for number in range(40)]
+    assert invoke("produce", url, "events", file(b"\n".join(text) + b"\n")).exit_code == 0
+    assert values(url) == text
+
+
+def test_files_with_columns_are_not_taken_for_lines(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "file.parquet")
+    done = invoke("produce", url, "events", str(tmp_path / "file.parquet"))
+    assert done.exit_code == 2
+    assert "say --parquet" in done.stderr
+    assert values(url) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--json", "--csv"], "choose one of"),
+        (["--json", "--key-separator=:"], "_key"),
+        (["--key-separator="], "no characters"),
+        (["--parquet"], "reads files"),
+        (["--csv", "-"], "reads files"),
+        (["--set", "linger_ms"], "NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_opened(
+    invoke: Invoke, arguments: list[str], says: str
+) -> None:
+    done = invoke("produce", "memory://", "events", *arguments)
+    assert done.exit_code == 2
+    assert says in re.sub(r"[│\n ]+", " ", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing", "{file}"], "no stream 'nothing'"),
+        (["events", "{file}", "--partition=4"], "not 4"),
+        (["events", "{file}", "--set", "lingr_ms=1"], "did you mean linger_ms"),
+        (["events", "{file}.not"], "there is no file"),
+        (["events", "{folder}"], "is a directory"),
+        (["events", "{file}.not", "--csv"], "there is no file"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    invoke: Invoke, url: str, file: File, arguments: list[str], says: str
+) -> None:
+    place = file("a\n")
+    filled = [text.format(file=place, folder=Path(place).parent) for text in arguments]
+    done = invoke("produce", url, *filled)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_a_partition_may_be_chosen_and_keys_choose_one(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("wide", partitions=3)
+    done = invoke("produce", url, "wide", file("a\nb\n"), "--partition=2")
+    assert "partition 2: LSNs 1 to 2" in done.stdout
+    keyed = "".join(f"key-{number}:{number}\n" for number in range(30))
+    done = invoke("produce", url, "wide", file(keyed), "--key-separator=:")
+    assert done.stdout.count("partition ") == 3
+
+
+def test_a_producer_id_goes_on_for_its_predecessor(invoke: Invoke, url: str, file: File) -> None:
+    arguments = ("produce", url, "events", file("a\n"), "--producer-id=me", "--metadata=row 1")
+    assert invoke(*arguments).stderr == ""
+    again = invoke(*arguments)
+    assert "'me' had 1 batches accepted before, the last with \"row 1\"" in again.stderr
+    assert [row["_metadata"] for row in lines(url, columns=["_metadata"])] == [b"row 1"] * 2
+
+
+# Rows
+
+
+def test_json_lines_are_typed_rows(invoke: Invoke, url: str, file: File) -> None:
+    text = '{"id":1,"name":"a"}\n\n{"id":2,"name":null,"tags":["x"],"_key":"k"}\n'
+    assert invoke("produce", url, "events", file(text), "--json").exit_code == 0
+    rows = lines(url, columns=["id", "name", "tags", "_key"])
+    assert rows == [
+        {"id": 1, "name": "a", "tags": None, "_key": None},
+        {"id": 2, "name": None, "tags": ["x"], "_key": b"k"},
+    ]
+
+
+def test_a_column_keeps_the_type_of_its_first_value(
+    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce_input, "BLOCK_BYTES", 20)
+    done = invoke(
+        "produce", url, "events", file('{"id":1,"at":null}\n{"id":1.5,"at":"x"}\n'), "--json"
+    )
+    assert done.exit_code == 2
+    assert "column 'id'" in done.stderr
+    assert "declare a schema" in done.stderr
+    assert lines(url, columns=["id"]) == [{"id": 1}]
+
+
+def test_a_line_that_is_no_object_is_named_and_what_precedes_it_is_sent(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    for wrong in ("nope", "[1]", '{"id":'):
+        done = invoke("produce", url, "events", file(f'{{"id":1}}\n{wrong}\n{{"id":2}}'), "--json")
+        assert done.exit_code == 2
+        assert "line 2 is no JSON object" in done.stderr
+        assert "1 record accepted" in done.stdout
+
+
+def test_a_declared_schema_says_what_text_means(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("strict", schema=SCHEMA)
+    text = '{"id":1,"at":"2026-01-02T03:04:05Z","amount":"1.20"}\n{"id":2,"amount":3}\n'
+    done = invoke("produce", url, "strict", file(text), "--json")
+    assert done.exit_code == 0, done.stderr
+    first, second = lines(url, "strict", columns=list(SCHEMA))
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert first == {"id": 1, "at": at, "amount": Decimal("1.20")}
+    assert second == {"id": 2, "at": None, "amount": Decimal("3.00")}
+    for wrong, says in (
+        ('{"id":1,"extra":1}', "extra"),
+        ('{"at":"2026-01-02T03:04:05Z"}', "id"),
+        ('{"id":1,"at":"soon"}', "soon"),
+    ):
+        done = invoke("produce", url, "strict", file(wrong), "--json")
+        assert done.exit_code == 2
+        assert says in done.stderr
+    assert len(lines(url, "strict")) == 2
+
+
+def test_files_of_columns(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2, 3], "name": ["a", None, "c"], "_key": [b"x", b"y", b"z"]})
+    pq.write_table(table, tmp_path / "parquet")
+    with pa.OSFile(str(tmp_path / "stream"), "wb") as sink:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    with pa.OSFile(str(tmp_path / "arrow"), "wb") as sink:
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    (tmp_path / "csv").write_text("id,name,_key\n1,a,x\n2,b,y\n3,c,z\n")
+    for name, flag in (
+        ("parquet", "--parquet"),
+        ("stream", "--arrow"),
+        ("arrow", "--arrow"),
+        ("csv", "--csv"),
+    ):
+        done = invoke("produce", url, "events", str(tmp_path / name), flag)
+        assert done.exit_code == 0, (name, done.stderr)
+        assert "3 records accepted" in done.stdout
+    rows = lines(url, columns=["id", "name", "_key"])
+    assert [row["id"] for row in rows] == [1, 2, 3] * 4
+    assert rows[:3] == table.to_pylist()
+
+
+def test_a_damaged_file_of_columns_says_how_far_it_was_read(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    done = invoke("produce", url, "events", file(b"PAR1 and no more"), "--parquet")
+    assert done.exit_code == 2
+    assert "after 0 rows" in done.stderr
+
+
+def test_large_batches_are_sent_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce_input, "PIECE_BYTES", 1000)
+    batch = pa.record_batch({"id": pa.array(range(1000), pa.int64())})
+    slices = list(produce_input._sliced(batch))
+    assert [piece.num_rows for piece in slices] == [125] * 8
+    assert pa.Table.from_batches(slices).to_pydict() == batch.to_pydict()
+
+
+# Standard input, signals
+
+
+def start(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "headwater.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **pipes,
+    )
+
+
+def wait_for(url: str, records: int) -> None:
+    async def look(store: Store) -> None:
+        looker = (await open_stream(store, "events")).looker(0)
+        async with asyncio.timeout(60):
+            while (await looker.state()).next_lsn <= records:
+                await asyncio.sleep(0.01)
+
+    on(url, look)
+
+
+def test_a_signal_sends_what_was_read_and_says_so(url: str) -> None:
+    process = start("produce", url, "events", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"one\ntwo\nhal")
+    process.stdin.flush()
+    wait_for(url, 2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, err
+    assert b"2 records accepted" in out
+    assert b"interrupted: every whole line" in out
+    assert b"Traceback" not in err
+    assert values(url) == [b"one", b"two"]
+
+
+def test_following_shows_what_comes_until_a_signal(url: str, invoke: Invoke, file: File) -> None:
+    invoke("produce", url, "events", file("before\n"))
+    process = start("read", url, "events", "--follow")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"before\n"
+    invoke("produce", url, "events", file("after\n"))
+    assert process.stdout.readline() == b"after\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+
+
+def test_signals_are_taken_while_waiting_and_noted_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def signalled() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with Interrupt() as interrupt:
+        with pytest.raises(Interrupted), interrupt.waiting():
+            signalled()
+        assert interrupt.exit_status == 130
+        with pytest.raises(Interrupted), interrupt.waiting():
+            raise AssertionError("it was interrupted before")
+    with Interrupt() as interrupt:
+        signalled()
+        assert interrupt.received == signal.SIGINT
+        signalled()  # passed on by whoever started this
+        monkeypatch.setattr(interrupt_module, "SAME_S", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            signalled()
+
+
+# Reading
+
+
+@pytest.fixture
+def filled(url: str, invoke: Invoke, file: File) -> str:
+    """Five records in two batches, one of them no text."""
+    for text in (b"k:one\nk:two\nk:three\n", b"k:\xff\xfe\nk:five\n"):
+        assert invoke("produce", url, "events", file(text), "--key-separator=:").exit_code == 0
+    return url
+
+
+def test_lines_are_text_where_they_can_be(invoke: Invoke, filled: str) -> None:
+    assert invoke("read", filled, "events").stdout == "one\ntwo\nthree\n0xfffe\nfive\n"
+
+
+def test_a_part_by_lsn_by_count_and_by_time(invoke: Invoke, filled: str) -> None:
+    def shown(*arguments: str) -> list[str]:
+        done = invoke("read", filled, "events", *arguments)
+        assert done.exit_code == 0, done.stderr
+        return done.stdout.split()
+
+    assert shown("--start=2", "--end=4") == ["two", "three"]
+    assert shown("--limit=2") == ["one", "two"]
+    assert shown("--start=3", "--limit=2") == ["three", "0xfffe"]
+    assert len(shown("--start=2020-01-01")) == 5
+    assert len(shown("--start=earliest", "--partition=0")) == 5
+    assert shown("--follow", "--limit=4") == ["one", "two", "three", "0xfffe"]
+    nothing = invoke("read", filled, "events", "--start=latest")
+    assert (nothing.stdout, nothing.stderr) == ("", "there are no records here\n")
+
+
+def test_json_has_the_place_of_every_record(invoke: Invoke, filled: str) -> None:
+    rows = [
+        json.loads(line)
+        for line in invoke("read", filled, "events", "--format=json").stdout.splitlines()
+    ]
+    assert [row["_lsn"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["_sequence"] for row in rows] == [0, 0, 0, 1, 1]
+    assert rows[3]["_value"] == {"base64": "//4="}
+    assert (rows[0]["_key"], rows[0]["_partition"]) == ("k", 0)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", rows[0]["_timestamp"])
+
+
+def test_columns_are_chosen_by_name(invoke: Invoke, filled: str) -> None:
+    done = invoke("read", filled, "events", "--columns=_lsn,_key", "--format=csv", "--limit=2")
+    assert done.stdout == '"_lsn","_key"\n1,"k"\n2,"k"\n'
+    assert invoke("read", filled, "events", "--columns=nothing").exit_code == 2
+
+
+def test_formats_for_programs(invoke: Invoke, filled: str, tmp_path: Path) -> None:
+    expected = [b"one", b"two", b"three", b"\xff\xfe", b"five"]
+    arrow = invoke("read", filled, "events", "--format=arrow").stdout_bytes
+    assert pa.ipc.open_stream(arrow).read_all()["_value"].to_pylist() == expected
+    done = invoke("read", filled, "events", "--format=parquet", "-o", str(tmp_path / "out"))
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert pq.read_table(tmp_path / "out")["_value"].to_pylist() == expected
+    csv = invoke("read", filled, "events", "--format=csv").stdout.splitlines()
+    assert csv[0].startswith('"_value","_key","_headers"')
+    assert csv[4].startswith('"{""base64"":""//4=""}","k",,')
+    assert invoke("read", filled, "events", "--format=xml").exit_code == 2
+
+
+def test_typed_rows_are_json_on_a_line(invoke: Invoke, url: str, file: File) -> None:
+    text = '{"id":1,"name":"é"}\n{"id":2,"name":null}\n'
+    invoke("produce", url, "events", file(text), "--json")
+    assert invoke("read", url, "events").stdout == text
+    assert invoke("read", url, "events", "--columns=name").stdout == "é\n\n"
+
+
+def test_an_output_that_cannot_be_written(invoke: Invoke, filled: str, tmp_path: Path) -> None:
+    for place, says in ((tmp_path / "no" / "file", "no folder"), (tmp_path, "is a directory")):
+        done = invoke("read", filled, "events", "-o", str(place))
+        assert done.exit_code == 2
+        assert says in done.stderr
+
+
+def test_a_batch_that_is_gone_is_an_error_or_a_gap_that_is_named(
+    invoke: Invoke, url: str, file: File, tmp_path: Path
+) -> None:
+    for text in ("x" * 40_000 + "\n", "small\n"):
+        invoke("produce", url, "events", file(text))
+    [batch] = (tmp_path / "store").glob("streams/events/0/ingest/*/batches/*")
+    batch.unlink()
+    assert invoke("read", url, "events", "--columns=_value").exit_code == 2
+    done = invoke("read", url, "events", "--skip-unreadable", "--columns=_value", "--start=2")
+    assert (done.exit_code, done.stdout) == (0, "small\n")
+    done = invoke("read", url, "events", "--skip-unreadable")
+    assert done.exit_code in (1, 2)
+
+
+# Lag and garbage
+
+
+def acknowledge(url: str, batches: int, stream: str = "events") -> None:
+    async def work(store: Store) -> None:
+        async with await Consumer.open(store, stream, gc=False) as consumer:
+            for _ in range(batches):
+                batch = await consumer.next_batch()
+                assert batch is not None
+                await consumer.ack(batch.sequence)
+
+    on(url, work)
+
+
+def test_lag_by_partition_and_in_total(invoke: Invoke, url: str, make: Make, file: File) -> None:
+    make("wide", partitions=2)
+    for partition in (0, 1, 1):
+        invoke("produce", url, "wide", file("a\nb\n"), f"--partition={partition}")
+    text = invoke("lag", url, "wide").stdout
+    assert re.search(r"^ +0 +1 +2 +", text, re.MULTILINE)
+    assert re.search(r"^ +1 +2 +4 +", text, re.MULTILINE)
+    assert re.search(r"^ +total +3 +6 +", text, re.MULTILINE)
+    found = json.loads(invoke("lag", url, "wide", "--json").stdout)
+    assert [one["batches"] for one in found["partitions"]] == [1, 2]
+    assert (found["total"]["records"], found["total"]["seconds"] >= 0) == (6, True)
+    acknowledge(url, 1, "wide")
+    one = json.loads(invoke("lag", url, "wide", "--json", "--partition=0").stdout)
+    assert one["total"] == {"batches": 0, "records": 0, "size_bytes": 0, "seconds": 0.0}
+
+
+def test_lag_is_watched_until_a_signal(url: str) -> None:
+    process = start("lag", url, "events", "--watch", "--json", "--every=0.1")
+    assert process.stdout is not None
+    for _ in range(2):
+        assert json.loads(process.stdout.readline())["stream"] == "events"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + signal.SIGTERM, b"")
+
+
+def test_the_total_is_of_those_partitions_that_can_be_told() -> None:
+    lag = Lag(1, 2, 3, 4.0)
+    assert total_lag({0: lag, 1: "gone", 2: Lag(1, 1, None, 9.0)}) == Lag(2, 3, 3, 9.0)
+
+
+def test_gc_says_what_went_and_what_stays_and_why(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("brief", retention_ms=0)
+    for text in ("a\n", "x" * 40_000 + "\n", "b\n"):
+        invoke("produce", url, "brief", file(text))
+    kept = invoke("gc", url, "brief").stdout
+    assert re.search(r"kept +3 +batches: not acknowledged", kept)
+    acknowledge(url, 3, "brief")
+    done = invoke("gc", url, "brief", "--full")
+    assert done.exit_code == 0, done.stderr
+    assert re.search(r"deleted +3 +batches, .* KiB: acknowledged, and past", done.stdout)
+    assert re.search(r"kept +0 +batches: not acknowledged", done.stdout)
+    assert re.search(r"oldest now +3 ", done.stdout)
+    again = json.loads(invoke("gc", url, "brief", "--json").stdout)
+    assert again["partitions"][0]["batches_expired"] == 0
+    assert again["partitions"][0]["floor_lsn"] == 4
+
+
+def test_gc_keeps_what_the_retention_keeps(invoke: Invoke, url: str, file: File) -> None:
+    invoke("produce", url, "events", file("a\n"))
+    acknowledge(url, 1)
+    done = invoke("gc", url, "events", "--partition=0")
+    assert re.search(r"1 +batches: acknowledged, and kept for 7 days", done.stdout)
+    assert values(url) == [b"a"]
+
+
+# Arithmetic
+
+
+def test_ranges_tell_of_others_between() -> None:
+    outcome = Outcome()
+    outcome.add([Accepted(0, 0, 1, 5, 1), Accepted(0, 1, 6, 7, 2)])
+    assert (outcome.ranges[0].runs, outcome.rows) == (1, 7)
+    outcome.add([Accepted(0, 3, 10, 11, 3), Accepted(1, 0, 1, 1, 1)])
+    assert (outcome.ranges[0].runs, outcome.ranges[0].last_lsn, outcome.rows) == (2, 11, 10)
