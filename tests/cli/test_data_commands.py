@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -27,7 +28,9 @@ from headwater.cli import interrupt as interrupt_module
 from headwater.cli import produce_input
 from headwater.cli.interrupt import Interrupt, Interrupted
 from headwater.cli.produce_run import Outcome
+from headwater.cli.read_output import Lines
 from headwater.cli.upkeep_view import total_lag
+from headwater.core import limits
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
 
@@ -182,7 +185,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_opened(
     ("arguments", "says"),
     [
         (["nothing", "{file}"], "no stream 'nothing'"),
-        (["events", "{file}", "--partition=4"], "not 4"),
+        (["events", "{file}", "--partition=4"], "partition is 4"),
         (["events", "{file}", "--set", "lingr_ms=1"], "did you mean linger_ms"),
         (["events", "{file}.not"], "there is no file"),
         (["events", "{folder}"], "is a directory"),
@@ -232,15 +235,18 @@ def test_json_lines_are_typed_rows(invoke: Invoke, url: str, file: File) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [('{"id":1.5}', "truncated"), ('{"id":"x"}', "is int64, and string is given")],
+)
 def test_a_column_keeps_the_type_of_its_first_value(
-    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch, second: str, says: str
 ) -> None:
     monkeypatch.setattr(produce_input, "BLOCK_BYTES", 20)
-    done = invoke(
-        "produce", url, "events", file('{"id":1,"at":null}\n{"id":1.5,"at":"x"}\n'), "--json"
-    )
+    done = invoke("produce", url, "events", file(f'{{"id":1,"at":null}}\n{second}\n'), "--json")
     assert done.exit_code == 2
     assert "column 'id'" in done.stderr
+    assert says in done.stderr
     assert "declare a schema" in done.stderr
     assert lines(url, columns=["id"]) == [{"id": 1}]
 
@@ -270,6 +276,9 @@ def test_a_declared_schema_says_what_text_means(
         ('{"id":1,"extra":1}', "extra"),
         ('{"at":"2026-01-02T03:04:05Z"}', "id"),
         ('{"id":1,"at":"soon"}', "soon"),
+        ('{"id":1.5}', "truncated"),
+        ('{"id":true}', "bool is given"),
+        ('{"id":"1"}', "string is given"),
     ):
         done = invoke("produce", url, "strict", file(wrong), "--json")
         assert done.exit_code == 2
@@ -280,11 +289,8 @@ def test_a_declared_schema_says_what_text_means(
 def test_files_of_columns(invoke: Invoke, url: str, tmp_path: Path) -> None:
     table = pa.table({"id": [1, 2, 3], "name": ["a", None, "c"], "_key": [b"x", b"y", b"z"]})
     pq.write_table(table, tmp_path / "parquet")
-    with pa.OSFile(str(tmp_path / "stream"), "wb") as sink:
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-    with pa.OSFile(str(tmp_path / "arrow"), "wb") as sink:
-        with pa.ipc.new_file(sink, table.schema) as writer:
+    for name, new in (("stream", pa.ipc.new_stream), ("arrow", pa.ipc.new_file)):
+        with new(str(tmp_path / name), table.schema) as writer:
             writer.write_table(table)
     (tmp_path / "csv").write_text("id,name,_key\n1,a,x\n2,b,y\n3,c,z\n")
     for name, flag in (
@@ -334,7 +340,7 @@ def wait_for(url: str, records: int) -> None:
         looker = (await open_stream(store, "events")).looker(0)
         async with asyncio.timeout(60):
             while (await looker.state()).next_lsn <= records:
-                await asyncio.sleep(0.01)
+                continue
 
     on(url, look)
 
@@ -466,15 +472,27 @@ def test_an_output_that_cannot_be_written(invoke: Invoke, filled: str, tmp_path:
 def test_a_batch_that_is_gone_is_an_error_or_a_gap_that_is_named(
     invoke: Invoke, url: str, file: File, tmp_path: Path
 ) -> None:
-    for text in ("x" * 40_000 + "\n", "small\n"):
+    for text in ("first\n", "x" * 40_000 + "\ny\n", "last\n"):
         invoke("produce", url, "events", file(text))
     [batch] = (tmp_path / "store").glob("streams/events/0/ingest/*/batches/*")
     batch.unlink()
-    assert invoke("read", url, "events", "--columns=_value").exit_code == 2
-    done = invoke("read", url, "events", "--skip-unreadable", "--columns=_value", "--start=2")
-    assert (done.exit_code, done.stdout) == (0, "small\n")
-    done = invoke("read", url, "events", "--skip-unreadable")
-    assert done.exit_code in (1, 2)
+    failed = invoke("read", url, "events")
+    assert (failed.exit_code, failed.stdout) == (2, "first\n")
+    assert batch.name in failed.stderr
+    skipped = invoke("read", url, "events", "--skip-unreadable")
+    assert (skipped.exit_code, skipped.stdout) == (1, "first\nlast\n")
+    assert "LSNs 2 to 3 cannot be read" in skipped.stderr
+
+
+def test_a_screen_shows_places_and_nothing_that_moves_its_cursor() -> None:
+    batch = pa.record_batch(
+        {"_value": [b"plain", b"\x1b[31mred\x07"], "_lsn": [7, 1234], "_partition": [0, 2]}
+    )
+    sink = io.BytesIO()
+    Lines(sink, batch.schema, None, on_screen=True).write(batch)
+    plain, red = re.sub(r"\x1b\[[02]m", "", sink.getvalue().decode()).splitlines()
+    assert plain == "        7  plain"
+    assert red == r"  2:1,234  \x1b[31mred\x07"
 
 
 # Lag and garbage
@@ -523,8 +541,9 @@ def test_the_total_is_of_those_partitions_that_can_be_told() -> None:
 
 
 def test_gc_says_what_went_and_what_stays_and_why(
-    invoke: Invoke, url: str, make: Make, file: File
+    invoke: Invoke, url: str, make: Make, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "FLOOR_SETTLE_S", 0.0)
     make("brief", retention_ms=0)
     for text in ("a\n", "x" * 40_000 + "\n", "b\n"):
         invoke("produce", url, "brief", file(text))
@@ -539,6 +558,20 @@ def test_gc_says_what_went_and_what_stays_and_why(
     again = json.loads(invoke("gc", url, "brief", "--json").stdout)
     assert again["partitions"][0]["batches_expired"] == 0
     assert again["partitions"][0]["floor_lsn"] == 4
+
+
+def test_gc_goes_on_until_nothing_is_left_to_do(
+    invoke: Invoke, url: str, make: Make, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_MAX_ENTRIES", 1)
+    monkeypatch.setattr(limits, "GC_CHUNKS", 1)
+    monkeypatch.setattr(limits, "GC_PARALLEL", 1)
+    make("brief", retention_ms=0)
+    for text in ("a\n", "b\n", "c\n"):
+        invoke("produce", url, "brief", file(text))
+    acknowledge(url, 3, "brief")
+    report = json.loads(invoke("gc", url, "brief", "--json").stdout)["partitions"][0]
+    assert (report["batches_expired"], report["floor_sequence"]) == (3, 3)
 
 
 def test_gc_keeps_what_the_retention_keeps(invoke: Invoke, url: str, file: File) -> None:

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,8 +57,18 @@ def test_a_timeout_of_the_coroutine_is_not_the_callers() -> None:
         home.call(fails(), timeout_s=60)
 
 
-def test_a_caller_whose_time_is_up_cancels_and_its_call_has_ended() -> None:
+def test_a_caller_whose_time_is_up_cancels_and_its_call_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended = []
+    left_behind: list[object] = []
+    wait = concurrent.futures.wait
+
+    def noted(futures: list[concurrent.futures.Future[None]], timeout_s: float) -> None:
+        assert timeout_s == portal.CLOSE_WAIT_S
+        left_behind.extend(wait(futures, 1).not_done)
+
+    monkeypatch.setattr(concurrent.futures, "wait", noted)
 
     async def never() -> None:
         try:
@@ -70,6 +81,7 @@ def test_a_caller_whose_time_is_up_cancels_and_its_call_has_ended() -> None:
         with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
             home.call(never(), timeout_s=0.01)
         assert ended == [True]
+        assert left_behind == [], "it was told that the call has ended"
 
 
 def test_a_result_that_comes_while_it_is_called_off_is_not_thrown_away() -> None:
@@ -179,6 +191,11 @@ def test_a_forked_child_is_refused_the_parents_and_gets_its_own() -> None:
     assert home.call(thread_name()) == "headwater-loop"
 
 
+def test_a_child_that_was_forked_while_a_portal_was_asked_for_can_ask_for_one() -> None:
+    with portal._sharing:
+        assert _forked(lambda: portal.shared().call(thread_name()) == "headwater-loop")
+
+
 def test_whoever_asks_is_told_in_a_forked_child_and_only_there() -> None:
     class Holder:
         told = 0
@@ -199,6 +216,7 @@ def _forked(check: object) -> bool:
     pid = os.fork()
     if pid == 0:
         code = 1
+        signal.alarm(10)  # a child that waits for ever dies
         try:
             code = 0 if check() else 2  # type: ignore[operator]
         finally:

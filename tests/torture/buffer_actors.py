@@ -5,23 +5,25 @@ Each of them does what its door asks of its caller, and checks every answer agai
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headwater.buffer.queue import BelowFloor, NewBatch, Placed, Retention
-from headwater.buffer.queue.native import NativeAppender, NativeTaker
+import msgspec
+
+from headwater.buffer.queue import BelowFloor, Descriptor, NewBatch, Placed, Resumed, Retention
+from headwater.buffer.queue.native import NativeAppender, NativeLooker, NativeTaker
 from headwater.core import runtime
-from headwater.core.errors import Contended, Fenced, OutcomeUnknown, Refused, Trimmed, Unavailable
-from tests.torture.buffer_truth import PREFIX
+from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Trimmed, Unavailable
 from tests.torture.buffer_world import World
 
 T = TypeVar("T")
 
 GROUPS_EACH = 5
 RETRIES = 8
-IDLE_MAX_S = 3600.0
 STEPS_MAX = 30
+IDLE_MAX_S = 3600.0
 
 
 class ProducerActor:
@@ -29,49 +31,51 @@ class ProducerActor:
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
+        self.truth = world.truth
         self.name = name
-        self.lives = 0
-        self.told: dict[str, Placed] = {}
-        """By batch id: where it stands, as the producer was told."""
 
     async def work(self, groups: int = GROUPS_EACH) -> None:
         """One life."""
-        world, random = self.world, self.world.random
-        self.lives += 1
-        pace_s = random.choice((0.0, 0.0, 1.0))
-        appender = world.appender(self.name, pace_s=pace_s)
+        random = self.world.random
+        appender = self.world.appender(self.name, pace_s=random.choice((0.0, 0.0, 1.0)))
         with contextlib.suppress(Fenced):
-            forgotten = world.truth.forgotten.get(self.name, 0)
-            resumed = await self._retried(appender.open)
+            resumed = await self._open(appender)
             if resumed is None:
                 return
-            learned = (resumed.producer_sequence, resumed.metadata)
-            if world.truth.is_latest(self.name, appender._marks.owner.incarnation):
-                last = world.truth.last_accepted(self.name)
-                real = (last.entry.producer_sequence, last.entry.metadata) if last else (0, None)
-                if forgotten == world.truth.forgotten.get(self.name, 0):
-                    world.truth.check(
-                        learned == real, f"{self.name} learned {learned}, and {real} was accepted"
-                    )
-            sequence = resumed.producer_sequence
-            waiting: list[NewBatch] = []
+            sequence, waiting = resumed.producer_sequence, list[NewBatch]()
             for _ in range(groups):
                 for _ in range(random.randint(1, 3)):
                     sequence += 1
                     waiting.append(await self._new(appender, sequence))
                 if not await self._append(appender, waiting):
                     return
+                # What has landed is answered again.
                 waiting = waiting[-1:] if random.random() < 0.1 else []
                 await runtime.sleep(random.expovariate(1.0) * random.choice((0, 0.1, 1, 100)))
             if random.random() < 0.5:
                 await appender.close()
 
+    async def _open(self, appender: NativeAppender) -> Resumed | None:
+        truth, times = self.truth, self.truth.forgotten.get(self.name, 0)
+        resumed = await self._retried(appender.open)
+        if resumed is None or times != truth.forgotten.get(self.name, 0):
+            return resumed
+        if truth.is_latest(self.name, appender._marks.owner.incarnation):
+            learned = (resumed.producer_sequence, resumed.metadata)
+            last = truth.last_accepted(self.name)
+            real = (last.entry.producer_sequence, last.entry.metadata) if last else (0, None)
+            truth.check(learned == real, f"{self.name} learned {learned}, and {real} was accepted")
+            if resumed.sequence is not None and last is not None:
+                truth.check(resumed.sequence == last.place.sequence, "another sequence")
+        return resumed
+
     async def _new(self, appender: NativeAppender, sequence: int) -> NewBatch:
         random = self.world.random
-        batch_id = runtime.new_ulid()
-        at_ms = runtime.wall_ms()
+        batch_id, at_ms = runtime.new_ulid(), runtime.wall_ms()
         inline = b"inline " + batch_id.encode() if random.random() < 0.25 else None
-        batch = NewBatch(
+        if inline is None:
+            await self._upload(appender, batch_id)
+        return NewBatch(
             batch_id=batch_id,
             producer_sequence=sequence,
             rows=random.choice((0, 1, 1, 2, 7)),
@@ -81,9 +85,6 @@ class ProducerActor:
             metadata=batch_id.encode() if random.random() < 0.8 else None,
             inline=inline,
         )
-        if inline is None:
-            await self._upload(appender, batch_id)
-        return batch
 
     async def _upload(self, appender: NativeAppender, batch_id: str) -> None:
         while True:
@@ -94,51 +95,45 @@ class ProducerActor:
 
     async def _append(self, appender: NativeAppender, waiting: list[NewBatch]) -> bool:
         """Append until all have landed; False when this life has given up."""
-        world, random, truth = self.world, self.world.random, self.world.truth
-        tries = 0
-        while True:
-            floor = ""
+        random, tries = self.world.random, 0
+        while tries <= RETRIES:
+            patience_s = None
+            if not self.world.gentle and random.random() < 0.1:
+                patience_s = random.expovariate(5.0)
             try:
-                places = await appender.append(waiting)
+                async with asyncio.timeout(patience_s):
+                    places = await appender.append(waiting)
             except BelowFloor as refused:
-                floor = refused.floor
+                await self._upload_again(appender, waiting, refused.floor)
+                continue
+            except TimeoutError:
+                pass
             except (Unavailable, OutcomeUnknown) as error:
-                truth.check(not world.gentle, f"nothing was wrong, and yet {error!r}")
-                tries += 1
-                if tries > RETRIES or random.random() < 0.1:
-                    return False
-                await runtime.sleep(random.expovariate(1.0))
+                self.truth.check(not self.world.gentle, f"nothing was wrong, and yet {error!r}")
             else:
                 self._accepted(waiting, places)
                 return True
-            if floor:
-                await self._again(appender, waiting, floor)
+            tries += 1
+            if random.random() < 0.1:
+                return False
+            await runtime.sleep(random.expovariate(1.0))
+        return False
 
-    async def _again(
+    async def _upload_again(
         self, appender: NativeAppender, waiting: list[NewBatch], floor: str
     ) -> None:
-        """Upload again what the floor has passed."""
-        truth = self.world.truth
         for position, batch in enumerate(waiting):
             if batch.inline is not None or batch.batch_id > floor:
                 continue
-            if batch.batch_id not in truth.sequence_of:
-                truth.refused_ids.add(batch.batch_id)
-            again = runtime.new_ulid(above=floor)
-            await self._upload(appender, again)
-            waiting[position] = NewBatch(
-                batch_id=again,
-                producer_sequence=batch.producer_sequence,
-                rows=batch.rows,
-                size_bytes=batch.size_bytes,
-                min_ms=batch.min_ms,
-                max_ms=batch.max_ms,
-                metadata=batch.metadata,
-            )
+            if batch.batch_id not in self.truth.sequence_of:
+                self.truth.refused_ids.add(batch.batch_id)
+            batch_id = runtime.new_ulid(above=floor)
+            await self._upload(appender, batch_id)
+            waiting[position] = msgspec.structs.replace(batch, batch_id=batch_id)
 
     def _accepted(self, waiting: list[NewBatch], places: list[Placed]) -> None:
-        truth = self.world.truth
-        truth.check(len(places) == len(waiting), "as many places as batches")
+        truth = self.truth
+        truth.check(len(places) == len(waiting), "there are not as many places as batches")
         for batch, place in zip(waiting, places, strict=True):
             there = place.sequence < truth.next_sequence
             real = truth.entered[place.sequence] if there else None
@@ -151,13 +146,12 @@ class ProducerActor:
             )
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T | None:
-        world = self.world
         for _ in range(RETRIES):
             try:
                 return await call()
             except (Unavailable, OutcomeUnknown) as error:
-                world.truth.check(not world.gentle, f"nothing was wrong, and yet {error!r}")
-            await runtime.sleep(world.random.expovariate(1.0))
+                self.truth.check(not self.world.gentle, f"nothing was wrong, and yet {error!r}")
+            await runtime.sleep(self.world.random.expovariate(1.0))
         return None
 
 
@@ -166,17 +160,17 @@ class ConsumerActor:
 
     def __init__(self, world: World, group: str) -> None:
         self.world = world
+        self.truth = world.truth
         self.group = group
-        self.position: int | None = None
-        """What it has durably processed, in a checkpoint of its own."""
-        self.delivered = 0
+        self.checkpoint: int | None = None
+        """What it has processed, kept in a place of its own."""
 
     async def work(self) -> None:
-        """One life: until the history is over."""
+        """One life."""
         idle_s = 0.1
         with contextlib.suppress(Fenced):
             taker = self.world.taker()
-            position = await self.open(taker)
+            position = await self._open(taker)
             for _ in range(STEPS_MAX):
                 if self.world.over:
                     return
@@ -186,11 +180,11 @@ class ConsumerActor:
                 idle_s = 0.1 if position != before else min(IDLE_MAX_S, idle_s * 2)
                 await runtime.sleep(self.world.random.uniform(0, idle_s))
 
-    async def open(self, taker: NativeTaker) -> int | None:
+    async def _open(self, taker: NativeTaker) -> int | None:
         """Become the owner, with a position of its own or without one."""
-        world, truth, random = self.world, self.world.truth, self.world.random
-        while True:
-            resume = self.position if random.random() < 0.5 else None
+        truth, random = self.truth, self.world.random
+        while not self.world.over:
+            resume = self.checkpoint if random.random() < 0.5 else None
             if resume is not None and random.random() < 0.3:
                 resume = random.randint(max(0, resume - 3), resume)
             take_over = random.random() < 0.7
@@ -200,9 +194,10 @@ class ConsumerActor:
                 )
             except (Unavailable, OutcomeUnknown):
                 pass
-            except Trimmed as trimmed:
-                truth.check(trimmed.floor <= truth.queue.floor_sequence, "trimmed below no floor")
-                self.position = None
+            except Trimmed:
+                start = -1 if resume is None else resume + 1
+                truth.check(start < truth.queue.floor_sequence, f"{start} is not trimmed")
+                self.checkpoint = None
             except Refused as refused:
                 truth.check("owns" in str(refused) and not take_over, f"refused: {refused}")
             else:
@@ -211,46 +206,45 @@ class ConsumerActor:
                     expected = resume if resume is not None else (acked - 1 if acked else None)
                     truth.check(position == expected, f"resumes at {position}, not {expected}")
                 return position
-            if world.over:
-                raise Fenced("the history is over")
             await runtime.sleep(random.expovariate(0.2))
+        raise Fenced("the history is over")
 
     async def step(self, taker: NativeTaker, position: int | None) -> int | None:
         """Take what is there; acknowledge some of it."""
-        world, truth, random = self.world, self.world.truth, self.world.random
-        was_fenced = truth.consumer.epoch != taker.epoch
-        limit = random.choice((1, 3, 100))
+        truth, random = self.truth, self.world.random
+        start = 0 if position is None else position + 1
+        was_fenced, limit = self._is_fenced(taker), random.choice((1, 3, 100))
         try:
             found = await taker.after(position, limit)
         except Trimmed:
-            start = 0 if position is None else position + 1
+            truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and not told")
             truth.check(start < truth.queue.floor_sequence, f"{start} is not trimmed")
             return truth.consumer.sequence - 1
         truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and reads on")
-        truth.check(len(found) <= limit, "more than was asked for")
-        for descriptor in found:
-            expected = 0 if position is None else position + 1
-            truth.check(
-                descriptor.sequence == expected,
-                f"{descriptor.sequence} was delivered after {position}",
-            )
-            truth.check_descriptor(descriptor)
-            is_owner = truth.consumer.epoch == taker.epoch
-            if is_owner and truth.is_live(descriptor.sequence):
-                there = world.backend.has(descriptor.location)
-                truth.check(there, f"batch {descriptor.sequence} is missing as it is delivered")
-            position = descriptor.sequence
-            self.delivered += 1
-            if random.random() < 0.3:
-                break
-        if position is not None and position >= 0:
-            self.position = position
-            if random.random() < 0.7:
-                was_fenced = truth.consumer.epoch != taker.epoch
-                await taker.dequeue(position)
-                truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and dequeues")
-                truth.check(truth.consumer.sequence > position, "acknowledged and not so")
-        return position
+        truth.check(len(found) <= limit, "there is more than was asked for")
+        for expected, descriptor in enumerate(found, start=start):
+            truth.check(descriptor.sequence == expected, f"{descriptor.sequence} at {expected}")
+            self._check_delivered(taker, descriptor)
+        if not found:
+            return position
+        self.checkpoint = found[random.randrange(len(found))].sequence
+        if random.random() < 0.7:
+            was_fenced = self._is_fenced(taker)
+            await taker.dequeue(self.checkpoint)
+            truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and dequeues")
+            truth.check(truth.consumer.sequence > self.checkpoint, "acknowledged, and not so")
+        return self.checkpoint
+
+    def _is_fenced(self, taker: NativeTaker) -> bool:
+        return taker.epoch != self.truth.consumer.epoch
+
+    def _check_delivered(self, taker: NativeTaker, descriptor: Descriptor) -> None:
+        """The batch of that sequence, and it can be fetched."""
+        self.truth.check_descriptor(descriptor)
+        # Who was fenced on the way may be told of what its successor has acknowledged.
+        if not self._is_fenced(taker) and self.truth.is_live(descriptor.sequence):
+            there = self.world.backend.has(descriptor.location)
+            self.truth.check(there, f"batch {descriptor.sequence} is missing as it is delivered")
 
 
 class CollectorActor:
@@ -259,23 +253,19 @@ class CollectorActor:
     def __init__(self, world: World, retention: Retention) -> None:
         self.world = world
         self.retention = retention
-        self.passes = 0
 
     async def work(self) -> None:
-        """One life: until the history is over."""
-        world = self.world
-        collector = world.collector()
+        """One life."""
+        world, collector = self.world, self.world.collector()
         for _ in range(STEPS_MAX):
             if world.over:
                 return
             try:
                 await collector.collect(self.retention, full=world.random.random() < 0.3)
-                self.passes += 1
-            except Contended as error:
-                world.truth.check(not world.gentle, f"nothing was wrong, and yet {error!r}")
             except (Unavailable, OutcomeUnknown) as error:
                 world.truth.check(not world.gentle, f"nothing was wrong, and yet {error!r}")
-            await runtime.sleep(world.random.expovariate(1.0) * world.random.choice((1, 10, 1000, 30_000)))
+            wait_s = world.random.choice((1, 10, 1000, 30_000))
+            await runtime.sleep(world.random.expovariate(1.0) * wait_s)
 
 
 class LookerActor:
@@ -283,39 +273,83 @@ class LookerActor:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.truth = world.truth
+        self.position: int | None = None
 
     async def work(self) -> None:
-        """One life: until the history is over."""
-        looker = self.world.looker()
-        position: int | None = None
+        """One life."""
+        looker, random = self.world.looker(), self.world.random
         for _ in range(STEPS_MAX):
             if self.world.over:
                 return
             with contextlib.suppress(Unavailable, OutcomeUnknown):
-                position = await self.step(looker, position)
-            await runtime.sleep(self.world.random.expovariate(1.0) * self.world.random.choice((1, 100, 3000)))
+                await random.choice((self._state, self._read, self._at_lsn, self._at_time))(looker)
+            await runtime.sleep(random.expovariate(1.0) * random.choice((1, 100, 3000)))
 
-    async def step(self, looker, position):
-        truth, random = self.world.truth, self.world.random
-        before = (truth.queue.floor_sequence, truth.consumer.sequence, truth.next_sequence)
+    def _bounds(self) -> tuple[int, int, int]:
+        truth = self.truth
+        return truth.queue.floor_sequence, truth.consumer.sequence, truth.next_sequence
+
+    async def _state(self, looker: NativeLooker) -> None:
+        truth, before = self.truth, self._bounds()
         state = await looker.state()
-        after = (truth.queue.floor_sequence, truth.consumer.sequence, truth.next_sequence)
         told = (state.floor_sequence, state.acked_sequence, state.next_sequence)
         truth.check(
-            all(b <= t <= a for b, t, a in zip(before, told, after, strict=True)),
-            f"the state was {before}, is {after}, and told {told}",
+            all(b <= t <= a for b, t, a in zip(before, told, self._bounds(), strict=True)),
+            f"the state was {before}, is {self._bounds()}, and {told} was told",
         )
-        floor = truth.queue.floor_sequence
+        pending = truth.entered[state.acked_sequence : state.next_sequence]
+        size_bytes = sum(one.entry.size_bytes for one in pending)
+        oldest_ms = pending[0].entry.min_ms if pending else None
+        told_pending = (state.pending, state.pending_bytes, state.oldest_pending_ms)
+        truth.check(told_pending == (len(pending), size_bytes, oldest_ms), "pending is wrong")
+
+    async def _read(self, looker: NativeLooker) -> None:
+        truth, start, floor = self.truth, self.position, self._bounds()[0]
         try:
-            found = await looker.after(position, random.choice((1, 5, 100)))
+            found = await looker.after(start, self.world.random.choice((1, 5, 100)))
         except Trimmed as trimmed:
-            truth.check(position is not None and position + 1 < truth.queue.floor_sequence, "not trimmed")
-            return None
-        for descriptor in found:
-            if position is not None:
-                truth.check(descriptor.sequence == position + 1, "a gap")
-            else:
-                truth.check(floor <= descriptor.sequence <= truth.queue.floor_sequence, "not the oldest")
+            ahead = start is not None and start + 1 < trimmed.floor <= self._bounds()[0]
+            truth.check(ahead, f"{start} is not trimmed")
+            self.position = None
+            return
+        for expected, descriptor in enumerate(found, start=found[0].sequence if found else 0):
+            truth.check(descriptor.sequence == expected, f"{descriptor.sequence} at {expected}")
             truth.check_descriptor(descriptor)
-            position = descriptor.sequence
-        return position
+        if found:
+            first = found[0].sequence
+            right = first == start + 1 if start is not None else floor <= first <= self._bounds()[0]
+            truth.check(right, f"{first} was read after {start}")
+            self.position = found[-1].sequence
+
+    async def _at_lsn(self, looker: NativeLooker) -> None:
+        truth, before = self.truth, self.truth.next_lsn
+        lsn = self.world.random.randint(1, before + 5)
+        try:
+            found = await looker.sequence_at_lsn(lsn)
+        except Trimmed:
+            truth.check(lsn < truth.queue.floor_lsn, f"LSN {lsn} is not trimmed")
+            return
+        if found is None:
+            truth.check(lsn >= before, f"LSN {lsn} was there and not found")
+            return
+        real = truth.entered[found]
+        first_lsn, rows = real.place.first_lsn, real.entry.rows
+        truth.check(first_lsn <= lsn < first_lsn + rows, f"LSN {lsn} is not in batch {found}")
+
+    async def _at_time(self, looker: NativeLooker) -> None:
+        truth, floor, end = self.truth, self._bounds()[0], self._bounds()[2]
+        if not end:
+            return
+        time_ms = truth.entered[self.world.random.randrange(end)].entry.max_ms
+        time_ms += self.world.random.randint(-10, 10)
+        found = await looker.sequence_at_time(time_ms)
+        # The floor and the end moved while it looked: the answer is right for some instant.
+        late = truth.queue.floor_sequence
+        before = [one for one in truth.entered[late:end] if one.entry.max_ms >= time_ms]
+        if found is None:
+            truth.check(not before, f"a batch of {time_ms} was there and not found")
+            return
+        truth.check(found >= floor, f"batch {found} is not kept any more")
+        truth.check(truth.entered[found].entry.max_ms >= time_ms, f"batch {found} is too early")
+        truth.check(not before or found <= before[0].place.sequence, f"not the first: {found}")

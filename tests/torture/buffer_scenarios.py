@@ -1,4 +1,15 @@
-"""Histories of a native queue: producers, consumers, collectors and lookers under every fault."""
+"""Histories of a native queue: producers, consumers, collectors and lookers under every fault.
+
+Each history draws its own number of each, faults of the store, clocks that are wrong by days,
+kills, freezes, limits and retentions. The truth (`buffer_truth`) sees every change that the store
+ever applied; the actors (`buffer_actors`) compare with it whatever they are told:
+
+- accepted is delivered exactly once, in order, under the places that the producer was told;
+- what a successor learns of its predecessor is what was accepted;
+- whoever is fenced appends, reads and acknowledges nothing more;
+- what is kept can be fetched; what is not needed any more is deleted in the end;
+- whoever calls without any fault, and whoever calls after all faults are over, is answered.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +18,10 @@ from headwater.core import runtime
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_actors import CollectorActor, ConsumerActor, LookerActor, ProducerActor
 from tests.torture.buffer_truth import PREFIX
-from tests.torture.buffer_world import DAY_MS, DAY_S, SOUND, Parts, World
+from tests.torture.buffer_world import DAY_S, SOUND, Parts, World
+
+PASSES_MAX = 400
+LIVES = 3
 
 
 def queue_history(seed: int, parts: Parts = SOUND) -> str:
@@ -25,80 +39,78 @@ def queue_history(seed: int, parts: Parts = SOUND) -> str:
         return simulate(main, seed=seed, replay=replay).fingerprint
 
 
-def _retention(world: World) -> Retention:
-    draw = world.random.choice
-    return Retention(
-        retention_ms=draw((0, 0, 1000, 3_600_000, None)),
-        retention_bytes=draw((None, None, 0, 200)),
-        grace_ms=draw((0, 0, 1000, 600_000)),
-    )
-
-
 async def _run(world: World) -> list[ProducerActor]:
-    random = world.random
+    """Let everybody work until the producers have done theirs."""
+    random, simulation = world.random, world.simulation
     producers = [ProducerActor(world, f"p{n}") for n in range(random.randint(1, 4))]
-    beside = []
-    for n in range(random.randint(1, 2)):
-        group = f"g{random.randint(0, 1)}"
-        beside.append((f"consumer{n}", ConsumerActor(world, group).work))
-    for n in range(random.randint(0, 3)):
-        beside.append((f"collector{n}", CollectorActor(world, _retention(world)).work))
-    if random.random() < 0.5:
-        beside.append(("looker", LookerActor(world).work))
-    tasks = [
-        world.simulation.spawn(world.run(name, work, lives=3), name=f"run {name}")
-        for name, work in beside
+    others = [
+        *(ConsumerActor(world, f"g{random.randint(0, 1)}") for _ in range(random.randint(1, 2))),
+        *(CollectorActor(world, world.retention()) for _ in range(random.randint(0, 3))),
+        *(LookerActor(world) for _ in range(random.randint(0, 1))),
+    ]
+    beside = [
+        simulation.spawn(world.run(name, one.work, lives=LIVES), name=f"run {name}")
+        for number, one in enumerate(others)
+        if (name := f"{type(one).__name__}{number}")
     ]
     writing = [
-        world.simulation.spawn(world.run(one.name, one.work, lives=3), name=f"run {one.name}")
+        simulation.spawn(world.run(one.name, one.work, lives=LIVES), name=f"run {one.name}")
         for one in producers
     ]
     for task in writing:
         await task
     world.over = True
-    for task in tasks:
+    for task in beside:
         await task
     return producers
 
 
 async def _settle(world: World, producers: list[ProducerActor]) -> None:
-    """All faults are over, and every request under way has landed or failed: everybody goes on."""
+    """No more faults, and every request under way has landed or failed: everybody goes on."""
     truth = world.truth
     world.network.calm = True
     await runtime.sleep(30 * DAY_S)
     for one in producers:
         before = truth.next_sequence
         await one.work(groups=2)
-        truth.check(truth.next_sequence > before, f"{one.name} cannot append")
-    world.over = False
-    consumer = ConsumerActor(world, "last")
-    taker = world.taker()
-    position = await taker.open("last", take_over=True)
-    truth.check(position == (truth.consumer.sequence - 1 if truth.consumer.sequence else None), "?")
-    while found := await taker.after(position, 7):
-        for descriptor in found:
-            truth.check(descriptor.sequence == (0 if position is None else position + 1), "a gap")
-            truth.check_descriptor(descriptor)
-            truth.check(world.backend.has(descriptor.location), f"{descriptor.sequence} is missing")
-            position = descriptor.sequence
-        await taker.dequeue(position)
-    truth.check(truth.consumer.sequence == truth.next_sequence, "not everything was delivered")
+        truth.check(truth.next_sequence > before, f"{one.name} could not append")
+    await _drain(world)
     await _check_nothing_left(world)
 
 
+async def _drain(world: World) -> None:
+    truth, taker = world.truth, world.taker()
+    position = await taker.open("last", take_over=True)
+    start = 0 if position is None else position + 1
+    truth.check(start == truth.consumer.sequence, f"resumes at {start}")
+    while found := await taker.after(start - 1 if start else None, 7):
+        for expected, descriptor in enumerate(found, start=start):
+            truth.check(descriptor.sequence == expected, f"{descriptor.sequence} at {expected}")
+            truth.check_descriptor(descriptor)
+            there = world.backend.has(descriptor.location)
+            truth.check(there, f"batch {descriptor.sequence} was accepted and is gone")
+        start += len(found)
+        await taker.dequeue(start - 1)
+    truth.check(start == truth.next_sequence, "not everything was delivered")
+
+
 async def _check_nothing_left(world: World) -> None:
-    truth = world.truth
-    with world.simulation.skewed(20 * DAY_MS):
-        for _ in range(50):
-            before = (truth.queue, len(world.backend.keys("batches")), len(world.backend.keys("chunks")))
-            await world.collector().collect(Retention(0, grace_ms=0), full=True)
-            if before == (truth.queue, len(world.backend.keys("batches")), len(world.backend.keys("chunks"))):
-                break
-    kept = {f"{PREFIX}/batches/{e.entry.batch_id}" for e in truth.entered[truth.queue.floor_sequence:]}
-    left = [key for key in world.backend.keys("batches") if key not in kept]
-    truth.check(not left, f"never collected: {left}")
-    chunks = world.backend.keys("chunks")
-    truth.check(len(chunks) <= 2, f"never collected: {chunks}")
+    """What nobody needs does not stay for ever."""
+    truth, backend = world.truth, world.backend
+    truth.hold_below = None
+    retention = Retention(0, grace_ms=0)
+    world.retentions.append(retention)
+    collector = world.collector()
+    for _ in range(PASSES_MAX):
+        before = (truth.queue, *backend.keys("batches"), *backend.keys("chunks"))
+        await collector.collect(retention, full=True)
+        if before == (truth.queue, *backend.keys("batches"), *backend.keys("chunks")):
+            break
+    kept = truth.entered[truth.queue.floor_sequence :]
+    needed = {f"{PREFIX}/batches/{one.entry.batch_id}" for one in kept}
+    left = [key for key in backend.keys("batches") if key not in needed]
+    truth.check(not left, f"nobody collects {left}")
+    truth.check(len(backend.keys("chunks")) <= 2, f"nobody collects {backend.keys('chunks')}")
 
 
 SCENARIOS = [Scenario("buffer", "queue", queue_history, rounds=5000, sample=30)]

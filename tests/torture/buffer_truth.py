@@ -48,9 +48,7 @@ class Entered(msgspec.Struct, frozen=True):
 class Truth:
     """The queue as it is, whatever anybody was told."""
 
-    def __init__(
-        self, simulation: Simulation, may_expire: Callable[[int, int], bool]
-    ) -> None:
+    def __init__(self, simulation: Simulation, may_expire: Callable[[int, int], bool]) -> None:
         """`may_expire` says of a batch, by its latest time and the bytes after it, whether any
         collector may let it go once it is acknowledged."""
         self._simulation = simulation
@@ -89,6 +87,11 @@ class Truth:
     def next_sequence(self) -> int:
         """The sequence that the next batch gets."""
         return len(self.entered)
+
+    @property
+    def next_lsn(self) -> int:
+        """The LSN that the next record gets."""
+        return self.chunks[-1].next_lsn if self.chunks else 1
 
     def last_accepted(self, producer: str) -> Entered | None:
         """The last batch of a producer."""
@@ -194,7 +197,10 @@ class Truth:
         place: Placed,
         objects: RecordingBackend,
     ) -> None:
-        producer, incarnation = chunk.owners[entry.owner].producer, chunk.owners[entry.owner].incarnation
+        producer, incarnation = (
+            chunk.owners[entry.owner].producer,
+            chunk.owners[entry.owner].incarnation,
+        )
         what = f"batch {place.sequence} of {producer}"
         self.check(place.sequence == self.next_sequence, f"{what} follows {self.next_sequence - 1}")
         self.check(self.is_latest(producer, incarnation), f"{what}: an earlier life appended it")

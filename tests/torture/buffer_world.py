@@ -133,8 +133,8 @@ class World:
 
     def _may_expire(self, max_ms: int, bytes_after: int) -> bool:
         """Whether any collector, however wrong its clock, may let such a batch go."""
-        at_ms = runtime.current().wall_ms() if self.over else self.simulation.runtime.wall_ms()
-        at_ms += SKEW_MAX_MS + int(self.simulation.now_s)
+        drifted_ms = int(self.simulation.now_s)
+        at_ms = self.simulation.runtime.wall_ms() + SKEW_MAX_MS + drifted_ms
         return any(
             (one.retention_ms is not None and max_ms <= at_ms - one.retention_ms)
             or (one.retention_bytes is not None and bytes_after >= one.retention_bytes)

@@ -31,7 +31,7 @@ def produce(
     url: str = URL,
     stream: str = STREAM,
     files: list[str] = typer.Argument(
-        None, metavar="[FILE]...", help="Files to read; standard input without them, or for -."
+        None, metavar="FILE", help="Files to read; standard input without them, or for -."
     ),
     key_separator: str | None = typer.Option(
         None, metavar="TEXT", help="What stands before it in a line is the record's key."

@@ -3,6 +3,8 @@
 A stream that declares a schema says what the columns are. Without one, the first value that is not
 null decides the type of its column for the whole run: a stream whose batches disagree about a
 column cannot be read as one.
+
+Always holds: a value is sent as it is or refused. Arrow, told the type beforehand, makes 1 of 1.5.
 """
 
 from __future__ import annotations
@@ -18,77 +20,108 @@ from headwater.cli.produce_input import Decoded, LineBlock
 from headwater.core.errors import Refused
 
 _DECODER: Final = msgspec.json.Decoder(dict[str, Any])
+_HINT: Final = (
+    ". Earlier lines decided the type; declare a schema if it is another: headwater stream alter "
+    "URL NAME --schema FILE"
+)
 
 
 class JsonRows:
     """Turns blocks of lines into tables of the same columns throughout."""
 
     def __init__(self, declared: pa.Schema | None) -> None:
-        self._declared = declared
+        self._is_declared = declared is not None
         self._types = {} if declared is None else {field.name: field.type for field in declared}
 
     def decode(self, name: str, block: LineBlock) -> Decoded:
-        """The rows of a block; a line without anything is none."""
-        rows, wrong = self._rows(name, block)
-        texts = [column for column in self._types if _is_read_from_text(self._types[column])]
-        for column in texts:
-            self._cast_texts(name, block, rows, column)
+        """The rows of a block, up to the first that is wrong; an empty line is none."""
+        rows, wrong = _rows(name, block)
+        names = dict.fromkeys(name for row in rows for name in row)
+        reserved = [name for name in names if name in RESERVED]
         try:
-            table = table_of(rows, pa.schema(list(self._types.items())))
-        except Refused as error:
-            raise Refused(f"{name}, {_lines(block)}: {error}{self._hint(error)}") from error
-        return Decoded(self._pinned(table), wrong)
-
-    def _rows(self, name: str, block: LineBlock) -> tuple[list[dict[str, Any]], Refused | None]:
-        rows: list[dict[str, Any]] = []
-        for number, line in enumerate(block.lines, start=block.first_line):
-            if not line.strip():
-                continue
-            try:
-                rows.append(_DECODER.decode(line))
-            except msgspec.DecodeError as error:
-                return rows, Refused(
-                    f"{name}, line {number:,} is no JSON object: {error}. It was not sent, nor was "
-                    "what follows"
+            columns = {
+                name: self._column(name, [row.get(name) for row in rows])
+                for name in names
+                if name not in RESERVED
+            }
+            if reserved:
+                special = table_of(
+                    [{name: row.get(name) for name in reserved} for row in rows], None
                 )
-        return rows, None
+                columns |= {name: special.column(name) for name in reserved}
+        except Refused as error:
+            last = block.first_line + len(block.lines) - 1
+            raise Refused(f"{name}, lines {block.first_line:,} to {last:,}: {error}") from error
+        # A column that is null throughout has no type yet, and is null without being there.
+        kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
+        if rows and not kept:
+            raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
+        return Decoded(pa.table(kept), wrong)
 
-    def _pinned(self, table: pa.Table) -> pa.Table:
-        """Without columns that are null throughout: they have no type yet."""
-        empty = [field.name for field in table.schema if pa.types.is_null(field.type)]
-        table = table.drop_columns(empty) if empty else table
-        for field in table.schema:
-            if field.name not in RESERVED:
-                self._types.setdefault(field.name, field.type)
-        return table
-
-    def _cast_texts(
-        self, name: str, block: LineBlock, rows: list[dict[str, Any]], column: str
-    ) -> None:
-        """JSON has no times and no decimals: they are written as text."""
-        kind = self._types[column]
-        given = [row for row in rows if isinstance(row.get(column), str)]
-        if not given:
-            return
+    def _column(self, name: str, values: list[Any]) -> pa.Array:
+        if pa.types.is_decimal(self._types.get(name, pa.null())):
+            values = [_decimal_text(value) for value in values]
         try:
-            cast = pa.array([row[column] for row in given]).cast(kind).to_pylist()
+            found = pa.array(values)
+        except (pa.ArrowException, OverflowError) as error:
+            raise Refused(f"column {name!r}: {error}") from error
+        if pa.types.is_null(found.type):
+            return pa.nulls(len(values), self._types.get(name, pa.null()))
+        kind = self._types.setdefault(name, found.type)
+        if found.type == kind:
+            return found
+        hint = "" if self._is_declared else _HINT
+        if not _may_become(found.type, kind):
+            raise Refused(f"column {name!r} is {kind}, and {found.type} is given{hint}")
+        try:
+            return found.cast(kind)
+        except pa.ArrowNotImplementedError:
+            return _as_told(name, values, kind)
         except pa.ArrowException as error:
-            raise Refused(f"{name}, {_lines(block)}, column {column!r}: {error}") from error
-        for row, value in zip(given, cast, strict=True):
-            row[column] = value
+            raise Refused(f"column {name!r} is {kind}: {error}{hint}") from error
 
-    def _hint(self, error: Refused) -> str:
-        if self._declared is not None:
-            return ""
-        return (
-            ". Earlier lines decided the type; declare a schema if it is another: headwater stream "
-            "alter URL NAME --schema FILE"
+
+def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], Refused | None]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(block.lines, start=block.first_line):
+        if not line.strip():
+            continue
+        try:
+            rows.append(_DECODER.decode(line))
+        except msgspec.DecodeError as error:
+            return rows, Refused(
+                f"{name}, line {number:,} is no JSON object: {error}. It was not sent, nor was "
+                "what follows"
+            )
+    return rows, None
+
+
+def _decimal_text(value: Any) -> Any:
+    """A number as it was written: as a float it would be another one."""
+    is_number = isinstance(value, float | int) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether a value of one type can be meant by another: JSON has no times and no decimals."""
+    if pa.types.is_string(found):
+        return bool(
+            pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind)
         )
+    if pa.types.is_nested(found):
+        return bool(pa.types.is_nested(kind))
+    return _is_number(found) and _is_number(kind)
 
 
-def _is_read_from_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind))
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
 
 
-def _lines(block: LineBlock) -> str:
-    return f"lines {block.first_line:,} to {block.first_line + len(block.lines) - 1:,}"
+def _as_told(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+    """What only making it in that type makes: maps, and structs with fields left out."""
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise Refused(f"column {name!r} is {kind}: {error}") from error

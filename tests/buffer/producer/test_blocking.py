@@ -214,6 +214,7 @@ def test_a_forked_child_can_neither_use_it_nor_harm_it(stream: FakeStream) -> No
                 ):
                     with pytest.raises(Refused, match="before the process forked"):
                         call()
+                assert producer._engine.accumulator.untold_rows == 1, "nothing was kept"
                 producer.close()
                 del producer
                 code = 0

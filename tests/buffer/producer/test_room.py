@@ -144,6 +144,37 @@ async def test_a_caller_that_gives_up_waiting_leaves_nothing_behind() -> None:
 
 
 @virtual
+async def test_what_is_changed_while_its_call_waits_is_sent_as_it_was() -> None:
+    stream = fake_stream()
+    stream.queues[0].always["upload"] = takes(1)
+    async with await small(stream) as producer:
+        await producer.produce([bytes(4000)])
+        entries = [b"a", bytes(200)]
+        waiting = runtime.spawn(producer.produce(entries), name="waiting")
+        await runtime.sleep(0.1)
+        assert not waiting.done()
+        entries[0] = b"changed"
+        await waiting
+    assert stream.queues[0].values()[1] == b"a"
+
+
+@virtual
+async def test_when_the_first_in_line_leaves_the_next_is_served_if_it_fits() -> None:
+    stream = fake_stream()
+    stream.queues[0].always["upload"] = takes(100)
+    async with await small(stream) as producer:
+        await producer.produce([bytes(3000)])
+        large = runtime.spawn(producer.produce([bytes(3000)]), name="large")
+        await runtime.sleep(0.01)
+        fits = runtime.spawn(producer.produce([bytes(10)]), name="fits")
+        await runtime.sleep(1)
+        assert not fits.done()
+        large.cancel()
+        await runtime.sleep(0.01)
+        assert fits.done()
+
+
+@virtual
 async def test_callers_in_line_are_told_when_the_producer_closes() -> None:
     stream = fake_stream()
     stream.queues[0].always["upload"] = takes(1)
@@ -152,9 +183,12 @@ async def test_callers_in_line_are_told_when_the_producer_closes() -> None:
         await producer.produce([bytes(900)])
     waiting = runtime.spawn(producer.produce([bytes(900)]), name="waiting")
     await runtime.sleep(0.1)
-    await producer.close()
+    closing = runtime.spawn(producer.close(), name="close")
+    await runtime.sleep(0.01)
+    assert waiting.done(), "at once, not when there is room again"
     with pytest.raises(Refused, match="closed"):
         await waiting
+    await closing
     assert len(stream.queues[0].entries) == 4
 
 

@@ -306,16 +306,22 @@ async def test_a_producer_that_was_fenced_fails_everything_pending_and_every_lat
     stream = fake_stream(partitions=2)
     stream.queues[0].next_append(takes(0), later)
     stream.queues[1].always["upload"] = hangs()
-    producer = await opened(stream, partitioner="round_robin", linger_ms=50)
+    producer = await opened(stream, partitioner="round_robin", linger_ms=60_000)
     first = await producer.produce([b"a"], partition=0)
+    await producer.flush()
     assert (await first).sequence == 0
     tried = await producer.produce([b"b"], partition=0)
     other = await producer.produce([b"c"], partition=1)
-    await runtime.sleep(0.06)
+    flushing = runtime.spawn(producer.flush(), name="flush")
+    await runtime.sleep(0.1)
     gathered = await producer.produce([b"d"], partition=1)
+    started_s = runtime.monotonic_s()
     for handle in (tried, other, gathered):
         with pytest.raises(type(error)):
             await handle
+    with pytest.raises(type(error)):
+        await flushing
+    assert runtime.monotonic_s() - started_s < 2, "also what was gathered and not due"
     for call in ([b"e"], [b"e"] * 100):
         with pytest.raises(type(error)):
             await producer.produce(call)

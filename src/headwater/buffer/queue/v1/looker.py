@@ -64,7 +64,7 @@ class V1Looker(Looker):
             held = await self._reader.acked.search(
                 range(side.floor_sequence, side.sequence),
                 lambda header: header.next_lsn > lsn,
-                lambda batch: batch.last_lsn >= lsn,
+                lambda batch: batch.first_lsn <= lsn <= batch.last_lsn,
             )
             if held is None:
                 self._check_lsn_retained(await self._side.read(), lsn)
