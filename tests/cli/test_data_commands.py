@@ -564,7 +564,7 @@ def test_gc_goes_on_until_nothing_is_left_to_do(
     invoke: Invoke, url: str, make: Make, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CHUNK_MAX_ENTRIES", 1)
-    monkeypatch.setattr(limits, "GC_CHUNKS", 1)
+    monkeypatch.setattr(limits, "GC_CHUNKS", 2)
     monkeypatch.setattr(limits, "GC_PARALLEL", 1)
     make("brief", retention_ms=0)
     for text in ("a\n", "b\n", "c\n"):

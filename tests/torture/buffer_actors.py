@@ -97,8 +97,8 @@ class ProducerActor:
         """Append until all have landed; False when this life has given up."""
         random, tries = self.world.random, 0
         while tries <= RETRIES:
-            patience_s = None
-            if not self.world.gentle and random.random() < 0.1:
+            patience_s, was_calm = None, self.world.is_calm
+            if not was_calm and random.random() < 0.1:
                 patience_s = random.expovariate(5.0)
             try:
                 async with asyncio.timeout(patience_s):
@@ -109,12 +109,12 @@ class ProducerActor:
             except TimeoutError:
                 pass
             except (Unavailable, OutcomeUnknown) as error:
-                self.truth.check(not self.world.gentle, f"nothing was wrong, and yet {error!r}")
+                self.truth.check(not was_calm, f"nothing was wrong, and yet {error!r}")
             else:
                 self._accepted(waiting, places)
                 return True
             tries += 1
-            if random.random() < 0.1:
+            if not was_calm and random.random() < 0.1:
                 return False
             await runtime.sleep(random.expovariate(1.0))
         return False
@@ -147,10 +147,11 @@ class ProducerActor:
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T | None:
         for _ in range(RETRIES):
+            was_calm = self.world.is_calm
             try:
                 return await call()
             except (Unavailable, OutcomeUnknown) as error:
-                self.truth.check(not self.world.gentle, f"nothing was wrong, and yet {error!r}")
+                self.truth.check(not was_calm, f"nothing was wrong, and yet {error!r}")
             await runtime.sleep(self.world.random.expovariate(1.0))
         return None
 
@@ -227,13 +228,13 @@ class ConsumerActor:
             self._check_delivered(taker, descriptor)
         if not found:
             return position
-        self.checkpoint = found[random.randrange(len(found))].sequence
+        position = self.checkpoint = found[random.randrange(len(found))].sequence
         if random.random() < 0.7:
             was_fenced = self._is_fenced(taker)
-            await taker.dequeue(self.checkpoint)
+            await taker.dequeue(position)
             truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and dequeues")
-            truth.check(truth.consumer.sequence > self.checkpoint, "acknowledged, and not so")
-        return self.checkpoint
+            truth.check(truth.consumer.sequence > position, "acknowledged, and not so")
+        return position
 
     def _is_fenced(self, taker: NativeTaker) -> bool:
         return taker.epoch != self.truth.consumer.epoch
@@ -260,10 +261,11 @@ class CollectorActor:
         for _ in range(STEPS_MAX):
             if world.over:
                 return
+            was_calm = world.is_calm
             try:
                 await collector.collect(self.retention, full=world.random.random() < 0.3)
             except (Unavailable, OutcomeUnknown) as error:
-                world.truth.check(not world.gentle, f"nothing was wrong, and yet {error!r}")
+                world.truth.check(not was_calm, f"nothing was wrong, and yet {error!r}")
             wait_s = world.random.choice((1, 10, 1000, 30_000))
             await runtime.sleep(world.random.expovariate(1.0) * wait_s)
 

@@ -43,7 +43,7 @@ async def _run(world: World) -> list[ProducerActor]:
     """Let everybody work until the producers have done theirs."""
     random, simulation = world.random, world.simulation
     producers = [ProducerActor(world, f"p{n}") for n in range(random.randint(1, 4))]
-    others = [
+    others: list[ConsumerActor | CollectorActor | LookerActor] = [
         *(ConsumerActor(world, f"g{random.randint(0, 1)}") for _ in range(random.randint(1, 2))),
         *(CollectorActor(world, world.retention()) for _ in range(random.randint(0, 3))),
         *(LookerActor(world) for _ in range(random.randint(0, 1))),

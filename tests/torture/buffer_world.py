@@ -111,6 +111,11 @@ class World:
         self.retentions: list[Retention] = []
         self.over = False
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong: then nobody is told anything but answers."""
+        return self.gentle or self.network.calm
+
     def _draw_hold(self) -> str | None:
         """Somebody may hold the floor of the batches, in the midst of the ids to come."""
         if self.random.random() < 0.8:

@@ -71,7 +71,9 @@ def produce(
     store = open_with_options(url, option)
     home = portal.shared()
     try:
-        with Interrupt() as interrupt, ProduceView(input_bytes(files), quiet=typed_in) as view:
+        # Columns are larger in memory than in their files: how far one is cannot be told.
+        total_bytes = input_bytes(files) if kind in (None, "json") else None
+        with Interrupt() as interrupt, ProduceView(total_bytes, quiet=typed_in) as view:
             producer = BlockingProducer.open(store, stream, producer_id=producer_id, **settings)
             _tell_resumed(producer, view, asked=producer_id)
             if typed_in:

@@ -73,7 +73,7 @@ async def _collected(stream: Stream, partition: int, *, full: bool) -> Collected
     total = await collector.collect(retention, full=full)
     last = total
     for _ in range(PASSES_MAX):
-        if True:
+        if last.failed or not _found_much(last):
             break
         last = await collector.collect(retention)
         total = _added(total, last)
