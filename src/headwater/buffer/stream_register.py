@@ -78,4 +78,7 @@ class StreamRegister:
         return config
 
     def _missing(self) -> NotFound:
-        return NotFound(f"there is no stream {self._name!r}")
+        return NotFound(
+            f"there is no stream {self._name!r}: `headwater stream list` shows those that are "
+            "there, `headwater stream create` makes one"
+        )
