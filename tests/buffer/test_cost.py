@@ -62,7 +62,7 @@ async def flushed(store: Store, stream: Stream, *, inline: bool) -> tuple[int, i
         )
         if not inline:
             await appender.upload(batch_id, data)
-        new = NewBatch(batch_id, number, 1, len(data), 1, 1, inline=data if inline else None)
+        new = NewBatch(batch_id, number, 1, len(data), 1, 1, inline=bytes(data) if inline else None)
         await appender.append([new])
     after = _requests(store)
     return after[0] - before[0], after[1] - before[1]

@@ -53,7 +53,7 @@ def native() -> bytes:
     records = with_column(from_values([b"hello", b"\x00\xff", None]), KEY, [b"k", None, b"\xfe"])
     calls = Calls.of([Call(0, 1_700_000_000_000, b"at 1"), Call(2, 1_700_000_000_005, None)])
     ordered = records.select(["_key", "_value"])
-    return encode_batch(Batch(ID, ordered, calls), Compression.ZSTD)
+    return bytes(encode_batch(Batch(ID, ordered, calls), Compression.ZSTD))
 
 
 # Published v1
@@ -193,7 +193,7 @@ def test_a_native_batch_for_machines(native: bytes) -> None:
 
 def test_typed_columns_are_shown_as_they_are() -> None:
     records = pa.record_batch({"id": pa.array([7], pa.int64()), "at": pa.array([0.5])})
-    data = encode_batch(Batch(ID, records, Calls.of([Call(0, 5, None)])))
+    data = bytes(encode_batch(Batch(ID, records, Calls.of([Call(0, 5, None)]))))
     found = told("batch", data)
     assert [column["type"] for column in found["columns"]] == ["int64", "double"]
     assert found["first_records"] == [{"record": 0, "id": 7, "at": 0.5}]

@@ -19,12 +19,17 @@ _MESSAGE_HEADER_FIELD: Final = 2
 _COMPRESSION_FIELD: Final = 3
 
 
-def write(batch: pa.RecordBatch) -> pa.Buffer:
-    """The stream's bytes."""
-    sink = pa.BufferOutputStream()
+def size_bytes(batch: pa.RecordBatch) -> int:
+    """How many bytes `write` writes."""
+    sink = pa.MockOutputStream()
+    write(sink, batch)
+    return int(sink.size())
+
+
+def write(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
+    """Write the stream's bytes, at a place that is a multiple of eight."""
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
 
 
 def read(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:

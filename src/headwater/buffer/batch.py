@@ -61,24 +61,49 @@ class Batch(NamedTuple):
     calls: Calls
 
 
-def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> bytes:
-    """The bytes of a batch."""
-    rows, calls = batch.records.num_rows, batch.calls
+def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> memoryview:
+    """The bytes of a batch, written once into memory of just their size."""
+    records, calls = batch.records, batch.calls
     _check_limits(batch)
-    calls.check(rows)
-    raw = arrow_stream.write(batch.records)
-    body = compress(compression, [memoryview(raw).cast("B")])
-    tail = arrow_stream.write(calls.columns)
+    calls.check(records.num_rows)
+    raw_bytes = arrow_stream.size_bytes(records)
+    body = None
+    if compression is not Compression.NONE:
+        body = compress(compression, [_stream_of(records)])
+    body_bytes = raw_bytes if body is None else len(body)
+    tail = _stream_of(calls.columns)
+    whole = pa.allocate_buffer(_HEADER.size + body_bytes + len(tail) + FOOTER_BYTES)
+    sink = pa.FixedSizeBufferWriter(whole)
+    sink.write(_HEADER.pack(MAGIC, compression))
+    if body is None:
+        arrow_stream.write(sink, records)
+    else:
+        sink.write(body)
+    sink.write(tail)
     low_ms, high_ms = calls.time_range_ms
     identity = decode_ulid(batch.batch_id).to_bytes(16, "big")
-    footer = _FOOTER.pack(
-        len(body), len(raw), len(tail), rows, len(calls), low_ms, high_ms, identity
+    sink.write(
+        _FOOTER.pack(
+            body_bytes,
+            raw_bytes,
+            len(tail),
+            records.num_rows,
+            len(calls),
+            low_ms,
+            high_ms,
+            identity,
+        )
     )
-    parts = (_HEADER.pack(MAGIC, compression), body, tail, footer)
-    checksum = xxhash.xxh3_64()
-    for part in parts:
-        checksum.update(part)
-    return b"".join((*parts, _SEAL.pack(checksum.intdigest(), MAGIC)))
+    view = memoryview(whole)
+    checksum = xxhash.xxh3_64_intdigest(view[: -_SEAL.size])
+    sink.write(_SEAL.pack(checksum, MAGIC))
+    return view.toreadonly()
+
+
+def _stream_of(batch: pa.RecordBatch) -> memoryview:
+    sink = pa.BufferOutputStream()
+    arrow_stream.write(sink, batch)
+    return memoryview(sink.getvalue()).cast("B")
 
 
 def read_footer(tail: bytes | memoryview) -> Footer:

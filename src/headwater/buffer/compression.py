@@ -74,13 +74,13 @@ def compress(kind: Compression, buffers: Sequence[Buffer], level: int | None = N
     return pa.Codec("lz4", compression_level=level).compress(data)
 
 
-def decompress(kind: Compression, data: Buffer, *, max_bytes: int) -> bytes:
-    """What one frame holds, if that is at most `max_bytes`."""
+def decompress(kind: Compression, data: Buffer, *, max_bytes: int) -> bytes | memoryview:
+    """What one frame holds, if that is at most `max_bytes`; what is not compressed is not copied."""
     view = memoryview(data).cast("B")
     if kind is Compression.NONE:
         if len(view) > max_bytes:
             raise _too_large(len(view), max_bytes)
-        return data if isinstance(data, bytes) else bytes(view)
+        return view
     frame = _zstd_frame(view) if kind is Compression.ZSTD else _lz4_frame(view)
     if frame.end < len(view):
         raise Corrupt(

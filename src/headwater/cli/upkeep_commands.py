@@ -32,7 +32,7 @@ def gc(
     stream: str = STREAM,
     partition: int | None = PARTITION,
     full: bool = typer.Option(
-        False, "--full", help="Also look for what a crash left behind; takes half a minute."
+        False, "--full", help="Also look for what a crash left behind; takes up to 90 s."
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,

@@ -92,10 +92,10 @@ PRODUCER_ID_MAX_BYTES: Final = 128
 CHUNK_OPENINGS: Final = 16
 APPEND_ATTEMPTS: Final = 256
 """Lost races before an append gives up."""
-FLOOR_LEASE_S: Final = 10.0
+FLOOR_LEASE_S: Final = 30.0
 """So long after a floor was asked for, no number at or above it has been deleted, because a
 collector waits for FLOOR_SETTLE_S between raising the floor and deleting chunks."""
-FLOOR_SETTLE_S: Final = 20.0
+FLOOR_SETTLE_S: Final = 90.0
 
 # The published v1 queue. Whoever appends, polls or dequeues moves the whole manifest.
 V1_MANIFEST_MAX_BYTES: Final = 64 * MIB

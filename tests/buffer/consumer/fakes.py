@@ -97,7 +97,7 @@ class FakeQueue:
             batch_id=batch.batch_id,
             producer="p",
             producer_sequence=len(self.entries) + 1,
-            inline=data if inline else None,
+            inline=bytes(data) if inline else None,
         )
         if not inline:
             await self.store.put(descriptor.location, data)

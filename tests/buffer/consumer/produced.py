@@ -39,7 +39,7 @@ async def produce(
                 size_bytes=len(data),
                 min_ms=low_ms,
                 max_ms=high_ms,
-                inline=data if inline else None,
+                inline=bytes(data) if inline else None,
                 calls=pack_calls(calls) if stream.config.format == "v1" else b"",
             )
         )

@@ -151,14 +151,14 @@ class FakeAppender(Appender):
         self._queue.opened += 1
         return self._queue.resumed
 
-    def encode(self, batch: Batch, compression: Compression) -> bytes:
+    def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
         return encode_batch(batch, compression)
 
-    async def upload(self, batch_id: str, data: bytes) -> None:
+    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
         queue = self._queue
 
         async def apply() -> None:
-            queue.objects[batch_id] = data
+            queue.objects[batch_id] = bytes(data)
 
         queue.uploads.append(batch_id)
         queue.uploading += 1

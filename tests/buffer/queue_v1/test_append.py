@@ -80,7 +80,7 @@ async def test_an_appender_encodes_values_and_nothing_else() -> None:
     values = from_values([b"a", b"bc"])
 
     def encode(records: pa.RecordBatch) -> bytes:
-        return appender.encode(Batch(runtime.new_ulid(), records, calls), Compression.NONE)
+        return bytes(appender.encode(Batch(runtime.new_ulid(), records, calls), Compression.NONE))
 
     assert decode_batch(encode(values)).to_pylist() == [b"a", b"bc"]
     assert decode_batch(encode(pa.record_batch([], names=[]))).to_pylist() == []

@@ -192,12 +192,12 @@ class Lane:
             await self._appender.upload(flight.batch_id, data)
         assert flight.calls is not None
         flight.size_bytes = len(data)
-        flight.inline = data if inline else None
+        flight.inline = bytes(data) if inline else None
         flight.times_ms = flight.calls.time_range_ms
         if self._carrier.packs_calls:
             flight.packed = pack_calls(flight.calls)
 
-    def _encode(self, flight: _Flight) -> bytes:
+    def _encode(self, flight: _Flight) -> bytes | memoryview:
         if flight.records is None:
             flight.records, flight.calls = flight.draft.build(self._carrier.defaults)
         assert flight.calls is not None

@@ -156,11 +156,11 @@ class Appender(ABC):
         """Fence every predecessor under this producer id, and learn how far they came."""
 
     @abstractmethod
-    def encode(self, batch: Batch, compression: Compression) -> bytes:
+    def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
         """The batch in the format of this queue. Computes only; may run in a thread."""
 
     @abstractmethod
-    async def upload(self, batch_id: str, data: bytes) -> None:
+    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
         """Write a batch object, which nobody sees until it is appended."""
 
     @abstractmethod

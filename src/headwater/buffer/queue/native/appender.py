@@ -46,8 +46,8 @@ from headwater.core.errors import (
 from headwater.store import Store, Version
 
 # A mark is renewed after so many appends or so long, so that a successor need not search further.
-REFRESH_APPENDS: Final = 256
-REFRESH_S: Final = 60.0
+REFRESH_APPENDS: Final = 4096
+REFRESH_S: Final = 600.0
 # After so many lost races a writer waits for its turn again.
 LOST_BEFORE_LOOKING: Final = 2
 
@@ -86,16 +86,17 @@ class NativeAppender(Appender):
         self._refreshing: asyncio.Task[None] | None = None
         self._is_open = False
 
-    def encode(self, batch: Batch, compression: Compression) -> bytes:
+    def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
         return encode_batch(batch, compression)
 
-    async def upload(self, batch_id: str, data: bytes) -> None:
+    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
         await self._chunks.store.put(self._chunks.batch_key(batch_id), data)
 
     async def open(self) -> Resumed:
         end = await self._tail.find()
-        floor = (await self._chunks.floors()).chunk_floor
-        before = await self._marks.open(max(end.number, floor))
+        while end.number < (await self._chunks.floors()).chunk_floor:
+            end = await self._tail.find()
+        before = await self._marks.open(end.number)
         self._refreshed_s = runtime.monotonic_s()
         if before.is_first:
             self._openings, self._is_open = end.openings, True
@@ -107,6 +108,13 @@ class NativeAppender(Appender):
         )
         self._openings = opening.openings
         mark = await self._marks.last_accepted(self._chunks, before, opening.number)
+        if mark is not None and mark.sequence >= opening.next_sequence:
+            await self._marks.read()  # perhaps a successor's, whom the record then names
+            raise RolledBack(
+                f"{self._chunks.prefix} ends at batch {opening.next_sequence}, and "
+                f"{self._marks.producer!r} was told that its last one is {mark.sequence}: the "
+                "queue went back"
+            )
         self._is_open = True
         if mark is None:
             return Resumed(0, None)
@@ -118,6 +126,9 @@ class NativeAppender(Appender):
             raise Bug("append before open")
         known = [batch for batch in batches if batch.producer_sequence <= self._landed]
         check_group(list(batches[len(known) :]), self._landed)
+        for batch in known:
+            if batch.producer_sequence not in self._places:
+                raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
         self._forget_before(batches[0].producer_sequence if batches else 0)
         budget = self._policy.start(attempts=limits.APPEND_ATTEMPTS)
         look_first = not self._tail.is_alone
@@ -149,6 +160,14 @@ class NativeAppender(Appender):
     async def _write(self, todo: list[NewBatch]) -> None:
         """Append as much as one write takes."""
         last = self._tail.chunk
+        if self._last is not None and last.next_sequence <= self._last.sequence:
+            if not await self._tail.is_dead(last.number):
+                raise RolledBack(
+                    f"{self._chunks.prefix} ends before batch {self._last.sequence}, which "
+                    f"{self._marks.producer!r} appended: the queue went back"
+                )
+            await self._tail.find()
+            return
         await self._check_fence(last)
         self._refuse_below(last.batch_floor, todo)
         hurried = await self._keep_pace(last)
@@ -165,7 +184,8 @@ class NativeAppender(Appender):
             await self._tail.write(chunk)
         except Dead:
             return  # in doubt: whether it landed long ago, the mark tells
-        self._doubt = None
+        # Only from a chunk that counts: what others wrote into a dead one is not in this queue.
+        self._doubt, self._openings = None, chunk.openings
         self._note(chunk)
 
     def _gave_up(self, lost: int, *, some: bool) -> HeadwaterError:
@@ -212,7 +232,6 @@ class NativeAppender(Appender):
             # The record tells, because who opened says so there first: an opening that comes late
             # may be that of a predecessor, who will find out.
             await self._marks.read()
-        self._openings = last.openings
 
     def _refuse_below(self, floor: str, todo: list[NewBatch]) -> None:
         below = [batch for batch in todo if batch.inline is None and batch.batch_id <= floor]

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.native.chunk import Chunk
-from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks
+from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks, Held
 from headwater.buffer.queue.native.records import Queue
-from headwater.core.errors import Refused, Trimmed
+from headwater.core.errors import Refused, RolledBack, Trimmed
 
 # Among so many polls that find nothing, one asks whether the floor has passed where it looks (over
 # chunks without entries, say), and one makes sure that the chunk before is still there.
@@ -45,14 +45,14 @@ class Reading:
 
     async def after(self, sequence: int, limit: int) -> list[Descriptor]:
         """Up to `limit` batches from `sequence` on; `Trimmed` if that one is not kept any more."""
-        try:
-            return await self._after(sequence, limit)
-        except Trimmed:
-            if self._next is None:
-                raise
-        # The chunk is gone in which it was last; the batch may stand in a later one.
-        self.reset()
-        return await self._after(sequence, limit)
+        while True:
+            try:
+                return await self._after(sequence, limit)
+            except Trimmed as trimmed:
+                self.reset()
+                if sequence < trimmed.floor:
+                    raise
+            # The chunk is gone in which it was last; the batch may stand in a later one.
 
     def reset(self) -> None:
         """Look for the place anew."""
@@ -73,7 +73,7 @@ class Reading:
                 self._remember(held.chunk)
                 found += descriptors(self._chunks, held.chunk, from_sequence=sequence)
             if len(run) < window or not run[-1].chunk.closed:
-                await self._check_end(number, len(run))
+                await self._check_end(number, run, sequence)
                 break
             number, window = number + window, min(READ_AHEAD, window * 2)
         self._idle = 0 if found else self._idle + 1
@@ -126,10 +126,18 @@ class Reading:
             chunk.number,
         )
 
-    async def _check_end(self, number: int, found: int) -> None:
+    async def _check_end(self, number: int, run: list[Held], sequence: int) -> None:
         """The end was reached; now and then see that it is one, and no queue that went back."""
-        if found:
-            return
+        if run:
+            last = run[-1].chunk
+            if last.next_sequence >= sequence:
+                return
+            if await self._chunks.is_dead(last.number):
+                raise Trimmed(f"chunk {last.number} is not kept any more", floor=sequence)
+            raise RolledBack(
+                f"{self._chunks.prefix} ends before batch {sequence - 1}, which was read: the "
+                "queue went back"
+            )
         if number in self._recent:
             await self._chunks.require(number)
         if self._idle % FLOOR_POLLS == FLOOR_POLLS - 1:

@@ -118,10 +118,16 @@ class NativeTaker(Taker):
 
     async def _resume_at(self, last_acked: int | None) -> Position | None:
         """Where the last acknowledged batch ends; refuses a queue that is behind its consumer."""
+        queue = await self._chunks.floors()
         try:
             known = (await self._register.read()).value
         except NotFound:
             known = Consumer()
+        if known.sequence < queue.floor_sequence:
+            raise RolledBack(
+                f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
+                f"deleted, and the consumer's record knows only of {known.sequence}: it went back"
+            )
         last = (await self._chunks.end(known.chunk)).chunk
         self._reading.end_sequence = last.next_sequence
         if last.next_sequence < known.sequence:

@@ -79,7 +79,7 @@ class V1Appender(Appender):
         self._base = await self._manifest.read()
         return Resumed(0, None)
 
-    def encode(self, batch: Batch, compression: Compression) -> bytes:
+    def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
         others = [name for name in batch.records.schema.names if name != VALUE]
         if others:
             raise Refused(
@@ -90,7 +90,7 @@ class V1Appender(Appender):
             return encode_batch([], compression)
         return encode_batch(batch.records.column(VALUE), compression)
 
-    async def upload(self, batch_id: str, data: bytes) -> None:
+    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
         await self._store.put(self._names.batch(batch_id), data)
 
     async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
