@@ -123,13 +123,28 @@ def test_the_same_seed_gives_the_same_id() -> None:
     assert simulate(scenario, seed=5).fingerprint != simulate(scenario, seed=6).fingerprint
 
 
-@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "größe", "x" * 101, "a b"])
+@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "größe", "x" * 101, "a b", None, 5, b"a"])
 @virtual
-async def test_a_name_that_cannot_be_is_refused_before_anything_is_written(name: str) -> None:
+async def test_a_name_that_cannot_be_is_refused_before_anything_is_written(name: Any) -> None:
     _, store, _ = given()
     with pytest.raises(Refused, match="is not a stream's name"):
         await create_stream(store, name)
     assert await keys(store) == []
+
+
+@virtual
+async def test_an_address_where_a_store_is_needed_is_told_how_to_open_it() -> None:
+    address: Any = "memory://"
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: create_stream(address, "orders"),
+        lambda: open_stream(address, "orders"),
+        lambda: alter_stream(address, "orders", partitions=2),
+        lambda: delete_stream(address, "orders"),
+        lambda: list_streams(address),
+    ]
+    for call in calls:
+        with pytest.raises(Refused, match=r"headwater\.open_store\('memory://'\)"):
+            await call()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import headwater
-from headwater.cli import app
+from headwater.cli.app import app
 from tests.interop.servers import GOOD, Server
 
 Invoke = Callable[..., Result]

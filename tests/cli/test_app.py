@@ -39,8 +39,36 @@ def test_no_command_shows_the_help(invoke: Invoke) -> None:
 
 def test_starting_imports_nothing_heavy() -> None:
     heavy = "{'pyarrow', 'pyspark', 'pandas', 'numpy'} & set(sys.modules)"
-    code = f"import sys, headwater.cli; sys.exit(str({heavy}) if {heavy} else 0)"
+    code = f"import sys, headwater.cli.app; sys.exit(str({heavy}) if {heavy} else 0)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_next_to_nothing_is_loaded_before_an_interrupt_is_listened_for() -> None:
+    code = (
+        "import sys, headwater; before = set(sys.modules); import headwater.cli; "
+        "sys.exit(str(set(sys.modules) - before - {'headwater.cli', 'headwater.cli.entry'} or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.stderr == b"\n"
+
+
+def test_advice_names_the_store_and_keeps_its_options_to_itself(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/my store"
+    invoke("stream", "create", url, "events")
+    cat = invoke("store", "cat", url, "key")
+    assert f"store ls 'file://{tmp_path}/my store'\n" in cat.stderr
+    told = invoke("store", "cat", "memory://", "key", "--option", "secret=hush")
+    assert "hush" not in told.stderr.partition("See ")[2]
+    for arguments in (("stream", "describe"), ("read",), ("lag",), ("gc",)):
+        absent = invoke(*arguments, url, "nothing")
+        assert f"stream list 'file://{tmp_path}/my store'\n" in absent.stderr
+        assert "store ls" not in absent.stderr
+    missing = invoke("inspect", "batch", str(tmp_path / "nothing"))
+    assert "See " not in missing.stderr
+    elsewhere = invoke("inspect", "batch", "memory://some/key")
+    assert "store ls memory://some\n" in elsewhere.stderr
 
 
 @pytest.mark.parametrize(

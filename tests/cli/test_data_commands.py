@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -19,18 +20,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 import headwater
 from headwater.buffer.consumer import Consumer, Lag
 from headwater.buffer.producer import Accepted
+from headwater.buffer.queue.contract import Collected
+from headwater.buffer.queue.native import NativeCollector
 from headwater.buffer.stream import create_stream, open_stream
 from headwater.cli import interrupt as interrupt_module
 from headwater.cli import produce_input
 from headwater.cli.interrupt import Interrupt, Interrupted
-from headwater.cli.produce_run import Outcome
+from headwater.cli.produce_run import Outcome, show_outcome
 from headwater.cli.read_output import Lines
 from headwater.cli.upkeep_view import total_lag
 from headwater.core import limits
+from headwater.core.errors import Refused
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
 
@@ -200,6 +205,8 @@ def test_what_cannot_be_done_is_said(
     done = invoke("produce", url, *filled)
     assert done.exit_code == 2
     assert says in done.stderr
+    assert "store ls" not in done.stderr
+    assert (f"stream list {url}\n" in done.stderr) == ("no stream" in says)
     assert "Traceback" not in done.output
 
 
@@ -245,6 +252,8 @@ def test_a_column_keeps_the_type_of_its_first_value(
     monkeypatch.setattr(produce_input, "BLOCK_BYTES", 20)
     done = invoke("produce", url, "events", file(f'{{"id":1,"at":null}}\n{second}\n'), "--json")
     assert done.exit_code == 2
+    assert "line 2: " in done.stderr
+    assert f"stream alter {url} events --schema FILE" in done.stderr
     assert "column 'id'" in done.stderr
     assert says in done.stderr
     assert "declare a schema" in done.stderr
@@ -259,6 +268,19 @@ def test_a_line_that_is_no_object_is_named_and_what_precedes_it_is_sent(
         assert done.exit_code == 2
         assert "line 2 is no JSON object" in done.stderr
         assert "1 record accepted" in done.stdout
+
+
+@pytest.mark.parametrize("good", [0, 1, 2, 5, 100])
+def test_a_value_that_does_not_fit_is_named_by_its_line_and_what_precedes_it_is_sent(
+    invoke: Invoke, url: str, file: File, good: int
+) -> None:
+    numbers = [number + 0.5 if number == 1 else number for number in range(good)]
+    text = "".join(f'{{"id":{number}}}\n\n' for number in numbers)
+    done = invoke("produce", url, "events", file(text + '{"id":"x"}\n{"id":2}\n'), "--json")
+    assert done.exit_code == 2
+    assert f"line {2 * good + 1}: column 'id'" in done.stderr
+    assert "nor was what follows" in done.stderr
+    assert [row["id"] for row in lines(url, columns=["id"])] == numbers if good else not values(url)
 
 
 def test_a_declared_schema_says_what_text_means(
@@ -323,6 +345,25 @@ def test_large_batches_are_sent_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
     assert pa.Table.from_batches(slices).to_pydict() == batch.to_pydict()
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("nothing", None), ("input", b"PAR1"), ("input", b"none\n")]
+)
+def test_where_nothing_was_sent_no_counts_are_shown(
+    invoke: Invoke, url: str, tmp_path: Path, name: str, text: bytes | None
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_bytes(text)
+    done = invoke("produce", url, "events", str(tmp_path / name), "--key-separator=:")
+    assert (done.exit_code, done.stdout) == (2, "✗ nothing was sent\n")
+
+
+def test_what_was_read_and_not_accepted_is_counted() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    show_outcome(console, Outcome(read_rows=3, error=Refused("x")))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "✗ none of the 3 records that were read is accepted\n"
+
+
 # Standard input, signals
 
 
@@ -360,16 +401,21 @@ def test_a_signal_sends_what_was_read_and_says_so(url: str) -> None:
     assert values(url) == [b"one", b"two"]
 
 
-def test_following_shows_what_comes_until_a_signal(url: str, invoke: Invoke, file: File) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_following_shows_what_comes_until_a_signal(
+    url: str, invoke: Invoke, file: File, number: signal.Signals, status: int
+) -> None:
     invoke("produce", url, "events", file("before\n"))
     process = start("read", url, "events", "--follow")
     assert process.stdout is not None
     assert process.stdout.readline() == b"before\n"
     invoke("produce", url, "events", file("after\n"))
     assert process.stdout.readline() == b"after\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, b"")
+    assert (process.returncode, err) == (status, b"")
 
 
 def test_signals_are_taken_while_waiting_and_noted_at_work(
@@ -459,7 +505,23 @@ def test_typed_rows_are_json_on_a_line(invoke: Invoke, url: str, file: File) -> 
     text = '{"id":1,"name":"é"}\n{"id":2,"name":null}\n'
     invoke("produce", url, "events", file(text), "--json")
     assert invoke("read", url, "events").stdout == text
-    assert invoke("read", url, "events", "--columns=name").stdout == "é\n\n"
+    one = '{"name":"é"}\n{"name":null}\n'
+    assert invoke("read", url, "events", "--columns=name").stdout == one
+    assert invoke("read", url, "events", "--columns=_lsn").stdout == "1\n2\n"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_parquet_file_that_an_error_cut_short_is_left_without_its_end(
+    invoke: Invoke, url: str, file: File, tmp_path: Path
+) -> None:
+    invoke("produce", url, "events", file('{"id":1}\n'), "--json")
+    invoke("produce", url, "events", file("opaque\n"))
+    done = invoke("read", url, "events", "--format=parquet", "-o", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "two shapes" in done.stderr
+    with pytest.raises(pa.ArrowInvalid):
+        pq.read_table(tmp_path / "out")
+    gc.collect()  # an unfinished writer would complain here
 
 
 def test_an_output_that_cannot_be_written(invoke: Invoke, filled: str, tmp_path: Path) -> None:
@@ -467,6 +529,7 @@ def test_an_output_that_cannot_be_written(invoke: Invoke, filled: str, tmp_path:
         done = invoke("read", filled, "events", "-o", str(place))
         assert done.exit_code == 2
         assert says in done.stderr
+        assert "store ls" not in done.stderr
 
 
 def test_a_batch_that_is_gone_is_an_error_or_a_gap_that_is_named(
@@ -574,6 +637,23 @@ def test_gc_goes_on_until_nothing_is_left_to_do(
     assert (report["batches_expired"], report["floor_sequence"]) == (3, 3)
 
 
+def test_gc_counts_what_is_kept_at_one_moment(
+    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer acknowledges, and its own collector raises the floor, while this one works."""
+    invoke("produce", url, "events", file("a\n"))
+    collect = NativeCollector.collect
+
+    async def late(*arguments: Any, **options: Any) -> Collected:
+        report = await collect(*arguments, **options)
+        report.kept_retained = -512
+        return report
+
+    monkeypatch.setattr(NativeCollector, "collect", late)
+    [found] = json.loads(invoke("gc", url, "events", "--json").stdout)["partitions"]
+    assert (found["kept_pending"], found["kept_retained"], found["floor_sequence"]) == (1, 0, 0)
+
+
 def test_gc_keeps_what_the_retention_keeps(invoke: Invoke, url: str, file: File) -> None:
     invoke("produce", url, "events", file("a\n"))
     acknowledge(url, 1)
@@ -587,7 +667,7 @@ def test_gc_keeps_what_the_retention_keeps(invoke: Invoke, url: str, file: File)
 
 def test_ranges_tell_of_others_between() -> None:
     outcome = Outcome()
-    outcome.add([Accepted(0, 0, 1, 5, 1), Accepted(0, 1, 6, 7, 2)])
+    outcome.add([Accepted(0, 0, 1, 5, 1, 5), Accepted(0, 1, 6, 7, 2, 2)])
     assert (outcome.ranges[0].runs, outcome.rows) == (1, 7)
-    outcome.add([Accepted(0, 3, 10, 11, 3), Accepted(1, 0, 1, 1, 1)])
+    outcome.add([Accepted(0, 3, 10, 11, 3, 2), Accepted(1, 0, 1, 1, 1, 1)])
     assert (outcome.ranges[0].runs, outcome.ranges[0].last_lsn, outcome.rows) == (2, 11, 10)

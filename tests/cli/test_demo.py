@@ -6,10 +6,16 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from headwater.cli import demo as demo_module
+from headwater.cli.app import app
 from headwater.cli.demo_consumer import _last_line
 from headwater.cli.demo_count import Count, accepted_numbers, count, delivered_numbers
 from headwater.cli.demo_process import DemoProcess, Tail
@@ -41,6 +47,22 @@ def test_the_demo_kills_a_producer_and_the_consumer_and_finds_everything_once(
     assert shown[3].startswith("✓ queue of stream events, partition 0: good")
     assert re.search(r"pending batches +0", shown[3])
     assert not root.exists()
+
+
+def test_a_demo_that_is_interrupted_says_what_it_leaves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(work: Coroutine[Any, Any, None]) -> None:
+        work.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(demo_module, "run_loop", interrupted)
+    done = CliRunner().invoke(app, ["demo"])
+    [root] = tmp_path.glob("headwater-demo-*")
+    assert done.exit_code == 130
+    assert done.stderr == f"what it wrote stays there until: rm -r {root}\n"
 
 
 def _pasted(command: str) -> str:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from headwater.buffer import Batch, Call, Calls, Compression, encode_batch, from_values
 from headwater.buffer.records import KEY, with_column
-from headwater.cli import app
+from headwater.cli.app import app
 from headwater.cli.byte_text import bytes_words, text_of, time_words, visible
 from headwater.cli.inspection.source import split_key
 from headwater.core.errors import BadUrl
@@ -260,6 +260,20 @@ def test_any_text_is_no_batch_of_either_kind() -> None:
     assert result.exit_code == 1
     assert "no batch that is known" in result.stdout
     assert "does not begin with HWB1" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["batch", "manifest", "queue"])
+def test_an_empty_object_is_said_to_be_empty(kind: str, invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / ID).write_bytes(b"")
+    result = invoke("inspect", kind, str(tmp_path / ID))
+    assert result.exit_code == 1
+    assert result.stdout.partition("\n")[0].endswith(", but an empty object, 0 bytes: BAD")
+    assert "failed check: length" in result.stdout
+    assert "it has no bytes" in result.stdout
+    nothing = inspect(kind, b"")
+    assert (nothing.exit_code, nothing.stdout) == (2, "")
+    assert "nothing came through standard input" in nothing.stderr
+    assert "backup" not in nothing.stderr
 
 
 # Where it comes from

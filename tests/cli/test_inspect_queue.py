@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.buffer.consumer import Consumer, Follower
 from headwater.buffer.producer import Producer
+from headwater.buffer.queue.native.records import Queue
 from headwater.buffer.stream import create_stream
-from headwater.store import Store, open_store
+from headwater.cli.inspection import entries
+from headwater.store import Register, Store, open_store
 from tests.cli.conftest import Invoke
 
 Told = Callable[..., dict[str, Any]]
@@ -230,6 +233,131 @@ def test_a_chunk_that_is_missing_is_named(told: Told, root: Path, queue: Path) -
         problem["message"] for problem in told(f"file://{root}", "--stream=events")["problems"]
     )
     assert f"{2:020d} is missing, and 2 others" in messages
+
+
+def problems_of(told: Told, root: Path, stream: str = "events") -> dict[str, str]:
+    found = told(f"file://{root}", f"--stream={stream}")["problems"]
+    return {problem["check"]: problem["message"] for problem in found}
+
+
+def test_marks_beyond_the_end_are_noticed(told: Told, root: Path, queue: Path) -> None:
+    """The last chunk is replaced by an older copy of itself, as a restored backup does it."""
+    with_store(root, lambda store: produced(store, "events", "p1"))
+    earlier = last_chunk(queue).read_bytes()
+    with_store(root, lambda store: produced(store, "events", "p2"))
+    assert problems_of(told, root) == {}
+    last_chunk(queue).write_bytes(earlier)
+    problems = problems_of(told, root)
+    assert list(problems) == ["producers' marks"]
+    assert "mark of producer 'p2' points beyond the end" in problems["producers' marks"]
+
+
+async def produced(store: Store, name: str, producer_id: str) -> None:
+    async with await Producer.open(store, name, producer_id=producer_id) as producer:
+        await (await producer.produce([b"x"]))
+
+
+def test_a_consumer_record_that_is_missing_is_noticed(told: Told, root: Path, queue: Path) -> None:
+    (queue / "consumer.json").unlink()
+    assert "consumer.json is gone" in problems_of(told, root)["state"]
+
+
+def test_a_consumer_record_behind_the_floor_is_noticed(told: Told, root: Path, queue: Path) -> None:
+    raise_floor(root, queue, floor_sequence=2, floor_lsn=5)
+    problems = problems_of(told, root)
+    assert "the consumer's record knows only of 1" in problems["state"]
+
+
+def raise_floor(root: Path, queue: Path, **floors: int) -> None:
+    key = str((queue / "queue.json").relative_to(root))
+
+    async def write(store: Store) -> None:
+        register = Register(store, key, Queue)
+        await register.update(lambda held: msgspec.structs.replace(held or Queue(""), **floors))
+
+    with_store(root, write)
+
+
+def test_positions_that_went_back_are_named_and_not_subtracted(
+    told: Told, invoke: Invoke, root: Path, queue: Path
+) -> None:
+    """All is acknowledged, and the last chunk is replaced by an older copy of itself."""
+    earlier = last_chunk(queue).read_bytes()
+    with_store(root, lambda store: produced(store, "events", "p3"))
+    with_store(root, lambda store: acknowledged(store, "events", 3))
+    last_chunk(queue).write_bytes(earlier)
+    found = told(f"file://{root}", "--stream=events")
+    checks = [problem["check"] for problem in found["problems"]]
+    assert "order of positions" in checks
+    assert (found["pending_batches"], found["pending_records"]) == (None, None)
+    described = invoke("stream", "describe", f"file://{root}", "events")
+    assert described.exit_code == 1
+    assert "one of them went back" in described.stdout
+    assert " -1 " not in described.stdout
+    collected = invoke("gc", f"file://{root}", "events")
+    assert collected.exit_code == 2
+    assert "-1" not in collected.stdout
+
+
+async def acknowledged(store: Store, name: str, count: int) -> None:
+    async with await Consumer.open(store, name, group="owner", gc=False) as consumer:
+        for _ in range(count):
+            batch = await consumer.next_batch()
+            assert batch is not None
+            await consumer.ack(batch.sequence)
+
+
+@pytest.mark.parametrize("format", ["native", "v1"])
+def test_an_object_of_a_retained_batch_that_is_missing_is_noticed(
+    told: Told, tmp_path: Path, format: str
+) -> None:
+    root = tmp_path / "store"
+    with_store(root, lambda store: fill(store, "more", format=format))
+    assert problems_of(told, root, "more") == {}
+    batches = [
+        path
+        for path in sorted(root.glob("streams/more/0/ingest/**/*"))
+        if path.is_file()
+        and path.stat().st_size > (30_000 if format == "native" else 0)
+        and "headwater" not in path.parts
+        and path.name != "manifest"
+    ]
+    batches[0].unlink()
+    problems = problems_of(told, root, "more")
+    assert batches[0].name in problems["batch objects"]
+
+
+def test_only_so_many_objects_are_looked_for_and_the_report_says_so(
+    told: Told, root: Path, queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three retained batches the middle one is an object, and is gone."""
+    [batch] = (queue / "batches").iterdir()
+    batch.unlink()
+    assert batch.name in problems_of(told, root)["batch objects"]
+    monkeypatch.setattr(entries, "LOOKED_AT", 1)
+    found = told(f"file://{root}", "--stream=events")
+    assert found["problems"] == []
+    assert any("the oldest 1 and the newest 1 of 3" in note for note in found["notes"])
+
+
+def test_an_object_that_is_collected_meanwhile_is_not_missed(
+    told: Told, root: Path, queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The floor passes the batches between the listing of entries and the look at objects."""
+    [batch] = (queue / "batches").iterdir()
+    with_store(root, lambda store: acknowledged(store, "events", 2))
+    looked = entries._missing
+
+    async def late(stream: Any, wanted: Any) -> Any:
+        batch.unlink()
+        register = Register(stream.store, str((queue / "queue.json").relative_to(root)), Queue)
+        await register.update(
+            lambda held: msgspec.structs.replace(held or Queue(""), floor_sequence=2, floor_lsn=5)
+        )
+        return await looked(stream, wanted)
+
+    monkeypatch.setattr(entries, "_missing", late)
+    assert problems_of(told, root) == {}
 
 
 def test_a_partition_that_is_not_there(invoke: Invoke, root: Path) -> None:

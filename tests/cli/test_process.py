@@ -43,6 +43,81 @@ def test_a_full_disk_below_the_output_is_said_to_be_full() -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "closed", "says"),
+    [
+        ("read {url} events --format json", 1, b"the output cannot be written: it is closed"),
+        ("stream list {url}", 1, b"the output cannot be written: it is closed"),
+        ("--help", 1, b"the output cannot be written: it is closed"),
+        ("produce {url} events", 0, b"standard input is closed"),
+        ("inspect batch", 0, b"standard input is closed"),
+    ],
+)
+def test_a_standard_stream_that_is_closed_is_an_error_where_it_is_needed(
+    invoke: Invoke, tmp_path: Path, arguments: str, closed: int, says: bytes
+) -> None:
+    url = f"file://{tmp_path}/store"
+    invoke("stream", "create", url, "events")
+    (tmp_path / "lines").write_text("a\n")
+    invoke("produce", url, "events", str(tmp_path / "lines"))
+    done = _closed(closed, arguments.format(url=url).split())
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_standard_stream_that_is_closed_and_not_needed_is_not_missed(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/store"
+    invoke("stream", "create", url, "events")
+    (tmp_path / "lines").write_text("a\n")
+    done = _closed(0, ["produce", url, "events", str(tmp_path / "lines")])
+    assert (done.returncode, done.stderr) == (0, b"")
+    done = _closed(1, ["read", url, "events", "-o", str(tmp_path / "out")])
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "out").read_text() == "a\n"
+    assert _closed(2, ["read", url, "nothing"]).returncode == 2
+
+
+def _closed(descriptor: int, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """The command, started by a shell that closes one of its standard streams."""
+    closing = {0: "<&-", 1: ">&-", 2: "2>&-"}[descriptor]
+    return subprocess.run(
+        ["sh", "-c", f'"$@" {closing}', "sh", *COMMAND, *arguments],
+        capture_output=True,
+        timeout=60,
+    )
+
+
+def test_an_interrupt_while_parts_are_loaded_ends_it_quietly(tmp_path: Path) -> None:
+    """The first part to be loaded interrupts, in place of a person who is quick."""
+    code = (
+        "import os, signal, sys\n"
+        "import headwater.cli\n"
+        "class Impatient:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Impatient())\n"
+        "headwater.cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, b"", b"")
+
+
+def test_an_interrupt_that_is_to_be_ignored_is_ignored() -> None:
+    code = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import headwater.cli.app\n"
+        "seen = []\n"
+        "headwater.cli.app.run_app = lambda: seen.append(signal.getsignal(signal.SIGINT))\n"
+        "headwater.cli.main()\n"
+        "assert seen == [signal.SIG_IGN]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_a_check_that_is_told_to_end_removes_what_it_wrote(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     check = subprocess.Popen([*COMMAND, "store", "check", url], stdout=subprocess.PIPE)

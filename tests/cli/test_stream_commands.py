@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headwater.buffer.stream import DeletedReport, Stream, open_stream
-from headwater.cli import app
+from headwater.cli.app import app
 from headwater.store import Register, open_store
 from tests.cli.conftest import Invoke, Run
 
@@ -81,7 +81,9 @@ def test_create_takes_settings_in_kafkas_words_too(
 
 
 def test_create_in_the_published_format(invoke: Invoke, url: str) -> None:
-    done(invoke("stream", "create", url, "orders", "--format", "v1"))
+    out = done(invoke("stream", "create", url, "orders", "--format", "v1"))
+    assert "any columns" not in out
+    assert "this format has no columns" in out
     assert opened(url).config.format == "v1"
 
 
@@ -129,6 +131,74 @@ def test_creating_what_exists_is_refused_unless_it_is_welcome(invoke: Invoke, ur
     assert "✓ there already" in done(invoke("stream", "create", url, "orders", "--exists-ok"))
     other = invoke("stream", "create", url, "orders", "--exists-ok", "--partitions", "2")
     assert "partitions  is 1, and 2 was asked for" in error_of(other)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--retention", "5"], ["--set", "retention=5"], ["--set", "retention=1.5"]]
+)
+def test_a_retention_names_its_unit(invoke: Invoke, url: str, arguments: list[str]) -> None:
+    assert "name a unit" in error_of(invoke("stream", "create", url, "orders", *arguments))
+    assert "no stream" in error_of(invoke("stream", "describe", url, "orders"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "kept_ms"),
+    [
+        ("retention=0", 0),
+        ("retention=-1", -1),
+        ("retention=5d", 432_000_000),
+        ("retention.ms=5", 5),
+        ("retention_ms=5", 5),
+    ],
+)
+def test_a_retention_whose_unit_is_known(
+    invoke: Invoke, url: str, setting: str, kept_ms: int
+) -> None:
+    done(invoke("stream", "create", url, "orders", "--set", setting))
+    assert opened(url).config.retention_ms == kept_ms
+
+
+def test_a_stream_that_cannot_be_read_is_listed_and_tells_in_the_status(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    for name in ("good", "bad"):
+        done(invoke("stream", "create", url, name))
+    (tmp_path / "store/streams/bad/stream.json").write_bytes(b"{")
+    for arguments in ((), ("--json",)):
+        result = invoke("stream", "list", url, *arguments)
+        assert result.exit_code == 1
+        assert "good" in result.stdout
+        assert "bad" in result.stdout
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_tables_are_readable_on_a_narrow_screen(invoke: Invoke, url: str, columns: str) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    listed = done(invoke("stream", "list", url, COLUMNS=columns))
+    described = done(invoke("stream", "describe", url, "orders", COLUMNS=columns))
+    assert "…" not in listed + described
+    table = [line for line in listed.splitlines() if line.strip()]
+    assert all(len(line) <= int(columns) for line in table)
+    if columns == "80":
+        assert [line.split()[0] for line in table] == ["stream", "orders"]
+        assert table[1].endswith(" UTC")
+    text = " ".join(described.split())
+    for heading in ("partition", "pending", "records", "bytes", "retained", "next LSN", "epoch"):
+        assert heading in text
+    assert "nobody yet" in text
+
+
+def test_lines_in_a_pipe_end_where_their_words_end(invoke: Invoke, url: str) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    for arguments in (
+        ("stream", "list", url),
+        ("stream", "describe", url, "orders"),
+        ("lag", url, "orders"),
+        ("gc", url, "orders"),
+        ("inspect", "queue", url, "--stream=orders"),
+    ):
+        lines = done(invoke(*arguments)).splitlines()
+        assert [line for line in lines if line != line.rstrip()] == []
 
 
 @pytest.mark.parametrize(

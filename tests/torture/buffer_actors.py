@@ -39,21 +39,25 @@ class ProducerActor:
         random = self.world.random
         appender = self.world.appender(self.name, pace_s=random.choice((0.0, 0.0, 1.0)))
         with contextlib.suppress(Fenced):
-            resumed = await self._open(appender)
-            if resumed is None:
+            await self._produce(appender, groups)
+        if random.random() < 0.5 or self.world.is_calm:
+            await appender.close()
+
+    async def _produce(self, appender: NativeAppender, groups: int) -> None:
+        random, waiting = self.world.random, list[NewBatch]()
+        resumed = await self._open(appender)
+        if resumed is None:
+            return
+        sequence = resumed.producer_sequence
+        for _ in range(groups):
+            for _ in range(random.randint(1, 3)):
+                sequence += 1
+                waiting.append(await self._new(appender, sequence))
+            if not await self._append(appender, waiting):
                 return
-            sequence, waiting = resumed.producer_sequence, list[NewBatch]()
-            for _ in range(groups):
-                for _ in range(random.randint(1, 3)):
-                    sequence += 1
-                    waiting.append(await self._new(appender, sequence))
-                if not await self._append(appender, waiting):
-                    return
-                # What has landed is answered again.
-                waiting = waiting[-1:] if random.random() < 0.1 else []
-                await runtime.sleep(random.expovariate(1.0) * random.choice((0, 0.1, 1, 100)))
-            if random.random() < 0.5:
-                await appender.close()
+            # What has landed is answered again.
+            waiting = waiting[-1:] if random.random() < 0.1 else []
+            await runtime.sleep(random.expovariate(1.0) * random.choice((0, 0.1, 1, 100)))
 
     async def _open(self, appender: NativeAppender) -> Resumed | None:
         truth, times = self.truth, self.truth.forgotten.get(self.name, 0)

@@ -24,6 +24,7 @@ from headwater.buffer.queue import Descriptor, Placed
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
 from headwater.buffer.queue.native.records import Consumer, Queue, Shard, shard_name
 from headwater.core import limits
+from headwater.core.runtime import installed
 from headwater.store import MemoryBackend, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
@@ -51,7 +52,7 @@ class Truth:
     def __init__(self, simulation: Simulation, may_expire: Callable[[int, int], bool]) -> None:
         """`may_expire` says of a batch, by its latest time and the bytes after it, whether any
         collector may let it go once it is acknowledged."""
-        self._simulation = simulation
+        self.simulation = simulation
         self._may_expire = may_expire
         self.hold_below: str | None = None
         """The floor of the batches stays below this."""
@@ -80,7 +81,7 @@ class Truth:
         if not holds:
             broken = AssertionError(message)
             # Also where the code under test would swallow the error.
-            self._simulation._loop.fail(broken)
+            self.simulation._loop.fail(broken)
             raise broken
 
     @property
@@ -122,7 +123,7 @@ class Truth:
         if folder == "chunks":
             floor = self.queue.chunk_floor
             self.check(int(name) < floor, f"chunk {name} was deleted; the floor is {floor}")
-            for_s = self._simulation.now_s - self.passed_s[int(name)]
+            for_s = self.simulation.now_s - self.passed_s[int(name)]
             settled = for_s > 0.99 * limits.FLOOR_SETTLE_S
             self.check(settled, f"chunk {name} was deleted {for_s} s after the floor passed it")
         elif folder == "batches":
@@ -237,7 +238,7 @@ class Truth:
         self.check(held, "the floor of the batches passed what somebody holds")
         total = self.chunks[-1].bytes_through if self.chunks else 0
         for passed in range(before.chunk_floor, number):
-            self.passed_s[passed] = self._simulation.now_s
+            self.passed_s[passed] = self.simulation.now_s
             chunk = self.chunks[passed]
             if chunk.entries:
                 max_ms = max(entry.max_ms for entry in chunk.entries)
@@ -333,7 +334,9 @@ class RecordingBackend(MemoryBackend):
         return sorted(key for key in self._objects if key.startswith(f"{PREFIX}/{folder}/"))
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
-        version = await super().put(key, data, condition)
+        # The store's clock is its own, whatever that of the process says which sent the request.
+        with installed(self._truth.simulation.runtime):
+            version = await super().put(key, data, condition)
         self._truth.wrote(key, bytes(data), self)
         return version
 

@@ -159,7 +159,7 @@ class World:
             for owner, name, value in (
                 (limits, "CHUNK_MAX_ENTRIES", draw((1, 2, 4, 256))),
                 (limits, "CHUNK_OPENINGS", draw((1, 2, 16))),
-                (limits, "PRODUCER_EXPIRY_MS", draw((1000, 3_600_000, 7 * DAY_MS))),
+                (limits, "PRODUCER_EXPIRY_MS", draw((600_000, 3_600_000, 7 * DAY_MS))),
                 (limits, "GC_CHUNKS", draw((1, 3, 1000))),
                 (limits, "GC_LISTED", draw((2, 10_000))),
                 (limits, "GC_SHARDS", draw((1, 64))),
@@ -213,7 +213,7 @@ class World:
         """
         for life in range(lives):
             process = self.process(name)
-            process.spawn(work())
+            process.spawn(_then_exit(process, work()))
             if self.gentle:
                 await process.wait()
                 continue
@@ -227,3 +227,9 @@ class World:
                 await runtime.sleep(self.random.expovariate(0.5))
                 process.kill()
             await process.wait()
+
+
+async def _then_exit(process: Process, work: Coroutine[Any, Any, None]) -> None:
+    """A process ends with its work, and with it whatever it does beside."""
+    await work
+    process.kill()

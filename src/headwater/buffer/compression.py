@@ -75,7 +75,7 @@ def compress(kind: Compression, buffers: Sequence[Buffer], level: int | None = N
 
 
 def decompress(kind: Compression, data: Buffer, *, max_bytes: int) -> bytes | memoryview:
-    """What one frame holds, if that is at most `max_bytes`; what is not compressed is not copied."""
+    """What one frame holds, if that is at most `max_bytes`. Nothing is copied without need."""
     view = memoryview(data).cast("B")
     if kind is Compression.NONE:
         if len(view) > max_bytes:

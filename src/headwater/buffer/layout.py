@@ -22,9 +22,9 @@ STREAM_NAME_MAX: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def is_stream_name(name: str) -> bool:
+def is_stream_name(name: object) -> bool:
     """Whether a stream can be called so."""
-    return bool(_NAME.fullmatch(name)) and len(name) <= STREAM_NAME_MAX
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and len(name) <= STREAM_NAME_MAX
 
 
 def check_stream_name(name: str) -> str:
@@ -64,7 +64,7 @@ def dead_letter_prefix(name: str, partition: int, stream_id: str) -> str:
 
 def check_group_name(group: str) -> str:
     """The name of a group itself; `Refused` says what a name may be."""
-    if not _NAME.fullmatch(group) or len(group) > STREAM_NAME_MAX:
+    if not is_stream_name(group):
         raise Refused(
             f"{group!r} is not a group's name: letters, digits, '.', '_' and '-', beginning with a "
             f"letter or a digit, at most {STREAM_NAME_MAX} of them"

@@ -26,7 +26,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.types import carried_schema
+from headwater.buffer.types import carried_schema, check_names, check_nested
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
 
@@ -74,6 +74,12 @@ def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     """Records from typed columns and reserved ones, in the types a stream carries."""
     table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
     schema = record_schema(table.schema)
+    # Here and not in `record_schema`, which also reads what is stored: no batch is damaged by the
+    # names of its columns.
+    check_names("", schema.names)
+    for field in schema:
+        if field.name not in RESERVED:
+            check_nested(field.name, field.type)
     if table.schema != schema:
         table = _cast(table, schema)
     batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()

@@ -25,7 +25,7 @@ from headwater.buffer.stream_changes import (
 from headwater.buffer.stream_config import StreamConfig, changed, new_stream_id
 from headwater.buffer.stream_delete import DeletedReport, delete_stream
 from headwater.buffer.stream_handle import Stream
-from headwater.buffer.stream_register import StreamRegister
+from headwater.buffer.stream_register import StreamRegister, check_store
 from headwater.buffer.stream_schema import SchemaLike, declared_schema, schema_version
 from headwater.buffer.stream_settings import parse_settings
 from headwater.core import runtime
@@ -121,6 +121,7 @@ async def alter_stream(
 
 async def stream_names(store: Store) -> list[str]:
     """The names below which there is something, of deleted streams too; one request for each."""
+    check_store(store)
     names: list[str] = []
     after = ""
     while True:

@@ -19,6 +19,7 @@ from headwater.buffer.stream_config import (
 )
 from headwater.buffer.stream_fit import Fitting
 from headwater.buffer.stream_schema import arrow_schema
+from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused
 from headwater.store import Store
 
@@ -135,7 +136,7 @@ class Stream:
         check_versions(self.name, self.config, writing=True)
 
     def _check_partition(self, partition: int) -> None:
-        if not 0 <= partition < self.partitions:
+        if not 0 <= whole_number("partition", partition) < self.partitions:
             last = self.partitions - 1
             known = f"partitions 0 to {last}" if last else "the partition 0 alone"
             raise Refused(f"stream {self.name!r} has {known}, not {partition}")

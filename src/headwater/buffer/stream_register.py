@@ -11,19 +11,32 @@ Always holds:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from headwater.buffer.layout import check_stream_name, stream_key
 from headwater.buffer.stream_config import StreamConfig, decode_config, encode_config
-from headwater.core.errors import Conflict, NotFound
+from headwater.core.errors import Conflict, NotFound, Refused
 from headwater.store import Register, Store
+
+
+def check_store(store: Any) -> None:
+    """Refuse what is no store: its address, most likely."""
+    if isinstance(store, str):
+        raise Refused(
+            "a store is needed here, not its address: open it first, as in "
+            f"headwater.open_store({store!r}), and close it when you are done"
+        )
+    if not isinstance(store, Store):
+        raise Refused(f"a store is needed here (headwater.open_store), not {type(store).__name__}")
 
 
 class StreamRegister:
     """What one stream is, in the store. Cheap; for one operation at a time."""
 
     def __init__(self, store: Store, name: str) -> None:
+        check_store(store)
         self._name = check_stream_name(name)
         # Raw: the versions in the value decide whether the rest of it can be understood.
         self._register = Register(store, stream_key(name), msgspec.Raw)

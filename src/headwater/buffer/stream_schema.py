@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from headwater.buffer.stream_config import Column, SchemaVersion
 from headwater.buffer.type_text import field_text, parse_field, type_text
-from headwater.buffer.types import carried_schema
+from headwater.buffer.types import carried_schema, check_names, check_nested
 from headwater.core.errors import Corrupt, LimitExceeded, Refused
 
 COLUMNS_MAX: Final = 10_000
@@ -44,7 +44,7 @@ def declared_schema(given: SchemaLike) -> pa.Schema:
         raise Refused("a schema has at least one column")
     if len(schema.names) > COLUMNS_MAX:
         raise LimitExceeded(f"{len(schema.names):,} columns; COLUMNS_MAX is {COLUMNS_MAX:,}")
-    _check_names("", schema.names)
+    check_names("", schema.names)
     reserved = [name for name in schema.names if name.startswith("_")]
     if reserved:
         raise Refused(
@@ -53,7 +53,7 @@ def declared_schema(given: SchemaLike) -> pa.Schema:
         )
     carried = carried_schema(schema)
     for field in carried:
-        _check_nested(field.name, field.type)
+        check_nested(field.name, field.type)
     return carried
 
 
@@ -105,7 +105,7 @@ def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schem
             f"the schema of stream {stream!r} (version {latest.version}) can add nullable columns "
             f"and widen types, nothing else:{difference(wrong)}"
         )
-    _check_names("", [field.name for field in fields])
+    check_names("", [field.name for field in fields])
     schema = pa.schema(fields)
     return None if schema == before else schema
 
@@ -157,38 +157,6 @@ def _merged_struct(old: pa.StructType, new: pa.StructType) -> pa.DataType | None
     if not all(field.nullable for field in given.values()):
         return None
     return pa.struct([*fields, *given.values()])
-
-
-def _check_names(place: str, names: list[str]) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        if not name:
-            raise Refused(f"a column{place} has no name")
-        before = seen.get(name.lower())
-        if before == name:
-            raise Refused(f"column {name!r}{place} appears more than once")
-        if before is not None:
-            raise Refused(
-                f"columns {before!r} and {name!r}{place} differ in capitals alone; Spark does not "
-                "tell them apart"
-            )
-        seen[name.lower()] = name
-
-
-def _check_nested(place: str, kind: pa.DataType) -> None:
-    if pa.types.is_struct(kind):
-        if not kind.num_fields:
-            raise Refused(f"column {place!r} is a struct without fields")
-        _check_names(f" of {place!r}", [field.name for field in kind])
-        for field in kind:
-            _check_nested(f"{place}.{field.name}", field.type)
-    elif pa.types.is_list(kind):
-        _check_nested(f"{place}.element", kind.value_type)
-    elif pa.types.is_map(kind):
-        _check_nested(f"{place}.key", kind.key_type)
-        _check_nested(f"{place}.value", kind.item_type)
-    elif pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
-        raise Refused(f"column {place!r} is {kind}: its scale lies between 0 and its precision")
 
 
 def _near(name: str, names: list[str]) -> str:

@@ -76,6 +76,7 @@ _SIZE_BYTES: Final = {
     "tib": 2**40,
 }
 _AMOUNT: Final = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_BARE: Final = re.compile(r"[0-9][0-9_,]*(?:\.[0-9]+)?")
 _FOR_EVER: Final = ("-1", "forever", "for ever", "infinite", "unlimited")
 
 
@@ -89,6 +90,8 @@ def parse_settings(settings: Mapping[str, object]) -> dict[str, Any]:
             continue
         if field in parsed:
             raise Refused(f"{spelled[field]} and {name} are the same setting: give one of them")
+        if name == "retention":
+            _check_unit(name, value)
         parsed[field], spelled[field] = _PARSERS[field](name, value), name
     return parsed
 
@@ -123,6 +126,13 @@ def _field_of(name: str, value: object) -> str | None:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(_PARSERS))}"
     raise Refused(f"{name} is not a setting of a stream; {hint}")
+
+
+def _check_unit(name: str, value: object) -> None:
+    """A number of what? A name that ends in its unit says so; this one leaves it to the value."""
+    text = str(value).strip()
+    if text != "0" and not isinstance(value, bool) and _BARE.fullmatch(text):
+        raise Refused(f"{name}={text}: name a unit, as in {text}d, {text}h or {text}ms")
 
 
 def _duration_or_for_ever(name: str, value: object) -> int:

@@ -91,6 +91,40 @@ def carried_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
+def check_names(place: str, names: list[str]) -> None:
+    """Refuse columns, or fields of one, that Spark could not name or tell apart."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if not name:
+            raise Refused(f"a column{place} has no name: rename it; Spark cannot hold it")
+        before = seen.get(name.lower())
+        if before == name:
+            raise Refused(f"column {name!r}{place} appears more than once")
+        if before is not None:
+            raise Refused(
+                f"columns {before!r} and {name!r}{place} differ in capitals alone; Spark does not "
+                "tell them apart: rename one"
+            )
+        seen[name.lower()] = name
+
+
+def check_nested(place: str, kind: pa.DataType) -> None:
+    """Refuse what Spark cannot hold within a carried type."""
+    if pa.types.is_struct(kind):
+        if not kind.num_fields:
+            raise Refused(f"column {place!r} is a struct without fields")
+        check_names(f" of {place!r}", [field.name for field in kind])
+        for field in kind:
+            check_nested(f"{place}.{field.name}", field.type)
+    elif pa.types.is_list(kind):
+        check_nested(f"{place}.element", kind.value_type)
+    elif pa.types.is_map(kind):
+        check_nested(f"{place}.key", kind.key_type)
+        check_nested(f"{place}.value", kind.item_type)
+    elif pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        raise Refused(f"column {place!r} is {kind}: its scale lies between 0 and its precision")
+
+
 def _carried_timestamp(kind: pa.TimestampType, column: str) -> pa.DataType:
     if kind.unit == "ns":
         raise Refused(

@@ -121,7 +121,7 @@ def decode_batch(
         block, end = data, footer_start
         _check_size(end, max_bytes)
     else:
-        block = decompress(compression, view[:footer_start], max_bytes=max_bytes)
+        block = bytes(decompress(compression, view[:footer_start], max_bytes=max_bytes))
         end = len(block)
     _check_size(end, _OFFSET_MAX)
     if record_count > end // _LENGTH_BYTES:

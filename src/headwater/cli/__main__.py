@@ -1,6 +1,6 @@
 """`python -m headwater.cli` is the `headwater` command."""
 
-from headwater.cli.app import main
+from headwater.cli.entry import main
 
 if __name__ == "__main__":
     main()

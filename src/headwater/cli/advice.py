@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import shutil
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +32,7 @@ ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Conflict: "Read what is there, then decide again.",
     errors.Fenced: "Whoever took over goes on. Start again here only if that was a mistake.",
     errors.Trimmed: "It was deleted on purpose; start at the floor.",
-    errors.NotFound: "See what is there: {command} store ls URL",
+    errors.NotFound: "See what is there: {command} store ls {address}",
     errors.BadUrl: "An address looks like file:///path, s3://bucket/prefix, gs://… or az://…",
     errors.BadKey: "Keys are segments of A-Z a-z 0-9 . _ = - joined by /",
     errors.NoSpace: "Free some space, then try again.",
@@ -39,13 +41,34 @@ ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Bug: "This should never happen. Please report it, with the output of: {command} version",
 }
 """What to do, by kind of error; kinds whose messages say so themselves are not in it."""
+NO_STREAM: Final = "See which streams are there: {command} stream list {address}"
+_NO_STREAM: Final = re.compile(r"there is no stream '|stream '.*' was deleted$")
+_ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
+"""Of the stores that the command opened. A list: what an event loop sets does not leave it."""
+_OUTPUT_FAILED: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
 
 
 def advice_for(error: errors.HeadwaterError) -> str | None:
     """What to do about an error: by its own kind, or the nearest one above."""
     kinds = (kind for kind in type(error).__mro__ if kind in ADVICE)
     kind = next(kinds, None)
-    return None if kind is None else ADVICE[kind].replace("{command}", command())
+    if kind is None:
+        return None
+    words = NO_STREAM if kind is errors.NotFound and _NO_STREAM.match(str(error)) else ADVICE[kind]
+    return words.replace("{command}", command()).replace("{address}", address())
+
+
+def remember_address(url: str, options: list[str]) -> None:
+    """Keep the address of the store that a command uses, for the commands that advice suggests.
+
+    Its options may hold a secret, and are not repeated.
+    """
+    _ADDRESSES.get([]).append(shlex.quote(url) + (" --option …" if options else ""))
+
+
+def address() -> str:
+    """The address of the store, as the user gave it; URL before any was accepted."""
+    return next(reversed(_ADDRESSES.get([])), "URL")
 
 
 def command() -> str:
@@ -73,6 +96,8 @@ class HeadwaterGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error of Headwater's own becomes a message and a status."""
+        if ctx.parent is None:
+            _ADDRESSES.set([])
         try:
             return super().invoke(ctx)
         except errors.HeadwaterError as error:
@@ -85,8 +110,14 @@ class HeadwaterGroup(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_PIPE_CLOSED) from None
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EIO):
-                raise
-            typer.secho(f"error: the output cannot be written: {error}", err=True)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_COULD_NOT_RUN) from error
+            raise typer.Exit(output_failed(error)) from error
+
+
+def output_failed(error: OSError) -> int:
+    """Say that the output cannot be written; anything else is raised again."""
+    if error.errno not in _OUTPUT_FAILED:
+        raise error
+    why = "it is closed" if error.errno == errno.EBADF else error
+    typer.secho(f"error: the output cannot be written: {why}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_COULD_NOT_RUN

@@ -12,9 +12,10 @@ from importlib import metadata
 
 import typer
 
-from headwater.cli.advice import HeadwaterGroup
+from headwater.cli.advice import HeadwaterGroup, output_failed
 from headwater.cli.data_commands import produce, read
 from headwater.cli.inspect_command import inspect_app
+from headwater.cli.standard_streams import open_closed_streams
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
 from headwater.cli.upkeep_commands import gc, lag
@@ -59,10 +60,15 @@ def version() -> None:
     typer.echo(f"{'python':<10} {platform.python_version()} on {platform.platform(terse=True)}")
 
 
-def main() -> None:
-    """The `headwater` command."""
+def run_app() -> None:
+    """The command, as a process of its own."""
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character shows another, and the command goes on.
             stream.reconfigure(errors="replace")
-    app(prog_name="headwater")
+    try:
+        app(prog_name="headwater")
+    except OSError as error:
+        # Help is printed before any command runs.
+        sys.exit(output_failed(error))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from headwater.cli.advice import EXIT_NO
+from headwater.cli.advice import EXIT_NO, address, command
 from headwater.cli.byte_text import bytes_words
 from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core import portal
@@ -109,7 +110,10 @@ def _pieces(
         encoded = None if separator is None else separator.encode()
         return produce_input.value_pieces(files, encoded, interrupt)
     if kind == "json":
-        return produce_input.row_pieces(files, JsonRows(stream.schema).decode, interrupt)
+        alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
+        return produce_input.row_pieces(
+            files, JsonRows(stream.schema, alter=alter).decode, interrupt
+        )
     return produce_input.column_pieces(kind, files, stream.schema, interrupt)
 
 
@@ -176,7 +180,9 @@ def read(
         None, metavar="TEXT", help="In lines, put the key and this before the value."
     ),
     skip_unreadable: bool = typer.Option(
-        False, help="Go on past batches that are missing or damaged, and say which."
+        False,
+        "--skip-unreadable",
+        help="Go on past batches that are missing or damaged, and say which.",
     ),
     option: list[str] = typer.Option(
         [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
@@ -185,7 +191,8 @@ def read(
     """Show the records of a stream. Opens nothing and fences nobody.
 
     Lines have the value: text where it is UTF-8, hexadecimal digits where not, JSON for typed
-    columns. Exit status: 0, 1 if batches were skipped, 130 if interrupted without --follow.
+    columns. Exit status: 0, 1 if batches were skipped, 143 after SIGTERM, 130 after Ctrl-C without
+    --follow.
     """
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.read_output import open_output
@@ -215,7 +222,8 @@ def read(
     view.conclude(lost=reader.lost)
     if reader.lost:
         raise typer.Exit(EXIT_NO)
-    if view.interrupted and not follow:
+    # Ctrl-C is how following ends; whoever sends another signal asked for no more.
+    if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
         raise typer.Exit(interrupt.exit_status)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import typer
 from rich.console import Console
 
 from headwater.buffer.stream import create_stream
@@ -148,6 +149,9 @@ def run_demo(*, producers: int, records: int, seconds: float) -> int:
     )
     try:
         run_loop(_work(demo, seconds))
+    except BaseException:
+        typer.echo(f"what it wrote stays there until: rm -r {shlex.quote(str(root))}", err=True)
+        raise
     finally:
         demo.kill()
     counts = demo.counts()

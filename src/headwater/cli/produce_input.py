@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from headwater.cli.interrupt import Interrupt
-from headwater.core.errors import Denied, LimitExceeded, NotFound, Refused
+from headwater.cli.standard_streams import check_input
+from headwater.core.errors import Denied, LimitExceeded, Refused
 from headwater.core.limits import MIB, RECORD_MAX_BYTES
 
 STANDARD_INPUT: Final = "-"
@@ -137,7 +138,7 @@ def column_pieces(
                     with interrupt.waiting():
                         pass
         except FileNotFoundError:
-            raise NotFound(f"there is no file {name}") from None
+            raise Refused(f"there is no file {name}") from None
         except (pa.ArrowException, OSError) as error:
             raise Refused(f"{name}, after {read:,} rows: {error}") from error
 
@@ -191,12 +192,13 @@ _READERS: Final[dict[str, Callable[[str, Any], Iterator[pa.RecordBatch]]]] = {
 @contextlib.contextmanager
 def _opened(name: str) -> Iterator[int]:
     if name == STANDARD_INPUT:
+        check_input()
         yield sys.stdin.fileno()
         return
     try:
         descriptor = os.open(name, os.O_RDONLY)
     except FileNotFoundError:
-        raise NotFound(f"there is no file {name}") from None
+        raise Refused(f"there is no file {name}") from None
     except PermissionError:
         raise Denied(f"{name} may not be read") from None
     if Path(name).is_dir():

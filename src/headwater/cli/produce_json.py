@@ -20,26 +20,70 @@ from headwater.cli.produce_input import Decoded, LineBlock
 from headwater.core.errors import Refused
 
 _DECODER: Final = msgspec.json.Decoder(dict[str, Any])
-_HINT: Final = (
-    ". Earlier lines decided the type; declare a schema if it is another: headwater stream alter "
-    "URL NAME --schema FILE"
-)
+_HINT: Final = ". Earlier lines decided the type; declare a schema if it is another: {alter}"
 
 
 class JsonRows:
     """Turns blocks of lines into tables of the same columns throughout."""
 
-    def __init__(self, declared: pa.Schema | None) -> None:
+    def __init__(self, declared: pa.Schema | None, *, alter: str) -> None:
+        """`alter` is the command that declares a schema."""
+        self._hint = _HINT.format(alter=alter)
         self._is_declared = declared is not None
         self._types = {} if declared is None else {field.name: field.type for field in declared}
 
     def decode(self, name: str, block: LineBlock) -> Decoded:
         """The rows of a block, up to the first that is wrong; an empty line is none."""
-        rows, wrong = _rows(name, block)
+        rows, numbers, wrong = _rows(name, block)
+        try:
+            columns = self._columns(rows)
+        except Refused:
+            count, error = self._fitting(rows)
+            rows, wrong = (
+                rows[:count],
+                Refused(
+                    f"{name}, line {numbers[count]:,}: {error}. It was not sent, nor was what "
+                    "follows"
+                ),
+            )
+            columns = self._columns(rows)
+        # A column that is null throughout has no type yet, and is null without being there.
+        kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
+        if rows and not kept:
+            raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
+        return Decoded(pa.table(kept), wrong)
+
+    def _fitting(self, rows: list[dict[str, Any]]) -> tuple[int, Refused]:
+        """How many of the first rows make columns together, and what is wrong with the next."""
+        low, high = 0, len(rows)
+        wrong = Refused("no row")
+        while high - low > 1:
+            middle = (low + high) // 2
+            error = self._error_of(rows[:middle])
+            if error is None:
+                low = middle
+            else:
+                high, wrong = middle, error
+        return low, self._error_of(rows[:high]) or wrong
+
+    def _error_of(self, rows: list[dict[str, Any]]) -> Refused | None:
+        """Why these rows make no columns; trying them decides nothing."""
+        before = dict(self._types)
+        try:
+            self._columns(rows)
+        except Refused as error:
+            return error
+        finally:
+            self._types = before
+        return None
+
+    def _columns(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The rows as columns; what they decide about types holds only if all of them fit."""
+        before = dict(self._types)
         names = dict.fromkeys(name for row in rows for name in row)
         reserved = [name for name in names if name in RESERVED]
         try:
-            columns = {
+            columns: dict[str, Any] = {
                 name: self._column(name, [row.get(name) for row in rows])
                 for name in names
                 if name not in RESERVED
@@ -49,14 +93,10 @@ class JsonRows:
                     [{name: row.get(name) for name in reserved} for row in rows], None
                 )
                 columns |= {name: special.column(name) for name in reserved}
-        except Refused as error:
-            last = block.first_line + len(block.lines) - 1
-            raise Refused(f"{name}, lines {block.first_line:,} to {last:,}: {error}") from error
-        # A column that is null throughout has no type yet, and is null without being there.
-        kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
-        if rows and not kept:
-            raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
-        return Decoded(pa.table(kept), wrong)
+        except Refused:
+            self._types = before
+            raise
+        return columns
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
         if pa.types.is_decimal(self._types.get(name, pa.null())):
@@ -70,7 +110,7 @@ class JsonRows:
         kind = self._types.setdefault(name, found.type)
         if found.type == kind:
             return found
-        hint = "" if self._is_declared else _HINT
+        hint = "" if self._is_declared else self._hint
         if not _may_become(found.type, kind):
             raise Refused(f"column {name!r} is {kind}, and {found.type} is given{hint}")
         try:
@@ -81,19 +121,26 @@ class JsonRows:
             raise Refused(f"column {name!r} is {kind}: {error}{hint}") from error
 
 
-def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], Refused | None]:
+def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], list[int], Refused | None]:
+    """The rows, the number of each one's line, and what is wrong with the line after them."""
     rows: list[dict[str, Any]] = []
+    numbers: list[int] = []
     for number, line in enumerate(block.lines, start=block.first_line):
         if not line.strip():
             continue
         try:
             rows.append(_DECODER.decode(line))
         except msgspec.DecodeError as error:
-            return rows, Refused(
-                f"{name}, line {number:,} is no JSON object: {error}. It was not sent, nor was "
-                "what follows"
+            return (
+                rows,
+                numbers,
+                Refused(
+                    f"{name}, line {number:,} is no JSON object: {error}. It was not sent, nor was "
+                    "what follows"
+                ),
             )
-    return rows, None
+        numbers.append(number)
+    return rows, numbers, None
 
 
 def _decimal_text(value: Any) -> Any:

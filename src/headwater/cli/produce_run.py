@@ -143,6 +143,11 @@ class ProduceView:
 def show_outcome(console: Console, outcome: Outcome) -> None:
     """The closing line, and where the records stand."""
     good = outcome.error is None and outcome.rows == outcome.read_rows
+    if not good and not outcome.rows:
+        said = f"none of the {outcome.read_rows:,} records that were read is accepted"
+        words = said if outcome.read_rows else "nothing was sent"
+        console.print(Text.assemble(("✗ ", "red"), words), soft_wrap=True)
+        return
     rate = outcome.rows / outcome.seconds if outcome.seconds else 0.0
     records = "record" if outcome.rows == 1 else "records"
     batches = "batch" if outcome.batches == 1 else "batches"

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from headwater.buffer.records import KEY, VALUE
 from headwater.cli.byte_text import json_value, visible
-from headwater.core.errors import Denied, NotFound, Refused
+from headwater.core.errors import Denied, Refused
 
 _LSN: Final = "_lsn"
 _PARTITION: Final = "_partition"
@@ -41,6 +41,10 @@ class Output(ABC):
         """Write what ends the form, if anything does."""
         self._sink.flush()
 
+    def abandon(self) -> None:
+        """Leave it without its end: what an error cut short must not look as if it were all."""
+        return
+
 
 @contextlib.contextmanager
 def open_output(
@@ -62,7 +66,11 @@ def open_output(
             output = Arrow(sink, schema)
         else:
             output = Parquet(sink, schema)
-        yield output
+        try:
+            yield output
+        except BaseException:
+            output.abandon()
+            raise
         output.close()
 
 
@@ -77,8 +85,10 @@ class Lines(Output):
         self._colour = on_screen and not os.environ.get("NO_COLOR")
         self._separator = None if key_separator is None else key_separator.encode()
         self._values = [name for name in schema.names if not name.startswith("_")]
+        self._as_json = bool(self._values)
         if VALUE in schema.names or not self._values:
             self._values = [VALUE] if VALUE in schema.names else schema.names
+            self._as_json = len(self._values) > 1
 
     def write(self, batch: pa.RecordBatch) -> None:
         lines = self._lines(batch)
@@ -91,7 +101,7 @@ class Lines(Output):
         self._sink.flush()
 
     def _lines(self, batch: pa.RecordBatch) -> list[bytes]:
-        if len(self._values) > 1:
+        if self._as_json:
             return _json_lines(batch.select(self._values)).split(b"\n")[:-1]
         column = batch.column(self._values[0])
         texts = _texts(column)
@@ -173,6 +183,10 @@ class Parquet(Output):
     def close(self) -> None:
         self._writer.close()
 
+    def abandon(self) -> None:
+        # Else it completes the file when it is thrown away, which is closed by then.
+        self._writer.is_open = False
+
 
 @contextlib.contextmanager
 def _opened(path: Path | None) -> Iterator[IO[bytes]]:
@@ -183,7 +197,7 @@ def _opened(path: Path | None) -> Iterator[IO[bytes]]:
     try:
         file = path.open("wb")
     except FileNotFoundError:
-        raise NotFound(f"there is no folder {path.parent}") from None
+        raise Refused(f"there is no folder {path.parent}") from None
     except PermissionError:
         raise Denied(f"{path} may not be written") from None
     except IsADirectoryError:

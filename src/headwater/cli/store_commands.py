@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterGroup
+from headwater.cli.advice import (
+    EXIT_COULD_NOT_RUN,
+    EXIT_NO,
+    HeadwaterGroup,
+    remember_address,
+)
 from headwater.cli.loop import run as run_loop
 from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import MIB
@@ -128,7 +133,9 @@ def cat(
 def open_with_options(url: str, options: list[str]) -> Store:
     """The store at an address, with the options given on the command line."""
     named = dict(_name_and_value(text) for text in options)
-    return open_store(url, policy=PATIENCE, **named)
+    store = open_store(url, policy=PATIENCE, **named)
+    remember_address(url, options)
+    return store
 
 
 def _name_and_value(text: str) -> tuple[str, str]:

@@ -78,7 +78,7 @@ def create(
 def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION) -> None:
     """List the streams of a store.
 
-    Exit status: 0, or 1 if there are none.
+    Exit status: 0, or 1 if there are none, or one that cannot be read.
     """
     from headwater.buffer.stream import open_stream, stream_names
     from headwater.cli.stream_view import as_dict, new_console, show_list
@@ -105,6 +105,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
         show_list(new_console(), streams, problems)
     if not streams and not problems:
         typer.echo("there are no streams here", err=True)
+    if problems or not streams:
         raise typer.Exit(EXIT_NO)
 
 
@@ -219,11 +220,14 @@ async def _exists(store: Store, name: str) -> bool:
 async def _states(stream: Stream) -> list[QueueState | str]:
     """How each partition's queue stands, or why that cannot be told."""
 
+    from headwater.cli.queue_order import disorder
+
     async def state(partition: int) -> QueueState | str:
         try:
-            return await stream.looker(partition).state()
+            found = await stream.looker(partition).state()
         except HeadwaterError as error:
             return str(error)
+        return disorder(found) or found
 
     states: list[QueueState | str] = []
     for first in range(0, stream.partitions, PARALLEL):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,17 +17,27 @@ from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import DeletedReport, Stream
 from headwater.buffer.stream_config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
+from headwater.cli.tables import print_table
 
-# Nobody wraps the lines of a pipe; a table told so keeps a row on a line.
+# Nobody wraps the lines of a pipe, unless COLUMNS says so; a table keeps a row on a line.
 PIPE_WIDTH: Final = 400
 _UNITS_MS: Final = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
+_PARTITION_NUMBERS: Final = (
+    "partition",
+    "pending",
+    "records",
+    "bytes",
+    "retained",
+    "next LSN",
+    "epoch",
+)
 _UNITS_BYTES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def new_console() -> Console:
     """A console on standard output."""
     console = CommandConsole()
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
         console.width = PIPE_WIDTH
     return console
 
@@ -122,28 +133,28 @@ def show_schemas(console: Console, versions: list[SchemaVersion]) -> None:
     """The columns of the latest schema, and since which version each is there."""
     if not versions:
         return
-    table = _table("column", "type", "since")
-    for column in versions[-1].columns:
-        type_words = column.type + ("" if column.nullable else " not null")
-        table.add_row(column.name, type_words, f"version {_since(versions, column.name)}")
+    rows = [
+        (
+            column.name,
+            column.type + ("" if column.nullable else " not null"),
+            f"version {_since(versions, column.name)}",
+        )
+        for column in versions[-1].columns
+    ]
     console.print()
-    console.print(table)
+    print_table(console, ("column", "type", "since"), rows)
 
 
 def show_partitions(console: Console, states: list[QueueState | str]) -> None:
     """How each partition's queue stands; a text says why that cannot be told."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
-    table.add_column("partition", justify="right")
-    for column in ("pending", "records", "bytes", "retained", "next LSN", "epoch"):
-        table.add_column(column, justify="right")
-    table.add_column("owner")
+    rows: list[tuple[str | Text, ...]] = []
     problems: list[tuple[int, str]] = []
     for partition, state in enumerate(states):
         if isinstance(state, str):
             problems.append((partition, state))
-            table.add_row(f"{partition}", *["?"] * 6, Text("see below", style="red"))
+            rows.append((f"{partition}", *["?"] * 6, Text("see below", style="red")))
             continue
-        table.add_row(
+        row = (
             f"{partition}",
             f"{state.pending:,}",
             f"{state.next_lsn - state.acked_lsn:,}",
@@ -153,8 +164,9 @@ def show_partitions(console: Console, states: list[QueueState | str]) -> None:
             f"{state.epoch:,}",
             state.group or Text("nobody yet", style="dim"),
         )
+        rows.append(row)
     console.print()
-    console.print(table)
+    print_table(console, (*_PARTITION_NUMBERS, "owner"), rows, numbers=_PARTITION_NUMBERS)
     note = "pending: batches that are not acknowledged; retained: batches that can be read"
     console.print(Text(note, style="dim"), soft_wrap=True)
     for partition, problem in problems:
@@ -163,19 +175,20 @@ def show_partitions(console: Console, states: list[QueueState | str]) -> None:
 
 def show_list(console: Console, streams: list[Stream], problems: dict[str, str]) -> None:
     """One line a stream."""
-    table = _table("stream", "partitions", "format", "records stay", "schema", "created")
-    for stream in streams:
-        config = stream.config
-        table.add_row(
-            Text(config.name, style="bold"),
-            f"{config.partitions:,}",
-            config.format,
-            retention_words(config),
+    rows = [
+        (
+            Text(stream.name, style="bold"),
+            f"{stream.partitions:,}",
+            stream.config.format,
+            retention_words(stream.config),
             f"version {stream.schema_version}" if stream.schema_version else "none",
-            _time(config.created_ms),
+            f"{datetime.fromtimestamp(stream.config.created_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC",
         )
-    if streams:
-        console.print(table)
+        for stream in streams
+    ]
+    if rows:
+        labels = ("stream", "partitions", "format", "records stay", "schema", "created")
+        print_table(console, labels, rows, numbers=("partitions",))
     for name, problem in problems.items():
         console.print(Text(f"{name}: {problem}", style="red"), soft_wrap=True)
 
@@ -231,15 +244,10 @@ def as_dict(stream: Stream, states: list[QueueState | str] | None = None) -> dic
     return found
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right" if column == "partitions" else "left")
-    return table
-
-
 def _schema_words(config: StreamConfig) -> str:
     if not config.schemas:
+        if config.format == "v1":
+            return "none: records carry opaque values; this format has no columns"
         return "none declared: records carry opaque values, or any columns"
     latest = config.schemas[-1]
     return f"version {latest.version}, {len(latest.columns):,} columns"

@@ -13,7 +13,7 @@ from headwater.cli.data_commands import STREAM
 from headwater.cli.loop import run as run_loop
 from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import HeadwaterError, RolledBack
 from headwater.core.limits import GC_CHUNKS
 
 if TYPE_CHECKING:
@@ -77,7 +77,26 @@ async def _collected(stream: Stream, partition: int, *, full: bool) -> Collected
             break
         last = await collector.collect(retention)
         total = _added(total, last)
-    return total
+    return await _kept(stream, partition, total)
+
+
+async def _kept(stream: Stream, partition: int, total: Collected) -> Collected:
+    """With what is kept as one look tells it: a consumer went on while the passes counted."""
+    import msgspec
+
+    from headwater.cli.queue_order import disorder
+
+    state = await stream.looker(partition).state()
+    wrong = disorder(state)
+    if wrong is not None:
+        raise RolledBack(f"partition {partition} of {stream.name}: {wrong}")
+    return msgspec.structs.replace(
+        total,
+        kept_pending=state.pending,
+        kept_retained=state.acked_sequence - state.floor_sequence,
+        floor_sequence=state.floor_sequence,
+        floor_lsn=state.floor_lsn,
+    )
 
 
 def _found_much(report: Collected) -> bool:

@@ -86,7 +86,7 @@ CHUNK_FULL_BYTES: Final = 128 * KIB
 """Past this a chunk takes no further entries; one entry alone may be larger."""
 CHUNK_MAX_BYTES: Final = 2 * MIB
 INLINE_MAX_BYTES: Final = 16 * KIB
-METADATA_MAX_BYTES: Final = 64 * KIB
+METADATA_MAX_BYTES: Final = 16 * KIB
 PRODUCER_ID_MAX_BYTES: Final = 128
 # How many openings of producers a chunk remembers; whoever was away for more reads its own record.
 CHUNK_OPENINGS: Final = 16

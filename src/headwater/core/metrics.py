@@ -26,6 +26,15 @@ class Histogram:
         self.sum = 0.0
         self.max = 0.0
 
+    def __repr__(self) -> str:
+        if not self.count:
+            return "<histogram: nothing observed>"
+        mean, half, most = self.sum / self.count, self.quantile(0.5), self.quantile(0.99)
+        return (
+            f"<histogram: {self.count:,} observed, mean {mean:.3g}, p50 ≤ {half:.3g}, "
+            f"p99 ≤ {most:.3g}, max {self.max:.3g}>"
+        )
+
     def observe(self, value: float) -> None:
         """Count one value."""
         self.buckets[bisect.bisect_left(self.bounds, value)] += 1

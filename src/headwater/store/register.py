@@ -275,7 +275,7 @@ def decode_envelope(key: str, data: bytes | memoryview) -> _Envelope:
     """The envelope of a register, checked; `Corrupt` says what is wrong with it."""
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{key} is not a register: {error}") from error
     if envelope.register != FORMAT:
         raise NotSupported(

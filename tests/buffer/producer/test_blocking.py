@@ -48,7 +48,7 @@ def held_by(gate: threading.Event) -> Any:
 def test_the_same_calls_without_await(stream: FakeStream) -> None:
     with BlockingProducer.open(stream, linger_ms=5) as producer:
         one = producer.produce([b"a"], b"m", keys=b"k").result()
-        many = producer.produce([b"b"] * 100).result(timeout_s=60)
+        many = producer.produce([b"b"] * 100).result(timeout=60)
         few = producer.produce([b"c", None], headers={"h": b"1"})
         producer.flush()
         assert few.is_done
@@ -68,7 +68,7 @@ def test_the_same_calls_without_await(stream: FakeStream) -> None:
 def test_a_batch_goes_by_itself_when_its_interval_is_over(stream: FakeStream) -> None:
     with BlockingProducer.open(stream, linger_ms=1) as producer:
         for _ in range(3):
-            producer.produce([b"a"]).result(timeout_s=60)
+            producer.produce([b"a"]).result(timeout=60)
     assert [entry.rows for entry in stream.queues[0].entries] == [1, 1, 1]
 
 
@@ -137,7 +137,7 @@ def test_a_wait_that_times_out_leaves_the_records_on_their_way(
     with BlockingProducer.open(stream, linger_ms=0) as producer:
         handle = producer.produce([b"a"])
         with pytest.raises(TimeoutError):
-            handle.result(timeout_s=0.01)
+            handle.result(timeout=0.01)
         gate.set()
         assert handle.result().sequence == 0
 

@@ -131,7 +131,9 @@ async def test_a_caller_that_never_waits_lets_the_others_run() -> None:
 
 
 @virtual
-async def test_a_producer_that_is_dropped_says_how_many_records_are_not_accepted() -> None:
+async def test_a_producer_that_is_dropped_says_how_many_records_are_not_accepted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     stream = fake_stream(partitions=2)
     producer: Producer | None = await Producer.open(stream, linger_ms=60_000)
     assert producer is not None
@@ -147,6 +149,10 @@ async def test_a_producer_that_is_dropped_says_how_many_records_are_not_accepted
         gc.collect()
     assert "'orders' was dropped without close(): 102 records" in str(told[0].message)
     assert told[0].category is ResourceWarning
+    # Python shows no ResourceWarning by default; a log record of this level it does.
+    (logged,) = caplog.records
+    assert (logged.name, logged.levelname) == ("headwater", "WARNING")
+    assert "102 records are not accepted" in logged.getMessage()
 
 
 @virtual

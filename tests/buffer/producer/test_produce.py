@@ -39,9 +39,9 @@ async def test_records_are_accepted_in_the_order_of_the_calls() -> None:
     )
     assert stream.queues[0].values() == [b"a", b"b", None, b"c"]
     assert [first, second, third] == [
-        (Accepted(0, 0, 1, 1, 1),),
-        (Accepted(0, 0, 2, 3, 1),),
-        (Accepted(0, 0, 4, 4, 1),),
+        (Accepted(0, 0, 1, 1, 1, 1),),
+        (Accepted(0, 0, 2, 3, 1, 2),),
+        (Accepted(0, 0, 4, 4, 1, 1),),
     ]
     assert (second.partition, second.sequence, second.first_lsn, second.last_lsn) == (0, 0, 2, 3)
     assert (second.rows, second.producer_sequence, second[0].rows) == (2, 1, 2)

@@ -11,7 +11,9 @@ import pytest
 from headwater.buffer import v1_batch
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.producer import Handle, Producer
+from headwater.buffer.queue.v1 import UNKNOWN_LSN
 from headwater.buffer.stream import Stream, create_stream, open_stream
+from headwater.buffer.v1_manifest import decode_manifest, encode_manifest
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
@@ -61,6 +63,25 @@ async def test_records_stand_where_their_handles_say(format_name: str) -> None:
             found[lsn] for p in accepted for lsn in range(p.first_lsn, p.last_lsn + 1)
         ] == entries
     assert producer.metrics.manifest_writes > 0
+
+
+@virtual
+async def test_where_the_queue_cannot_tell_lsns_no_part_of_a_call_has_one() -> None:
+    store = open_store("memory://")
+    stream = await create_stream(store, "orders", format="v1")
+    key = "streams/orders/0/ingest/manifest"
+    before = decode_manifest((await store.get(key)).data)
+    # Other software's entry, whose batch nobody can count.
+    await store.put(key, encode_manifest(before.appended([("other/missing.batch", [])])))
+    async with await Producer.open(stream, batch_bytes=1000) as producer:
+        one = await producer.produce([b"a"])
+        two = await producer.produce([b"b", b"c"])
+        many = await producer.produce([bytes(400)] * 6)
+        told = [await handle for handle in (one, two, many)]
+    parts = [part for accepted in told for part in accepted]
+    assert len(told[2]) > 1
+    assert {(part.first_lsn, part.last_lsn) for part in parts} == {(UNKNOWN_LSN, UNKNOWN_LSN)}
+    assert [accepted.rows for accepted in told] == [1, 2, 6]
 
 
 @virtual

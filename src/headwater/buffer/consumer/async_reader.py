@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from headwater.buffer.consumer.read_ahead import ReadAhead
 from headwater.buffer.consumer.reading import (
     EARLIEST,
     Position,
+    check_position,
     place_of,
     resolve_end,
     resolve_start,
@@ -23,10 +24,12 @@ from headwater.buffer.consumer.source import check_partition, resolve
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream_deleted import telling_of_deletion
+from headwater.buffer.stream_source import opening
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S, READ_AHEAD_BYTES
-from headwater.store import Store, open_store
+from headwater.store import Store
 
 OnBadBatch = Literal["raise", "skip"]
 
@@ -178,7 +181,8 @@ class AsyncReader:
     async def _next(self) -> pa.RecordBatch | None:
         """The next rows at hand; None if no partition has any at present."""
         for part in list(self._parts):
-            rows = await self._next_of(part)
+            async with telling_of_deletion(self.stream):
+                rows = await self._next_of(part)
             if rows is None:
                 continue
             if self.follows:
@@ -217,17 +221,10 @@ async def read_async(
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
     options = Options(follow, on_bad_batch, read_ahead_bytes, [])
-    if not isinstance(source, str):
-        found = await resolve(source, stream)
-        return await _opened(found, start, end, partition, columns, options)
-    store = open_store(source)
-    try:
-        found = await resolve(store, stream)
-        reader = await _opened(found, start, end, partition, columns, options)
-    except BaseException:
-        await store.close()
-        raise
-    reader.owns_store = True
+    async with opening(source) as (found, owned):
+        chosen = await resolve(found, stream)
+        reader = await _opened(chosen, start, end, partition, columns, options)
+    reader.owns_store = owned is not None
     return reader
 
 
@@ -239,6 +236,8 @@ async def _opened(
     columns: Sequence[str] | None,
     options: Options,
 ) -> AsyncReader:
+    check_position(stream, start)
+    check_position(stream, end)
     parts: list[PartitionReading] = []
     try:
         for number in _partitions(stream, partition):
@@ -254,7 +253,8 @@ async def _opened(
 def _partitions(stream: Stream, asked: int | Sequence[int] | None) -> Sequence[int]:
     if asked is None:
         return range(stream.partitions)
-    numbers = [asked] if isinstance(asked, int) else list(asked)
+    several = isinstance(asked, Iterable) and not isinstance(asked, str | bytes)
+    numbers: list[Any] = list(asked) if several else [asked]  # type: ignore[arg-type]
     for number in numbers:
         check_partition(stream, number)
     if len(set(numbers)) < len(numbers) or not numbers:

@@ -13,7 +13,7 @@ from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.core import portal
-from headwater.store import Store, open_store
+from headwater.store import Store
 
 T = TypeVar("T")
 
@@ -21,25 +21,23 @@ T = TypeVar("T")
 class BlockingConsumer:
     """`Consumer` behind a thread of its own. Every call means what it means there."""
 
-    def __init__(self, consumer: Consumer, store: Store | None) -> None:
+    def __init__(self, consumer: Consumer) -> None:
         """Use `BlockingConsumer.open`."""
         self._consumer = consumer
-        self._store = store
         self._portal = portal.shared()
 
     @classmethod
     def open(
-        cls, source: str | Store | Stream, name: str | None = None, **options: Any
+        cls,
+        source: str | Store | Stream,
+        name: str | None = None,
+        partition: int = 0,
+        group: str = "default",
+        **options: Any,
     ) -> BlockingConsumer:
-        """As `Consumer.open`; an address is opened here and closed with the consumer."""
-        if not isinstance(source, str):
-            return cls(portal.shared().call(Consumer.open(source, name, **options)), None)
-        store = open_store(source)
-        try:
-            return cls(portal.shared().call(Consumer.open(store, name, **options)), store)
-        except BaseException:
-            portal.shared().call(store.close())
-            raise
+        """As `Consumer.open`."""
+        opening = Consumer.open(source, name, partition, group, **options)
+        return cls(portal.shared().call(opening))
 
     def __enter__(self) -> BlockingConsumer:
         return self
@@ -97,12 +95,7 @@ class BlockingConsumer:
 
     def close(self) -> None:
         """Flush and stop, as `Consumer.close`."""
-        try:
-            self._call(self._consumer.close())
-        finally:
-            store, self._store = self._store, None
-            if store is not None:
-                self._call(store.close())
+        self._call(self._consumer.close())
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._portal.call(coroutine)

@@ -10,8 +10,8 @@ Only when they are asked for: `_metadata` (of the record's produce call), `_coll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -67,7 +67,7 @@ class Columns:
         value = list(typed) if typed else [opaque]
         offered = {f.name: pa.field(f.name, f.type) for f in (*value, opaque)}
         offered |= {name: pa.field(name, _TYPES[name]) for name in (*SHOWN, *ON_REQUEST)}
-        names = list(chosen) if chosen is not None else [*(f.name for f in value), *SHOWN]
+        names = _listed(chosen) if chosen is not None else [*(f.name for f in value), *SHOWN]
         unknown = [name for name in names if name not in offered]
         if unknown:
             raise Refused(f"no column {unknown[0]!r}; there are {', '.join(offered)}")
@@ -114,3 +114,13 @@ class Columns:
                 f"reader shows {', '.join(known)}: the stream was written in two shapes. Name the "
                 "columns to be read, or declare a schema and read from where it holds."
             )
+
+
+def _listed(chosen: Any) -> list[str]:
+    """The names of columns; a single one may stand for itself."""
+    if isinstance(chosen, str):
+        return [chosen]
+    names: list[Any] = list(chosen) if isinstance(chosen, Iterable) else [chosen]
+    if not all(isinstance(name, str) for name in names):
+        raise Refused(f"columns are given by their names, in a list, not as {chosen!r}")
+    return names

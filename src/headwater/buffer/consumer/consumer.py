@@ -30,10 +30,14 @@ from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.frontier import Frontier
 from headwater.buffer.consumer.lag import Lag, lag_of_owner
 from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.own_process import OwnProcess
 from headwater.buffer.consumer.source import consumable, resolve, retention_of
 from headwater.buffer.consumer.sweeper import Sweeper
 from headwater.buffer.queue.contract import Descriptor, Taker, Uncounted
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream_deleted import telling_of_deletion
+from headwater.buffer.stream_source import opening
+from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.core.limits import GC_INTERVAL_S, READ_AHEAD_BATCHES, READ_AHEAD_BYTES
 from headwater.store import Store
@@ -53,8 +57,9 @@ class Consumer:
         frontier: Frontier,
         metrics: ConsumerMetrics,
         sweeper: Sweeper | None,
+        owned: Store | None = None,
     ) -> None:
-        """Use `Consumer.open`."""
+        """Use `Consumer.open`. A store that is `owned` is closed with the consumer."""
         self.stream = stream
         self.partition = partition
         self.metrics = metrics
@@ -62,6 +67,8 @@ class Consumer:
         self._delivery = delivery
         self._frontier = frontier
         self._sweeper = sweeper
+        self._owned = owned
+        self._process = OwnProcess("consumer")
         self._reading = asyncio.Lock()
         self._acking = asyncio.Lock()
         self._asking = asyncio.Lock()
@@ -70,11 +77,11 @@ class Consumer:
     @classmethod
     async def open(
         cls,
-        source: Store | Stream,
+        source: str | Store | Stream,
         name: str | None = None,
-        *,
         partition: int = 0,
         group: str = "default",
+        *,
         last_acked_sequence: int | None = None,
         take_over: bool = False,
         on_bad_batch: OnBadBatch = "raise",
@@ -85,35 +92,40 @@ class Consumer:
     ) -> Consumer:
         """Become the owner of a partition's queue, and fence whoever was.
 
+        A store that is given by its address is closed with the consumer.
         `last_acked_sequence` resumes after that batch and acknowledges through it; without it,
         the queue says where to go on. `Refused` if another group owns the consumer and
         `take_over` is false, if the sequence was never given, or on a stream that nodes consume.
         """
-        stream = consumable(await resolve(source, name, writing=True), partition, group)
-        taker = stream.taker(partition)
-        metrics = ConsumerMetrics(taker.counters)
-        # Everything that can be refused is refused before the predecessor is fenced.
-        delivery = Delivery(
-            stream,
-            partition,
-            position=None,
-            on_bad_batch=on_bad_batch,
-            read_ahead_bytes=read_ahead_bytes,
-            read_ahead_batches=read_ahead_batches,
-            metrics=metrics,
-        )
-        sweeper = None
-        if gc:
-            collector = stream.collector(partition)
-            sweeper = Sweeper(
-                collector, partial(retention_of, stream), metrics, interval_s=gc_interval_s
+        if last_acked_sequence is not None:
+            last_acked_sequence = whole_number("last_acked_sequence", last_acked_sequence)
+        async with opening(source) as (found, owned):
+            stream = consumable(await resolve(found, name, writing=True), partition, group)
+            taker = stream.taker(partition)
+            metrics = ConsumerMetrics(taker.counters)
+            # Everything that can be refused is refused before the predecessor is fenced.
+            delivery = Delivery(
+                stream,
+                partition,
+                position=None,
+                on_bad_batch=on_bad_batch,
+                read_ahead_bytes=read_ahead_bytes,
+                read_ahead_batches=read_ahead_batches,
+                metrics=metrics,
             )
-        position = await taker.open(
-            group, take_over=take_over, last_acked_sequence=last_acked_sequence
-        )
+            sweeper = None
+            if gc:
+                collector = stream.collector(partition)
+                sweeper = Sweeper(
+                    collector, partial(retention_of, stream), metrics, interval_s=gc_interval_s
+                )
+            async with telling_of_deletion(stream):
+                position = await taker.open(
+                    group, take_over=take_over, last_acked_sequence=last_acked_sequence
+                )
         delivery.cursor = position
         frontier = Frontier(position)
-        consumer = cls(stream, partition, taker, delivery, frontier, metrics, sweeper)
+        consumer = cls(stream, partition, taker, delivery, frontier, metrics, sweeper, owned)
         if sweeper is not None:
             sweeper.start(consumer)
         return consumer
@@ -176,7 +188,8 @@ class Consumer:
             self._check_open()
             await self._delivery.look(self._after, self._check_fence)
             self._count_queue()
-            batch = await self._delivery.next_batch()
+            async with telling_of_deletion(self.stream):
+                batch = await self._delivery.next_batch()
             if batch is not None:
                 self._hand_out([batch.descriptor])
             return batch
@@ -188,7 +201,7 @@ class Consumer:
         place, and acknowledged. Lost ones are handed out again only after the consumer was
         opened again.
         """
-        if max_count < 0:
+        if whole_number("max_count", max_count) < 0:
             raise Refused(f"{max_count} descriptors: ask for none or more")
         async with self._reading:
             self._check_open()
@@ -216,6 +229,7 @@ class Consumer:
         The queue learns of it at every ACKS_PER_DEQUEUE-th, at `flush` and at `close`. After an
         error nothing was acknowledged here, and the same acknowledgement can be tried again.
         """
+        sequence = whole_number("the sequence to acknowledge", sequence)
         async with self._acking:
             self._check_open()
             self._frontier.check_next(sequence)
@@ -226,6 +240,7 @@ class Consumer:
 
     async def ack_through(self, sequence: int) -> None:
         """Acknowledge every batch through this one, in the queue first."""
+        sequence = whole_number("the sequence to acknowledge", sequence)
         async with self._acking:
             self._check_open()
             self._frontier.check_through(sequence)
@@ -240,11 +255,12 @@ class Consumer:
     async def lag(self) -> Lag:
         """What is not acknowledged, looked up in the queue."""
         self._check_open()
-        return await lag_of_owner(
-            self.stream.looker(self.partition),
-            undequeued=self._frontier.undequeued,
-            oldest=self._frontier.oldest_unacked,
-        )
+        async with telling_of_deletion(self.stream):
+            return await lag_of_owner(
+                self.stream.looker(self.partition),
+                undequeued=self._frontier.undequeued,
+                oldest=self._frontier.oldest_unacked,
+            )
 
     async def close(self) -> None:
         """Flush, and stop reading ahead and collecting garbage. Closing twice is closing once.
@@ -252,7 +268,7 @@ class Consumer:
         An error (`Fenced`, for one) says that the last acknowledgements did not reach the
         queue; the consumer is closed all the same.
         """
-        if self._is_closed:
+        if self._is_closed or self._process.is_left:
             return
         self._is_closed = True
         try:
@@ -262,6 +278,8 @@ class Consumer:
             if self._sweeper is not None:
                 await self._sweeper.close()
             await self._delivery.close()
+            if self._owned is not None:
+                await self._owned.close()
 
     async def _flush(self) -> None:
         if self._frontier.undequeued and self._frontier.last_acked is not None:
@@ -307,13 +325,15 @@ class Consumer:
         """One at a time: reading and acknowledging may go on in two tasks."""
         async with self._asking:
             try:
-                return await question()
+                async with telling_of_deletion(self.stream):
+                    return await question()
             except Fenced:
                 if self._sweeper is not None:
                     self._sweeper.stop()  # the successor collects
                 raise
 
     def _check_open(self) -> None:
+        self._process.check()
         if self._is_closed:
             raise Refused(f"this consumer of {self.stream.name!r} is closed: open another")
 

@@ -21,10 +21,14 @@ from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.lag import Lag, lag_behind
 from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.own_process import OwnProcess
 from headwater.buffer.consumer.source import consumable, resolve
 from headwater.buffer.layout import group_key
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream_deleted import telling_of_deletion
+from headwater.buffer.stream_source import opening
+from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
@@ -57,8 +61,9 @@ class Follower:
         position: Position,
         delivery: Delivery,
         looker: Looker,
+        owned: Store | None = None,
     ) -> None:
-        """Use `Follower.open`."""
+        """Use `Follower.open`. A store that is `owned` is closed with the follower."""
         self.stream = stream
         self.partition = partition
         self.group = group
@@ -68,11 +73,13 @@ class Follower:
         self._looker = looker
         self._register = _register(stream, partition, group)
         self._reading = asyncio.Lock()
+        self._owned = owned
+        self._process = OwnProcess("follower")
 
     @classmethod
     async def open(
         cls,
-        source: Store | Stream,
+        source: str | Store | Stream,
         name: str | None = None,
         *,
         partition: int = 0,
@@ -83,31 +90,36 @@ class Follower:
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         read_ahead_batches: int = READ_AHEAD_BATCHES,
     ) -> Follower:
-        """Go on where the group stopped, or at `start` if it never began, or if `reset`."""
-        stream = consumable(await resolve(source, name), partition, group)
+        """Go on where the group stopped, or at `start` if it never began, or if `reset`.
+
+        A store that is given by its address is closed with the follower.
+        """
         if start not in ("earliest", "latest"):
             raise Refused(f'start is {start!r}: it is "earliest" or "latest"')
-        delivery = Delivery(
-            stream,
-            partition,
-            position=None,
-            on_bad_batch=on_bad_batch,
-            read_ahead_bytes=read_ahead_bytes,
-            read_ahead_batches=read_ahead_batches,
-            metrics=ConsumerMetrics(),
-        )
-        looker = stream.looker(partition)
-        state = await looker.state()
-        following = state.floor_sequence if start == "earliest" else state.next_sequence
-        begin = Position(following, runtime.wall_ms())
-        # Written at once: "latest" must mean the same moment after a restart. A position that is
-        # there stays, also one that another process of the group wrote a moment ago.
-        register = _register(stream, partition, group)
-        kept = await register.update(lambda before: begin if reset or before is None else before)
-        position = kept.value
-        _check_not_ahead(stream, partition, group, position, state)
+        async with opening(source) as (found, owned):
+            stream = consumable(await resolve(found, name), partition, group)
+            delivery = Delivery(
+                stream,
+                partition,
+                position=None,
+                on_bad_batch=on_bad_batch,
+                read_ahead_bytes=read_ahead_bytes,
+                read_ahead_batches=read_ahead_batches,
+                metrics=ConsumerMetrics(),
+            )
+            looker = stream.looker(partition)
+            async with telling_of_deletion(stream):
+                state = await looker.state()
+            following = state.floor_sequence if start == "earliest" else state.next_sequence
+            begin = Position(following, runtime.wall_ms())
+            # Written at once: "latest" must mean the same moment after a restart. A position that
+            # is there stays, also one that another process of the group wrote a moment ago.
+            register = _register(stream, partition, group)
+            kept = await register.update(lambda now: begin if reset or now is None else now)
+            position = kept.value
+            _check_not_ahead(stream, partition, group, position, state)
         delivery.cursor = position.next_sequence - 1
-        return cls(stream, partition, group, position, delivery, looker)
+        return cls(stream, partition, group, position, delivery, looker, owned)
 
     async def __aenter__(self) -> Follower:
         return self
@@ -130,15 +142,17 @@ class Follower:
 
     async def next_batch(self) -> ConsumedBatch | None:
         """The next batch; None if there is none at present. As a consumer's, may be cancelled."""
-        async with self._reading:
+        self._process.check()
+        async with self._reading, telling_of_deletion(self.stream):
             await self._delivery.look(self._looker.after, None)
             return await self._delivery.next_batch()
 
     async def next_descriptors(self, max_count: int) -> list[Descriptor]:
         """Up to so many descriptors of the batches that follow, which are the caller's then."""
-        if max_count < 0:
+        if whole_number("max_count", max_count) < 0:
             raise Refused(f"{max_count} descriptors: ask for none or more")
-        async with self._reading:
+        self._process.check()
+        async with self._reading, telling_of_deletion(self.stream):
             if not max_count:
                 return []
             found = await self._looker.after(self._delivery.cursor, max_count)
@@ -155,6 +169,8 @@ class Follower:
         Only forward: a process of the same group that fell behind must not take the others
         back. `Follower.open(…, reset=True)` is how a group begins again.
         """
+        self._process.check()
+        sequence = whole_number("the sequence to commit", sequence)
         if self.position is None or sequence > self.position:
             raise Refused(
                 f"commit of sequence {sequence}, beyond what was handed out ({self.position})"
@@ -176,11 +192,17 @@ class Follower:
 
     async def lag(self) -> Lag:
         """What lies after the committed position, looked up in the queue."""
-        return await lag_behind(self._looker, self._committed)
+        async with telling_of_deletion(self.stream):
+            return await lag_behind(self._looker, self._committed)
 
     async def close(self) -> None:
         """Stop reading ahead. Commits nothing."""
+        if self._process.is_left:
+            return
         await self._delivery.close()
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            await owned.close()
 
 
 def _register(stream: Stream, partition: int, group: str) -> Register[Position]:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headwater.buffer.queue.contract import Collected, Counters
 from headwater.core import runtime
 from headwater.core.metrics import Histogram
+
+_PUBLISHED: Final = (
+    "batches_collected",
+    "entries_collected",
+    "bytes_collected",
+    "consumer_lag_seconds",
+    "queue_length",
+    "acks",
+    "gc_files_deleted",
+    "gc_files_failed",
+    "gc_duration_seconds",
+    "fetch_duration_seconds",
+    "descriptors_handed_out",
+)
 
 
 class ConsumerMetrics:
@@ -27,6 +43,12 @@ class ConsumerMetrics:
         self.fetch_duration_seconds = Histogram()
         self.waiting_since_ms: int | None = None
         """The ingestion time of the oldest batch known to wait for its acknowledgement."""
+
+    def __repr__(self) -> str:
+        names = [*_PUBLISHED, "dead_letters", "gc_passes_failed", "gc_last_error"]
+        names += ["manifest_writes", "manifest_conflicts"]
+        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"ConsumerMetrics({told})"
 
     @property
     def consumer_lag_seconds(self) -> float:
@@ -64,13 +86,8 @@ class ConsumerMetrics:
 
     def published(self) -> dict[str, float | Histogram]:
         """Every metric under its published name."""
-        plain = (
-            "batches_collected entries_collected bytes_collected consumer_lag_seconds queue_length "
-            "acks gc_files_deleted gc_files_failed gc_duration_seconds fetch_duration_seconds "
-            "descriptors_handed_out"
-        )
         found: dict[str, float | Histogram] = {
-            f"buffer.{name}": getattr(self, name) for name in plain.split()
+            f"buffer.{name}": getattr(self, name) for name in _PUBLISHED
         }
         found['buffer.manifest_writes{role="consumer"}'] = self.manifest_writes
         found['buffer.manifest_conflicts{role="consumer"}'] = self.manifest_conflicts

@@ -8,8 +8,8 @@ may stand before it, and one ingested earlier after it. Records are never reorde
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Final
+from datetime import UTC, date, datetime
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,15 +18,33 @@ from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import Stream
+from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+POSITIONS: Final = 'an LSN, "earliest", "latest", or a time such as 2026-01-31T08:00:00Z'
 
-Place = int | str | datetime | None
-"""An LSN, "earliest", "latest", a time (ISO 8601 as text), or None for the default."""
+Place = int | str | date | None
+"""An LSN, "earliest", "latest", a time (ISO 8601 as text), or None for the default.
+
+A datetime is a date to Python; a date alone is its first moment.
+"""
 Position = Place | Mapping[int, Place]
 """A place, or one for each partition."""
+
+
+def check_position(stream: Stream, position: Position) -> None:
+    """Refuse a mapping that says something of a partition that the stream does not have."""
+    if not isinstance(position, Mapping):
+        return
+    known = range(stream.partitions)
+    unknown = [key for key in position if isinstance(key, bool) or key not in known]
+    if unknown:
+        raise Refused(
+            f"a position for {', '.join(map(repr, unknown))}: stream {stream.name!r} has "
+            f"partitions 0 to {stream.partitions - 1}"
+        )
 
 
 def place_of(position: Position, partition: int) -> Place:
@@ -77,12 +95,11 @@ def _first_at(batch: ConsumedBatch, time_ms: int) -> int:
 
 
 async def _resolve(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
-    if isinstance(place, bool) or place is None:
-        raise Refused(f"{place!r} is neither an LSN nor a time")
-    if isinstance(place, int):
-        if place < 1:
-            raise Refused(f"LSN {place}: the first record of a partition has LSN 1")
-        return place
+    if not isinstance(place, str | date):
+        lsn = _lsn(place)
+        if lsn < 1:
+            raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
+        return lsn
     if place == EARLIEST:
         return state.floor_lsn
     if place == LATEST:
@@ -91,15 +108,21 @@ async def _resolve(stream: Stream, partition: int, place: Place, state: QueueSta
     return state.next_lsn if found is None else found
 
 
-def time_ms_of(time: str | datetime) -> int:
+def _lsn(given: Any) -> int:
+    try:
+        return whole_number("LSN", given)
+    except Refused:
+        raise Refused(f"{given!r} is no position: {POSITIONS}") from None
+
+
+def time_ms_of(time: str | date) -> int:
     """Milliseconds since 1970 of a time; without a zone it is UTC."""
     if isinstance(time, str):
         try:
             time = datetime.fromisoformat(time)
         except ValueError as error:
-            raise Refused(
-                f'{time!r} is no position: an LSN, "earliest", "latest", or a time such as '
-                "2026-01-31T08:00:00Z"
-            ) from error
+            raise Refused(f"{time!r} is no position: {POSITIONS}") from error
+    if not isinstance(time, datetime):
+        time = datetime(time.year, time.month, time.day, tzinfo=UTC)
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     return int(zoned.timestamp() * 1000)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from headwater.buffer.layout import check_group_name
 from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream, open_stream
+from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused
 from headwater.store import Store
 
 
 async def resolve(source: Store | Stream, name: str | None, *, writing: bool = False) -> Stream:
     """The stream itself, or the one of this name in a store."""
-    if isinstance(source, Store):
+    if not isinstance(source, Stream):
         if name is None:
             raise Refused("which stream of the store? Give its name")
         return await open_stream(source, name, writing=writing)
@@ -22,7 +23,7 @@ async def resolve(source: Store | Stream, name: str | None, *, writing: bool = F
 
 def check_partition(stream: Stream, partition: int) -> None:
     """Refuse a partition that the stream does not have."""
-    if not 0 <= partition < stream.partitions:
+    if not 0 <= whole_number("partition", partition) < stream.partitions:
         raise Refused(
             f"stream {stream.name!r} has partitions 0 to {stream.partitions - 1}, not {partition}"
         )

@@ -43,9 +43,12 @@ class BlockingHandle(Handle, eq=False, gc=False, kw_only=True):
 
     _portal: Portal
 
-    def result(self, timeout_s: float | None = None) -> Acceptance:
-        """Wait until all records are accepted; `TimeoutError` leaves them on their way."""
-        return self._portal.call(self.wait(), timeout_s=timeout_s)
+    def result(self, timeout: float | None = None) -> Acceptance:
+        """Wait until all records are accepted, for at most `timeout` seconds.
+
+        `TimeoutError` leaves them on their way. Named as `concurrent.futures` names it.
+        """
+        return self._portal.call(self.wait(), timeout_s=timeout)
 
 
 class BlockingProducer:

@@ -26,6 +26,14 @@ def table_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None) -> pa.
         raise Refused(f"produce_rows takes dicts, one for each record, not {min(strange)}")
     names = list(dict.fromkeys(name for row in listed for name in row))
     declared = {} if schema is None else {field.name: field.type for field in schema}
+    if listed and not names:
+        # A table without columns has no rows either: these would be gone without a word.
+        if not declared:
+            raise Refused(
+                "rows without any column, on a stream without a declared schema: there is nothing "
+                "to carry them. Give them a column, or declare a schema"
+            )
+        names = list(declared)
     columns = {name: _column(name, listed, declared) for name in names}
     return pa.table(columns)
 

@@ -27,6 +27,7 @@ from headwater.buffer.producer.pieces import defaults_for
 from headwater.buffer.queue.contract import Appender, Resumed
 from headwater.buffer.records import VALUE
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream_deleted import telling_of_deletion, told_of_deletion
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.fork import tell_in_child
@@ -93,12 +94,12 @@ class Engine:
     ) -> Engine:
         """Fence whoever has the id in any partition, and learn how far they came."""
         settings = settings_for(stream, given)
-        chosen = runtime.new_ulid() if producer_id is None else producer_id
+        chosen = runtime.new_ulid() if producer_id is None else _checked_id(producer_id)
         slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
         async def one(partition: int) -> tuple[Appender, Resumed]:
             appender = stream.appender(partition, chosen)
-            async with slots:
+            async with slots, telling_of_deletion(stream):
                 return appender, await appender.open()
 
         found = await asyncio.gather(
@@ -256,6 +257,13 @@ class Engine:
         self.accumulator.release(draft)
         self._line.move()
 
+    async def explain(self, error: HeadwaterError) -> HeadwaterError:
+        """The error, or what is behind it: that the stream was deleted."""
+        told = await told_of_deletion(self.stream, error)
+        if told is not error:
+            told.__cause__ = error
+        return told
+
     def stop(self, error: HeadwaterError) -> None:
         """Nothing of this producer will be accepted any more."""
         self.accumulator.refuse(error)
@@ -276,6 +284,12 @@ async def _say_goodbye(lane: Lane, slots: asyncio.Semaphore) -> None:
         # It spares the successor a search; nothing depends on it.
         with contextlib.suppress(HeadwaterError):
             await lane.close()
+
+
+def _checked_id(producer_id: Any) -> str:
+    if not isinstance(producer_id, str):
+        raise Refused(f"producer_id is {producer_id!r}: it is text, such as 'binlog-7'")
+    return producer_id
 
 
 def _forked() -> Refused:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from headwater.buffer.producer.draft import Part
+from headwater.buffer.queue.v1 import UNKNOWN_LSN
 from headwater.core.errors import Refused
 
 
@@ -26,14 +27,12 @@ class Accepted(NamedTuple):
     sequence: int
     """Of their batch in the partition's queue."""
     first_lsn: int
+    """UNKNOWN_LSN, which is 0, where the queue could not tell; `last_lsn` is the same then."""
     last_lsn: int
     producer_sequence: int
     """Of their batch among those of this producer id in this partition."""
-
-    @property
-    def rows(self) -> int:
-        """How many records."""
-        return self.last_lsn - self.first_lsn + 1
+    rows: int
+    """How many records."""
 
 
 class Acceptance(tuple[Accepted, ...]):
@@ -53,12 +52,12 @@ class Acceptance(tuple[Accepted, ...]):
 
     @property
     def first_lsn(self) -> int:
-        """The number of the first record, if there is one part."""
+        """The number of the first record, if there is one part; 0 if the queue cannot tell."""
         return self._only().first_lsn
 
     @property
     def last_lsn(self) -> int:
-        """The number of the last record, if there is one part."""
+        """The number of the last record, if there is one part; 0 if the queue cannot tell."""
         return self._only().last_lsn
 
     @property
@@ -152,14 +151,18 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         for draft, start, rows in self._parts() if self._source.is_routed else ():
             placed = draft.placed
             if placed is not None:
-                first = placed.first_lsn + start
+                first = last = UNKNOWN_LSN
+                if placed.first_lsn != UNKNOWN_LSN:
+                    first = placed.first_lsn + start
+                    last = first + rows - 1
                 found.append(
                     Accepted(
                         draft.partition,
                         placed.sequence,
                         first,
-                        first + rows - 1,
+                        last,
                         draft.producer_sequence,
+                        rows,
                     )
                 )
         return found

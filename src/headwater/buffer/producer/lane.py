@@ -36,6 +36,7 @@ from headwater.core.errors import (
     Damaged,
     Fenced,
     HeadwaterError,
+    NotFound,
     OutcomeUnknown,
     Refused,
     Throttled,
@@ -58,6 +59,9 @@ class Desk(Protocol):
 
     def release(self, draft: Draft) -> None:
         """The draft takes no memory any more."""
+
+    async def explain(self, error: HeadwaterError) -> HeadwaterError:
+        """The error, or what is behind it."""
 
     def stop(self, error: HeadwaterError) -> None:
         """Nothing of this producer will be accepted any more."""
@@ -231,8 +235,8 @@ class Lane:
                     placed = await self._appender.append(entries)
                 except BelowFloor as error:
                     self._send_again(group, error)
-                except (Fenced, Damaged, Bug) as error:
-                    self._carrier.desk.stop(error)
+                except (Fenced, Damaged, Bug, NotFound) as error:
+                    self._carrier.desk.stop(await self._carrier.desk.explain(error))
                     return
                 except (Unavailable, OutcomeUnknown, Refused) as error:
                     # What was refused may be allowed again: nothing can be left out before that.

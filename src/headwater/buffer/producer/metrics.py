@@ -24,6 +24,14 @@ class ProducerMetrics:
         self.flush_duration_seconds = Histogram()
         """From sealing to acceptance."""
 
+    def __repr__(self) -> str:
+        names = (
+            "batches_flushed entries_flushed bytes_flushed bytes_written manifest_writes "
+            "manifest_conflicts flush_duration_seconds"
+        )
+        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in names.split())
+        return f"ProducerMetrics({told})"
+
     @property
     def manifest_writes(self) -> int:
         """Conditional writes to the queues."""

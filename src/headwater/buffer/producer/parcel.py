@@ -6,7 +6,7 @@ A small call stays a few lists; a large one, or one of typed columns, becomes Ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -69,13 +69,13 @@ class Extras:
     def columns(self, rows: int) -> dict[str, Any]:
         """Name → one value a record, of the columns that are used; a single one counts for all."""
         singles = {
-            KEY: (self.keys, bytes),
-            HEADERS: (self.headers, Mapping),
-            TIMESTAMP: (self.timestamps, datetime | int),
-            OPERATION: (self.operations, str | int),
+            KEY: (self.keys, bytes, "keys"),
+            HEADERS: (self.headers, Mapping, "headers"),
+            TIMESTAMP: (self.timestamps, datetime | int, "timestamps"),
+            OPERATION: (self.operations, str | int, "operations"),
         }
         found = {}
-        for name, (given, single) in singles.items():
+        for name, (given, single, word) in singles.items():
             if given is None:
                 continue
             if isinstance(given, single):
@@ -84,10 +84,15 @@ class Extras:
                 found[name] = given.combine_chunks()
             elif isinstance(given, str) and name == KEY:
                 raise keys_are_text()
-            elif isinstance(given, Sequence | pa.Array):
+            elif name == TIMESTAMP and isinstance(given, str | bytes | float | date):
+                micros(given)  # which refuses it, and says what a timestamp is
+            elif isinstance(given, Sequence | pa.Array) and not isinstance(given, str | bytes):
                 found[name] = given
             else:
-                raise Refused(f"{name}: one value for each record, not {type(given).__name__}")
+                raise Refused(
+                    f"{word}: one for each record, in a list, or a single one for all; not "
+                    f"{type(given).__name__}"
+                )
         return found
 
 
@@ -155,36 +160,29 @@ class Parcel:
         """A few valued records."""
         count = len(values)
         self.values, self.rows = values, count
-        sizes = [
-            len(value) + OFFSET_BYTES if value is not None else OFFSET_BYTES for value in values
-        ]
+        # The limit is one of values and keys; what Arrow keeps beside them is not the caller's.
+        sizes = [len(value) if value is not None else 0 for value in values]
+        self.size_bytes += OFFSET_BYTES * count
         for name, given in columns.items():
             if len(given) != count:
                 raise Refused(f"{name}: {len(given)} values for {count} records")
         if KEY in columns:
             self.keys = checked_keys(columns[KEY])
-            sizes = [
-                size + len(key or b"") + OFFSET_BYTES
-                for size, key in zip(sizes, self.keys, strict=True)
-            ]
+            sizes = [size + len(key or b"") for size, key in zip(sizes, self.keys, strict=True)]
+            self.size_bytes += OFFSET_BYTES * count
+        _check_largest(sizes)
+        self.size_bytes += sum(sizes)
         if HEADERS in columns:
             self.headers = [header_pairs(pairs) for pairs in columns[HEADERS]]
-            sizes = [
-                size + header_bytes(pairs) for size, pairs in zip(sizes, self.headers, strict=True)
-            ]
+            sizes = [header_bytes(pairs) for pairs in self.headers]
+            _check_largest(sizes, f" in {HEADERS!r}")
+            self.size_bytes += sum(sizes)
         if TIMESTAMP in columns:
             self.timestamps = [micros(given) for given in columns[TIMESTAMP]]
             self.size_bytes += 8 * count
         if OPERATION in columns:
             self.operations = [operation_code(given) for given in columns[OPERATION]]
             self.size_bytes += count
-        largest = max(sizes)
-        if largest > limits.RECORD_MAX_BYTES:
-            raise LimitExceeded(
-                f"record {sizes.index(largest)} has {largest:,} bytes; RECORD_MAX_BYTES is "
-                f"{limits.RECORD_MAX_BYTES:,}"
-            )
-        self.size_bytes += sum(sizes)
 
 
 def valued(
@@ -220,6 +218,8 @@ def typed(data: Any, metadata: bytes | None, partition: int | None) -> Parcel:
             f"produce_arrow takes a pyarrow RecordBatch or Table, not {type(data).__name__}; for "
             "a list of dicts there is produce_rows"
         )
+    if data.num_rows and not data.num_columns:
+        raise Refused(f"{data.num_rows:,} rows without any column: there is nothing to carry them")
     parcel = Parcel(metadata, partition)
     parcel.take_batches(from_arrow(data))
     return parcel
@@ -253,6 +253,15 @@ def _plain(name: str, values: Any) -> Any:
     if name == OPERATION:
         return [operation_code(given) or 0 for given in values]
     return [header_pairs(pairs) and header_items(pairs) for pairs in values]
+
+
+def _check_largest(sizes: list[int], where: str = "") -> None:
+    largest = max(sizes)
+    if largest > limits.RECORD_MAX_BYTES:
+        raise LimitExceeded(
+            f"record {sizes.index(largest)} has {largest:,} bytes{where}; RECORD_MAX_BYTES is "
+            f"{limits.RECORD_MAX_BYTES:,}"
+        )
 
 
 def _check_counts(columns: Mapping[str, Any], rows: int) -> None:

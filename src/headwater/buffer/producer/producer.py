@@ -14,10 +14,11 @@ Always holds:
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -35,16 +36,21 @@ from headwater.buffer.producer.parcel import (
 )
 from headwater.buffer.queue.contract import Resumed
 from headwater.buffer.stream import Stream, open_stream
+from headwater.buffer.stream_source import opening
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.store import Store
+
+_log: Final = logging.getLogger("headwater")
 
 
 class Producer:
     """Sends records to a stream. For the tasks of one event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, owned: Store | None = None) -> None:
+        """Use `Producer.open`. A store that is `owned` is closed with the producer."""
         self._engine = engine
+        self._owned = owned
         self._accumulator = engine.accumulator
         self._wall_ms = runtime.current().wall_ms
         self._turn_ms = 0
@@ -52,19 +58,21 @@ class Producer:
     @classmethod
     async def open(
         cls,
-        source: Store | Stream,
+        source: str | Store | Stream,
         name: str | None = None,
         *,
         producer_id: str | None = None,
         **settings: Any,
     ) -> Producer:
-        """A producer of the stream `name` of a store, or of an open stream.
+        """A producer of the stream `name` at an address or in a store, or of an open stream.
 
-        A `producer_id` makes this the successor of whoever had the id: that one is fenced, and
-        `resumed` says how far it came. Without one, the producer has an id of its own.
+        A store that is given by its address is closed with the producer. A `producer_id` makes this
+        the successor of whoever had the id: that one is fenced, and `resumed` says how far it came.
+        Without one, the producer has an id of its own.
         """
-        stream = await stream_of(source, name)
-        return cls(await Engine.open(stream, producer_id, settings))
+        async with opening(source) as (found, owned):
+            stream = await stream_of(found, name)
+            return cls(await Engine.open(stream, producer_id, settings), owned)
 
     async def __aenter__(self) -> Producer:
         return self
@@ -161,7 +169,13 @@ class Producer:
 
     async def close(self) -> None:
         """Flush and end. Raises as `flush` does; the producer is closed all the same."""
-        await self._engine.close()
+        try:
+            await self._engine.close()
+        finally:
+            owned = self._owned
+            if owned is not None and self._engine.is_closed:
+                self._owned = None
+                await owned.close()
 
     @property
     def resumed(self) -> dict[int, Resumed]:
@@ -213,10 +227,10 @@ def warn_dropped(front: object, engine: Engine) -> None:
     if engine.is_closed or engine.is_forked:
         return
     rows = engine.accumulator.untold_rows
-    warnings.warn(
+    message = (
         f"a producer of stream {engine.stream.name!r} was dropped without close(): "
-        f"{rows} records are not accepted, and are lost when its event loop ends before they are",
-        ResourceWarning,
-        source=front,
-        stacklevel=2,
+        f"{rows} records are not accepted, and are lost when its event loop ends before they are"
     )
+    # Python shows no ResourceWarning unless it is asked to, and here it is about records.
+    _log.warning("%s", message)
+    warnings.warn(message, ResourceWarning, source=front, stacklevel=2)

@@ -11,7 +11,7 @@ import xxhash
 from headwater.buffer import batch as native
 from headwater.buffer import v1_batch
 from headwater.buffer.compression import Compression
-from headwater.cli.inspection.recognise import mistaken
+from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.report import Problem, Report, Rows, offset_in
 from headwater.cli.inspection.source import Source
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
@@ -29,6 +29,8 @@ _UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)
 def inspect_batch(source: Source, *, records: int) -> Report:
     """What a batch holds, with its first records."""
     data = source.data
+    if not data:
+        return Report("no batch, but an empty object", 0, problems=[empty("batch")])
     prefix = native.MAGIC[:3]
     if data[:3] == prefix or data[-4:-1] == prefix:
         return _native(source, records)

@@ -6,7 +6,7 @@ from typing import Final
 
 from headwater.buffer import v1_manifest
 from headwater.buffer.v1_manifest import Entry, Manifest
-from headwater.cli.inspection.recognise import mistaken
+from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
@@ -31,6 +31,8 @@ _CHECKS: Final = (
 def inspect_manifest(source: Source, *, entries: int) -> Report:
     """What a manifest holds, with its first entries and their metadata."""
     report = Report(KIND, len(source.data))
+    if not source.data:
+        return Report("no manifest, but an empty object", 0, problems=[empty("manifest")])
     try:
         manifest = v1_manifest.decode_manifest(source.data)
     except _UNREADABLE as error:

@@ -5,7 +5,6 @@ Each part is read by itself, so that one that is damaged does not hide the other
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
@@ -13,20 +12,19 @@ from typing import Any, Final, TypeVar
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.marks import shard_register
 from headwater.buffer.queue.native.records import Queue
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream_queues import queue_prefix
 from headwater.buffer.v1_manifest import decode_manifest
+from headwater.cli.inspection.entries import check_entries
 from headwater.cli.inspection.manifest import describe as describe_manifest
-from headwater.cli.inspection.register import MARK_COLUMNS, mark_rows
+from headwater.cli.inspection.marks import check_marks, read_marks, show_marks
 from headwater.cli.inspection.report import Problem, Report, Rows
+from headwater.cli.queue_order import disorder
 from headwater.core.errors import Corrupt, Damaged, NotFound, NotSupported, RolledBack
 
 CHUNKS_LISTED: Final = 100_000
-SHARDS_READ: Final = 64
-PARALLEL: Final = 16
 T = TypeVar("T")
 
 
@@ -37,13 +35,18 @@ async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> 
     report = Report(f"queue of stream {stream.name}, partition {partition}")
     report.facts |= {"format": stream.config.format, "folder": prefix}
     state = await _part(report, "state", looker.state())
+    wrong = None
     if state is not None:
-        report.facts |= _state_facts(state)
-        _check_state(report, state)
+        wrong = disorder(state)
+        report.facts |= _state_facts(state, is_ordered=wrong is None)
+    if wrong is not None:
+        report.problems.append(Problem.of(RolledBack(wrong), "order of positions"))
     if stream.config.format == "v1":
         await _published(report, stream, prefix, entries)
     else:
         await _native(report, stream, prefix, entries)
+    if state is not None and wrong is None:
+        await _part(report, "entries", check_entries(report, stream, looker, state))
     return report
 
 
@@ -58,7 +61,13 @@ async def _part(report: Report, check: str, reading: Awaitable[T]) -> T | None:
         return None
 
 
-def _state_facts(state: QueueState) -> dict[str, Any]:
+def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
+    counts = {
+        "retained_batches": state.next_sequence - state.floor_sequence,
+        "pending_batches": state.pending,
+        "pending_records": state.next_lsn - state.acked_lsn,
+        "pending_size_bytes": state.pending_bytes,
+    }
     return {
         "owner": state.group or "nobody yet",
         "epoch": state.epoch,
@@ -68,26 +77,15 @@ def _state_facts(state: QueueState) -> dict[str, Any]:
         "acknowledged_below_lsn": state.acked_lsn,
         "next_sequence": state.next_sequence,
         "next_lsn": state.next_lsn,
-        "retained_batches": state.next_sequence - state.floor_sequence,
-        "pending_batches": state.pending,
-        "pending_records": state.next_lsn - state.acked_lsn,
-        "pending_size_bytes": state.pending_bytes,
+        **(counts if is_ordered else dict.fromkeys(counts)),
         "oldest_pending_ms": state.oldest_pending_ms,
     }
 
 
-def _check_state(report: Report, state: QueueState) -> None:
-    if not state.floor_sequence <= state.acked_sequence <= state.next_sequence:
-        problem = RolledBack(
-            f"the floor is {state.floor_sequence:,}, {state.acked_sequence:,} is the first that is "
-            f"not acknowledged, and {state.next_sequence:,} is the next to be appended: they never "
-            "come in another order, so one of them went back"
-        )
-        report.problems.append(Problem.of(problem, "order of positions"))
-
-
 async def _native(report: Report, stream: Stream, prefix: str, shown: int) -> None:
     chunks = Chunks(stream.store, prefix, stream.id)
+    # Before the chunks: a mark is written once its chunk is, so none points beyond those.
+    marks = await read_marks(stream, prefix, lambda check, reading: _part(report, check, reading))
     numbers = await _chunk_numbers(chunks)
     # After the listing: what is missing below this floor was deleted on purpose.
     queue = await _part(report, "queue.json", chunks.floors())
@@ -103,7 +101,10 @@ async def _native(report: Report, stream: Stream, prefix: str, shown: int) -> No
     report.facts["chunks"] = len(read)
     report.tables.append(_chunk_rows(held, len(read)))
     _check_neighbours(report, chunks, held)
-    await _marks(report, stream, prefix, shown)
+    # Where the last chunk cannot be read, that is the problem, and no mark is measured against it.
+    if held and held[-1].number == read[-1]:
+        check_marks(report, marks, held[-1])
+    show_marks(report, marks, shown)
 
 
 async def _chunk_numbers(chunks: Chunks) -> list[int]:
@@ -178,36 +179,6 @@ def _check_neighbours(report: Report, chunks: Chunks, held: list[Chunk]) -> None
         else:
             continue
         report.problems.append(Problem.of(Corrupt(problem), f"chunk {after.number}"))
-
-
-async def _marks(report: Report, stream: Stream, prefix: str, shown: int) -> None:
-    folder = f"{prefix}/producers"
-    names = []
-    async for meta in stream.store.list(folder):
-        names.append(meta.key.removeprefix(f"{folder}/").removesuffix(".json"))
-        if len(names) > SHARDS_READ:
-            break
-    rows: list[tuple[Any, ...]] = []
-    forgotten = 0
-    for first in range(0, min(len(names), SHARDS_READ), PARALLEL):
-        group = names[first : min(first + PARALLEL, SHARDS_READ)]
-        for shard in await asyncio.gather(*(_shard(report, stream, prefix, n) for n in group)):
-            if shard is not None:
-                rows += mark_rows(shard)
-                forgotten += shard.dropped
-    rows.sort(key=lambda row: -row[MARK_COLUMNS.index("seen_ms")])
-    total = len(rows) if len(rows) > shown else None
-    report.facts |= {"producers": len(rows), "producers_forgotten": forgotten}
-    if rows:
-        report.tables.append(Rows("producers_marks", MARK_COLUMNS, rows[:shown], total))
-    if len(names) > SHARDS_READ:
-        report.notes.append(f"only the first {SHARDS_READ} objects with producers' marks were read")
-
-
-async def _shard(report: Report, stream: Stream, prefix: str, name: str) -> Any:
-    register = shard_register(stream.store, prefix, name)
-    found = await _part(report, f"producers/{name}.json", register.read())
-    return None if found is None else found.value
 
 
 async def _published(report: Report, stream: Stream, prefix: str, shown: int) -> None:

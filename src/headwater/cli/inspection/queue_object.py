@@ -7,7 +7,7 @@ from typing import Final
 from headwater.buffer.queue.v1 import segment
 from headwater.buffer.queue.v1.names import Names
 from headwater.cli.inspection.chunk import inspect_chunk
-from headwater.cli.inspection.recognise import mistaken, recognise
+from headwater.cli.inspection.recognise import empty, mistaken, recognise
 from headwater.cli.inspection.register import inspect_register
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
@@ -19,6 +19,8 @@ SEGMENT: Final = "segment of acknowledged entries, HWA1"
 def inspect_queue_object(source: Source, *, entries: int) -> Report:
     """What an object of a queue holds."""
     data = source.data
+    if not data:
+        return Report("no part of a queue, but an empty object", 0, problems=[empty("queue")])
     if data[:3] == b"HWC":
         return inspect_chunk(source, entries=entries)
     if data[:3] == segment.MAGIC[:3]:

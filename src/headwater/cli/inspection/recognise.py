@@ -6,9 +6,9 @@ import contextlib
 from typing import Final, NamedTuple
 
 from headwater.buffer import v1_batch, v1_manifest
-from headwater.cli.advice import command
+from headwater.cli.advice import advice_for, command
 from headwater.cli.inspection.report import Problem
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import Corrupt, HeadwaterError
 
 
 class Kind(NamedTuple):
@@ -43,6 +43,18 @@ def recognise(data: bytes) -> Kind | None:
         v1_batch.decode_batch(data)
         return Kind("a published v1 batch", "batch")
     return None
+
+
+def empty(asked: str) -> Problem:
+    """That there are no bytes: no object of the buffer is written so."""
+    part = "part of a queue" if asked == "queue" else asked
+    return Problem(
+        "length",
+        f"it has no bytes: no {part} is written so, so it was cut off, or something else made it",
+        0,
+        advice_for(Corrupt("")),
+        "Corrupt",
+    )
 
 
 def mistaken(data: bytes, asked: str) -> Problem | None:

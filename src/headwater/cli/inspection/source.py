@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from headwater.cli.loop import run as run_loop
+from headwater.cli.standard_streams import check_input
 from headwater.cli.store_commands import open_with_options
 from headwater.core.errors import BadUrl, Denied, LimitExceeded, NotFound, Refused
 from headwater.core.limits import GIB
@@ -37,7 +38,7 @@ class Source(NamedTuple):
 
 
 def read_source(place: str, options: list[str]) -> Source:
-    """Read an object; what cannot be read at all is `NotFound`, `Denied` or `Refused`."""
+    """Read an object; what cannot be read at all is `NotFound` or `Refused`."""
     if place == STANDARD_INPUT:
         return Source("", _from_standard_input())
     if _SCHEME.match(place) and not place.startswith("file://"):
@@ -76,7 +77,7 @@ def _from_file(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(READ_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise NotFound(f"there is no file {path}") from None
+        raise Refused(f"there is no file {path}") from None
     except IsADirectoryError:
         raise Refused(f"{path} is a directory: name a file in it") from None
     except PermissionError:
@@ -93,8 +94,11 @@ def _from_standard_input() -> bytes:
             "nothing to look at: name a file or the address of an object, or send its bytes, or "
             "their hexadecimal digits, to standard input"
         )
+    check_input()
     data = sys.stdin.buffer.read(READ_MAX_BYTES + 1)
     _check_size(len(data))
+    if not data:
+        raise Refused("nothing came through standard input: look at what was to send it")
     digits = b"".join(data.split()).removeprefix(b"0x")
     if not digits or not _HEX.fullmatch(digits):
         return data

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.byte_text import bytes_words, cut_text, time_words, visible
 from headwater.cli.inspection.report import Problem, Report, Rows
+from headwater.cli.tables import print_table
 
 CELL_MAX: Final = 48
 TEXT_MAX: Final = 200
-PADDING: Final = 2
 _RECORD_TABLE: Final = "first_records"
 
 
@@ -70,23 +68,12 @@ def _show_rows(console: Console, rows: Rows) -> None:
         ]
         for row in rows.rows
     ]
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, PADDING, 0, 0))
+    numbers = []
     for index, label in enumerate(labels):
         kinds = {type(row[index]) for row in rows.rows} - {type(None)}
-        is_number = kinds == {int} and not rows.columns[index].endswith("_ms")
-        table.add_column(label, justify="right" if is_number else "left", no_wrap=True)
-    for words in cells:
-        table.add_row(*(Text(word) for word in words))
-    widths = [max(map(cell_len, column)) for column in zip(labels, *cells, strict=True)]
-    if sum(widths) + PADDING * len(widths) <= console.width:
-        console.print(table)
-        return
-    # Columns too narrow to read are worse than none: a paragraph for each row.
-    for words in cells:
-        line = Text()
-        for label, word in zip(labels, words, strict=True):
-            line.append(f"{label} ", style="dim").append(f"{word}  ")
-        console.print(Padding(line, (0, 0, 0, 2)))
+        if kinds == {int} and not rows.columns[index].endswith("_ms"):
+            numbers.append(label)
+    print_table(console, labels, cells, numbers=numbers)
 
 
 def _label(name: str) -> str:

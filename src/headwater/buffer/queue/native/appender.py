@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -32,7 +33,7 @@ from headwater.buffer.queue.contract import (
 from headwater.buffer.queue.native.chunk import Chunk, check_group, entry_bytes
 from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.marks import Marks
-from headwater.buffer.queue.native.records import Mark
+from headwater.buffer.queue.native.records import Mark, consumer_register, read_consumer
 from headwater.buffer.queue.native.tail import Dead, Lost, Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
@@ -48,6 +49,8 @@ from headwater.store import Store, Version
 # A mark is renewed after so many appends or so long, so that a successor need not search further.
 REFRESH_APPENDS: Final = 4096
 REFRESH_S: Final = 600.0
+# How often in the time after which it would be forgotten an open producer says that it lives.
+STAY_KNOWN: Final = 7
 # After so many lost races a writer waits for its turn again.
 LOST_BEFORE_LOOKING: Final = 2
 
@@ -84,6 +87,7 @@ class NativeAppender(Appender):
         self._refreshed_s = 0.0
         self._since_refresh = 0
         self._refreshing: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._is_open = False
 
     def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
@@ -93,13 +97,25 @@ class NativeAppender(Appender):
         await self._chunks.store.put(self._chunks.batch_key(batch_id), data)
 
     async def open(self) -> Resumed:
+        resumed = await self._open()
+        self._is_open = True
+        self._keeping = runtime.spawn(_stay_known(weakref.ref(self)), name="headwater-known")
+        return resumed
+
+    async def _open(self) -> Resumed:
         end = await self._tail.find()
         while end.number < (await self._chunks.floors()).chunk_floor:
             end = await self._tail.find()
+        consumer = await read_consumer(consumer_register(self._chunks.store, self._chunks.prefix))
+        if consumer.sequence > (await self._tail.find()).next_sequence:
+            raise RolledBack(
+                f"{self._chunks.prefix}: {consumer.sequence} batches are acknowledged and there "
+                f"are only {self._tail.chunk.next_sequence}: the queue went back"
+            )
         before = await self._marks.open(end.number)
         self._refreshed_s = runtime.monotonic_s()
         if before.is_first:
-            self._openings, self._is_open = end.openings, True
+            self._openings = end.openings
             return Resumed(0, None)
         opening = await write_note(
             self._tail,
@@ -115,7 +131,6 @@ class NativeAppender(Appender):
                 f"{self._marks.producer!r} was told that its last one is {mark.sequence}: the "
                 "queue went back"
             )
-        self._is_open = True
         if mark is None:
             return Resumed(0, None)
         self._landed, self._last = mark.producer_sequence, mark
@@ -150,7 +165,13 @@ class NativeAppender(Appender):
         self._refresh_if_due()
         return [self._places[batch.producer_sequence] for batch in batches]
 
+    async def stay_known(self) -> None:
+        """Say that this producer lives."""
+        await self._marks.renew(self._last)
+
     async def close(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
         if self._refreshing is not None:
             await self._refreshing
         with contextlib.suppress(HeadwaterError):
@@ -174,7 +195,8 @@ class NativeAppender(Appender):
         base = last.follower() if last.closed else last
         room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
         group = _group(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
-        full = len(group) < len(todo) or len(group) >= room
+        stored = base.stored_bytes + sum(entry_bytes(one.metadata, one.inline) for one in group)
+        full = len(group) >= room or stored >= limits.CHUNK_FULL_BYTES
         chunk = last.written(
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
@@ -199,8 +221,10 @@ class NativeAppender(Appender):
         if not self._pace_s:
             return False
         since_s = runtime.monotonic_s() - self._written_s
-        if since_s < self._pace_s and not last.closed:
-            await runtime.sleep(self._pace_s - since_s)
+        if not last.closed:
+            # Whoever wrote it last: the store counts the writes of all.
+            changed_s = runtime.monotonic_s() - self._tail.changed_s
+            await runtime.sleep(max(0.0, self._pace_s - changed_s))
         return since_s < self._pace_s or not self._tail.is_alone
 
     async def _settle(self, doubt: Doubt, todo: list[NewBatch]) -> bool:
@@ -217,7 +241,7 @@ class NativeAppender(Appender):
             raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
         if held is None or held.version == doubt.base:
             return False
-        self._tail.adopt(held)
+        await self._tail.go_on(held)
         self._note(held.chunk)
         return True
 
@@ -292,6 +316,22 @@ class NativeAppender(Appender):
         self._refreshed_s = runtime.monotonic_s()
         if mark is not None:
             await self._marks.renew(mark)
+
+
+async def _stay_known(appender: weakref.ref[NativeAppender]) -> None:
+    """Renew the record of a producer that is open and has nothing to append.
+
+    Without that the collector would take it for gone, and close it. Whoever drops an appender
+    without closing it is not kept alive by this.
+    """
+    while True:
+        await runtime.sleep(limits.PRODUCER_EXPIRY_MS / 1000 / STAY_KNOWN)
+        found = appender()
+        if found is None:
+            return
+        with contextlib.suppress(HeadwaterError):
+            await found.stay_known()
+        del found
 
 
 def _group(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import xxhash
@@ -30,6 +30,8 @@ _HEAD: Final = struct.Struct("<4sI")
 _SUM: Final = struct.Struct("<Q")
 OVERHEAD_BYTES: Final = _HEAD.size + _SUM.size
 NO_BATCH_FLOOR: Final = "0" * 26
+# Checked before anything is allocated: the smallest entries take a tenth of what they become.
+_FEW: Final = msgspec.Meta(max_length=16 * limits.CHUNK_MAX_ENTRIES)
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True):
@@ -102,10 +104,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """No batch with an id at or below this is appended from here on."""
     openings: int
     """How often producers have opened so far."""
-    recent_openings: tuple[Owner, ...]
+    recent_openings: Annotated[tuple[Owner, ...], _FEW]
     """The last of those openings, newest first."""
-    owners: tuple[Owner, ...] = ()
-    entries: tuple[ChunkEntry, ...] = ()
+    owners: Annotated[tuple[Owner, ...], _FEW] = ()
+    entries: Annotated[tuple[ChunkEntry, ...], _FEW] = ()
 
     @property
     def next_sequence(self) -> int:
@@ -244,7 +246,7 @@ def _parse(view: memoryview) -> Chunk:
         raise Corrupt("the checksum of the chunk does not match")
     try:
         return msgspec.msgpack.decode(view[_HEAD.size : -_SUM.size], type=Chunk)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"the chunk does not parse: {error}") from error
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
-from headwater.buffer.queue.native.records import Queue
+from headwater.buffer.queue.native.records import Consumer, Queue, consumer_register
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, NotFound, RolledBack, Trimmed
 from headwater.store import Object, Register, Store, Version
@@ -234,4 +234,5 @@ async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
     data = encode_chunk(first_chunk(queue_id))
     # Whoever else writes it writes the same bytes, and they are recognised.
     await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
+    await consumer_register(store, prefix).update(lambda consumer: consumer or Consumer())
     await chunks.register.update(lambda queue: queue or Queue(queue_id))

@@ -34,10 +34,11 @@ from headwater.buffer.queue.native.records import (
     Queue,
     Scanned,
     Shard,
+    consumer_register,
+    read_consumer,
     shard_name,
 )
 from headwater.buffer.queue.native.tail import Dead, Lost, Tail
-from headwater.buffer.queue.native.taker import consumer_register
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound
 from headwater.store import Register, Store
@@ -52,23 +53,26 @@ class NativeCollector(Collector):
         self._chunks = Chunks(store, prefix, queue_id)
         self._consumer = consumer_register(store, prefix)
         self._scanned = Register(store, f"{prefix}/gc.json", Scanned)
-        self._floors: list[tuple[int, float]] = []
-        """Floors, and since when at the latest they stood there."""
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         report = Collected()
         queue = await self._chunks.floors()
-        consumer = await self._read_consumer()
+        settled = 0 if await self._settles_in_s() else queue.chunk_floor
+        consumer = await read_consumer(self._consumer)
         last = await self._last(max(queue.chunk_floor, consumer.chunk), consumer, retention)
         queue = await self._expire(queue, consumer, last, retention, report)
-        self._know(queue.chunk_floor)
         await Orphans(self._chunks, self._scanned, retention).collect(report, full=full)
         await Forgetting(self._chunks, self._scanned, queue, last).collect(report)
-        await self._sweep(report, wait=full)
+        await self._sweep(settled, report)
+        if full and settled < queue.chunk_floor:
+            await runtime.sleep(await self._settles_in_s())
+            await self._sweep(queue.chunk_floor, report)
+        # In this order none is behind the one before: both only go forward.
         queue = await self._chunks.floors()
+        consumer = await read_consumer(self._consumer)
         report.floor_sequence, report.floor_lsn = queue.floor_sequence, queue.floor_lsn
         report.batch_floor = queue.batch_floor
-        report.kept_pending = last.next_sequence - consumer.sequence
+        report.kept_pending = max(0, last.next_sequence - consumer.sequence)
         report.kept_retained = consumer.sequence - queue.floor_sequence
         return report
 
@@ -87,12 +91,6 @@ class NativeCollector(Collector):
         except (Lost, Dead):
             pass  # somebody appends: the chunk will not be the last for long
         return tail.chunk
-
-    async def _read_consumer(self) -> Consumer:
-        try:
-            return (await self._consumer.read()).value
-        except NotFound:
-            return Consumer()
 
     async def _expire(
         self,
@@ -169,14 +167,11 @@ class NativeCollector(Collector):
         report.batches_expired += len(entries) - (len(keys) - gone)
         report.bytes_expired += sum(entry.size_bytes for entry in entries)
 
-    async def _sweep(self, report: Collected, *, wait: bool) -> None:
-        """Delete chunks below the floor: the expired, and those that a stalled writer created.
+    async def _sweep(self, floor: int, report: Collected) -> None:
+        """Delete chunks below a settled floor: the expired, and what a stalled writer created.
 
-        Only they, not the batches they name: a stalled writer appended those again. And only
-        below a floor that was known for FLOOR_SETTLE_S: until then there are writers that count
-        on finding what was there.
+        Only they, not the batches they name: a stalled writer appended those again.
         """
-        floor, since_s = self._floors[-1]
         keys: list[str] = []
         async for meta in self._store.list(f"{self._prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
@@ -185,24 +180,26 @@ class NativeCollector(Collector):
             if number >= floor or len(keys) >= limits.GC_LISTED:
                 break
             keys.append(meta.key)
-        left_s = since_s + limits.FLOOR_SETTLE_S - runtime.monotonic_s()
-        if keys and left_s > 0 and wait:
-            await runtime.sleep(left_s)
-        settled = self._settled_floor()
-        dead = [key for key in keys if (self._chunks.number_of(key) or 0) < settled]
-        report.chunks_expired += await delete_all(self._store, dead, report)
+        report.chunks_expired += await delete_all(self._store, keys, report)
 
-    def _know(self, floor: int) -> None:
-        """The floor stands here at this instant at the latest."""
-        if not self._floors or floor > self._floors[-1][0]:
-            self._floors.append((floor, runtime.monotonic_s()))
+    async def _settles_in_s(self) -> float:
+        """How long until the floor has stood for FLOOR_SETTLE_S, by the store's own clock.
 
-    def _settled_floor(self) -> int:
-        settled_s = runtime.monotonic_s() - limits.FLOOR_SETTLE_S
-        while len(self._floors) > 1 and self._floors[1][1] <= settled_s:
-            del self._floors[0]
-        floor, since_s = self._floors[0]
-        return floor if since_s <= settled_s else 0
+        Until then there are writers that count on finding what was there. Passes may run on
+        machines whose clocks disagree; so the store is asked when it last changed queue.json, and
+        what time it is: that of an object it just wrote.
+        """
+        raised = await self._store.head(self._chunks.register.key)
+
+        def count(now: Scanned | None) -> Scanned:
+            now = now or Scanned()
+            return msgspec.structs.replace(now, passes=now.passes + 1)
+
+        await self._scanned.update(count)
+        here = await self._store.head(self._scanned.key)
+        # Stores round to seconds.
+        stood_s = (here.modified_ms - raised.modified_ms) / 1000 - 1.0
+        return max(0.0, limits.FLOOR_SETTLE_S - stood_s)
 
 
 def _is_expired(chunk: Chunk, consumer: Consumer, last: Chunk, retention: Retention) -> bool:

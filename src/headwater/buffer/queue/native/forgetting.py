@@ -16,7 +16,7 @@ import msgspec
 from headwater.buffer.queue.contract import Collected, Counters
 from headwater.buffer.queue.native.chunk import Chunk, Owner
 from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.marks import shard_register, with_record
+from headwater.buffer.queue.native.marks import CLOSED, shard_register, with_record
 from headwater.buffer.queue.native.records import Producer, Queue, Scanned, Shard
 from headwater.buffer.queue.native.tail import Tail, write_note
 from headwater.core import limits, runtime
@@ -65,7 +65,7 @@ class Forgetting:
 
     async def _close(self, register: Register[Shard], silent: list[str]) -> None:
         """Take their place in the record, then in the queue, then note where that stands."""
-        incarnation = runtime.new_token().hex()
+        incarnation = CLOSED + runtime.new_token().hex()
 
         def take(shard: Shard | None) -> Shard:
             shard = shard or Shard()

@@ -11,9 +11,8 @@ from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.reading import Reading, descriptors
-from headwater.buffer.queue.native.records import Consumer, Queue
-from headwater.buffer.queue.native.taker import consumer_register
-from headwater.core.errors import NotFound, Trimmed
+from headwater.buffer.queue.native.records import Queue, consumer_register, read_consumer
+from headwater.core.errors import RolledBack, Trimmed
 from headwater.store import Store
 
 
@@ -35,10 +34,12 @@ class NativeLooker(Looker):
     async def _state(self) -> QueueState:
         # In this order none is behind the one before: all three only go forward.
         queue = await self._chunks.floors()
-        try:
-            consumer = (await self._register.read()).value
-        except NotFound:
-            consumer = Consumer()
+        consumer = await read_consumer(self._register)
+        if consumer.sequence < queue.floor_sequence:
+            raise RolledBack(
+                f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
+                f"deleted, and the consumer's record knows only of {consumer.sequence}"
+            )
         last = (await self._chunks.end(consumer.chunk)).chunk
         oldest_ms = None
         if consumer.sequence < last.next_sequence:

@@ -24,9 +24,11 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound
 from headwater.store import Register, Store
 
+CLOSED: Final = "closed-"
+"""How the incarnations begin that the collector gives to producers that were silent for long."""
 FORGOTTEN: Final = (
-    "{producer!r} was silent for so long that its mark was dropped: whether its last append landed "
-    "cannot be told any more. Open it again, and compare with what was read."
+    "{producer!r} was silent for so long that it was closed, and its mark is or will be dropped: "
+    "nobody took its place. Open it again, and compare what it resumes from with its source."
 )
 
 
@@ -74,15 +76,19 @@ class Marks:
             shard = Shard()
         return self._checked(shard).mark
 
-    async def renew(self, mark: Mark) -> None:
-        """Move the mark on."""
+    async def renew(self, mark: Mark | None) -> None:
+        """Move the mark on, or say that it stands where it stood."""
 
         def change(shard: Shard | None) -> Shard:
             shard = shard or Shard()
             known = self._checked(shard)
-            if known.mark is not None and known.mark.producer_sequence > mark.producer_sequence:
-                return shard
-            record = Producer(self.owner.incarnation, mark.chunk, runtime.wall_ms(), mark)
+            at_ms = runtime.wall_ms()
+            if mark is None or (
+                known.mark is not None and known.mark.producer_sequence > mark.producer_sequence
+            ):
+                record = msgspec.structs.replace(known, anchor_ms=at_ms)
+            else:
+                record = Producer(self.owner.incarnation, mark.chunk, at_ms, mark)
             return with_record(shard, self.producer, record)
 
         await self._register.update(change)
@@ -104,10 +110,13 @@ class Marks:
                     return _later(await self.read(), mark)
                 return _later(found, mark)
             end = numbers[-1] - 1
-        return mark
+        # What was not found may have been deleted, and folded, while it was looked for.
+        return _later(await self.read(), mark)
 
-    def fenced(self) -> Fenced:
+    def fenced(self, by: str = "") -> Fenced:
         """What an earlier life is told."""
+        if by.startswith(CLOSED):
+            return Fenced(FORGOTTEN.format(producer=self.producer))
         return Fenced(
             f"another producer opened under the id {self.producer!r} and goes on in its place"
         )
@@ -117,7 +126,7 @@ class Marks:
         if known is None:
             raise Fenced(FORGOTTEN.format(producer=self.producer))
         if known.incarnation != self.owner.incarnation:
-            raise self.fenced()
+            raise self.fenced(known.incarnation)
         return known
 
 

@@ -31,7 +31,12 @@ class Orphans:
         self._tail = Tail(chunks, Counters())
 
     async def collect(self, report: Collected, *, full: bool) -> None:
-        """Delete what nobody appended and nobody can append any more."""
+        """Delete what nobody appended and nobody can append any more, some at a time."""
+        while await self._collect_some(report, full=full):
+            full = False
+
+    async def _collect_some(self, report: Collected, *, full: bool) -> bool:
+        """Whether there is more."""
         try:
             scanned = (await self._register.read()).value
         except NotFound:
@@ -42,7 +47,7 @@ class Orphans:
         listed = await self._list(before.batch_floor, self._ceiling(seen), bounded=not full)
         if not listed:
             await self._save(scanned, seen, full=full)
-            return
+            return False
         ceiling = max(listed)
         orphans = listed.keys() - set(seen.referenced)
         if orphans:
@@ -55,7 +60,8 @@ class Orphans:
         report.bytes_orphaned += sum(listed[batch_id] for batch_id in orphans)
         above = tuple(batch_id for batch_id in seen.referenced if batch_id > ceiling)
         seen = msgspec.structs.replace(seen, batch_floor=ceiling, referenced=above)
-        await self._save(scanned, seen, full=full)
+        kept = await self._save(scanned, seen, full=full)
+        return kept and not full and len(listed) >= limits.GC_LISTED
 
     async def _scan(self, before: Scanned, *, through: int | None = None) -> Scanned:
         """Read on from where the last pass stopped: which batches do closed chunks refer to?
@@ -126,17 +132,26 @@ class Orphans:
         )
         return marker.number
 
-    async def _save(self, before: Scanned, seen: Scanned, *, full: bool) -> None:
+    async def _save(self, before: Scanned, seen: Scanned, *, full: bool) -> bool:
+        """Keep how far this pass came; False if that is more than can be kept in mind.
+
+        That is so while somebody holds the floor; the next pass reads the same chunks again.
+        """
         at_ms = runtime.wall_ms() if full else before.full_ms
 
         def change(now: Scanned | None) -> Scanned:
             now = now or Scanned()
             # Another collector, or an earlier pass that looked at less, may have come further.
             further = now if now.batch_floor > seen.batch_floor else seen
-            return msgspec.structs.replace(further, full_ms=at_ms, shard=now.shard)
+            return msgspec.structs.replace(
+                further, full_ms=at_ms, shard=now.shard, passes=now.passes
+            )
 
+        if len(seen.referenced) > 2 * limits.GC_REFERENCED:
+            return False
         if (seen.batch_floor, seen.chunk) != (before.batch_floor, before.chunk) or full:
             await self._register.update(change)
+        return True
 
 
 def _ulid_at(time_ms: int) -> str:

@@ -7,7 +7,7 @@ closed. Nothing is ever listed.
 from __future__ import annotations
 
 import contextlib
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.native.chunk import Chunk
@@ -77,6 +77,9 @@ class Reading:
                 break
             number, window = number + window, min(READ_AHEAD, window * 2)
         self._idle = 0 if found else self._idle + 1
+        ends = (sequence, sequence + len(found) - 1)
+        if found and (found[0].sequence, found[-1].sequence) != ends:
+            await self._raise_hole(sequence)
         found = found[:limit]
         after = found[-1].sequence + 1 if found else sequence
         self._next = (after, self._chunk_from(after, number))
@@ -129,15 +132,9 @@ class Reading:
     async def _check_end(self, number: int, run: list[Held], sequence: int) -> None:
         """The end was reached; now and then see that it is one, and no queue that went back."""
         if run:
-            last = run[-1].chunk
-            if last.next_sequence >= sequence:
-                return
-            if await self._chunks.is_dead(last.number):
-                raise Trimmed(f"chunk {last.number} is not kept any more", floor=sequence)
-            raise RolledBack(
-                f"{self._chunks.prefix} ends before batch {sequence - 1}, which was read: the "
-                "queue went back"
-            )
+            if run[-1].chunk.next_sequence < sequence:
+                await self._raise_hole(sequence)
+            return
         if number in self._recent:
             await self._chunks.require(number)
         if self._idle % FLOOR_POLLS == FLOOR_POLLS - 1:
@@ -146,6 +143,15 @@ class Reading:
                 raise Trimmed(f"chunk {number} is not kept any more", floor=queue.floor_sequence)
         if number > 0 and self._idle % LAST_POLLS == LAST_POLLS - 1:
             await self._chunks.require(number - 1)
+
+    async def _raise_hole(self, sequence: int) -> NoReturn:
+        """What was read does not go on where it should: it is dead, or the queue is damaged."""
+        if await self._chunks.is_dead(self.lowest_chunk):
+            raise Trimmed(f"chunk {self.lowest_chunk} is not kept any more", floor=sequence)
+        raise RolledBack(
+            f"{self._chunks.prefix} does not go on with batch {sequence}, which was there: the "
+            "queue went back"
+        )
 
     def _chunk_from(self, sequence: int, number: int) -> int:
         """The chunk to ask for when reading on from `sequence`."""

@@ -17,7 +17,8 @@ import msgspec
 
 from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
 from headwater.core import limits
-from headwater.core.errors import Refused
+from headwater.core.errors import NotFound, Refused, RolledBack
+from headwater.store import Register, Store
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -91,6 +92,23 @@ class Scanned(msgspec.Struct, frozen=True):
     """When it last looked at everything."""
     shard: str = ""
     """The last shard of producers it looked at."""
+    passes: int = 0
+    """Counts passes that asked the store for the time."""
+
+
+def consumer_register(store: Store, prefix: str) -> Register[Consumer]:
+    """Where the owner and what is acknowledged stand."""
+    return Register(store, f"{prefix}/consumer.json", Consumer)
+
+
+async def read_consumer(register: Register[Consumer]) -> Consumer:
+    """The consumer's record, which stands from the queue's creation on."""
+    try:
+        return (await register.read()).value
+    except NotFound as error:
+        raise RolledBack(
+            f"{register.key} is gone: what was acknowledged is not known. Restore it from a backup."
+        ) from error
 
 
 def shard_name(producer: str) -> str:

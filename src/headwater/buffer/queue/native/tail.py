@@ -19,7 +19,6 @@ has waited finds more to append, and groups grow. A writer that is alone never w
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -33,9 +32,9 @@ from headwater.core.errors import (
     Bug,
     Conflict,
     Contended,
-    HeadwaterError,
     OutcomeUnknown,
     Refused,
+    RolledBack,
     Unavailable,
 )
 
@@ -63,6 +62,8 @@ class Tail:
         self.turns = Turns(producer)
         self._held: Held | None = None
         self._company_s: float | None = None
+        self.changed_s = runtime.monotonic_s()
+        """When the last chunk was written, at the latest."""
 
     @property
     def chunk(self) -> Chunk:
@@ -88,15 +89,31 @@ class Tail:
         if self._held is not None and not self.chunk.closed and known >= self.chunks.known_floor:
             held = await self.chunks.get(known)
             if held is not None and not held.chunk.closed:
-                self.adopt(held)
+                await self.go_on(held)
                 return held.chunk
-        self.adopt(await self.chunks.last(max(known, self.chunks.known_floor)))
+        await self.go_on(await self.chunks.last(max(known, self.chunks.known_floor)))
         return self.chunk
+
+    async def go_on(self, held: Held) -> None:
+        """Go on from what was found, if that is not behind what was there before."""
+        before = 0 if self._held is None else self.chunk.next_sequence
+        behind = held.chunk.next_sequence < before
+        # Below the floor stands what a stalled writer left, with batches that are in no queue;
+        # anywhere else the queue went back.
+        numbers = (held.chunk.number, self.chunk.number) if behind else ()
+        if behind and not any([await self.is_dead(number) for number in numbers]):
+            raise RolledBack(
+                f"{self.chunks.prefix} had {before} batches and has {held.chunk.next_sequence}: "
+                "it went back"
+            )
+        self.adopt(held)
 
     def adopt(self, held: Held) -> None:
         """Go on from this chunk."""
-        if self._held is not None and held.version != self._held.version:
-            self._company_s = runtime.monotonic_s()
+        if self._held is None or held.version != self._held.version:
+            self.changed_s = runtime.monotonic_s()
+            if self._held is not None:
+                self._company_s = self.changed_s
         self.turns.see(held.chunk)
         self._held = held
 
@@ -122,9 +139,8 @@ class Tail:
             await self._adopt_current(chunk.number, conflict)
             raise Lost from None
         if await self.is_dead(chunk.number):
-            await self._discard(chunk.number)
-            raise Dead
-        self._held = Held(chunk, version)
+            raise Dead  # and left to the collector, who knows for how long it has been
+        self._held, self.changed_s = Held(chunk, version), runtime.monotonic_s()
         self.turns.see(chunk)
         self.turns.took(runtime.monotonic_s() - started_s)
 
@@ -141,14 +157,9 @@ class Tail:
     async def _adopt_current(self, number: int, conflict: Conflict) -> None:
         """Take what is there instead; look for the end if nothing is."""
         if conflict.current is not None:
-            self.adopt(self.chunks.held(number, conflict.current))
+            await self.go_on(self.chunks.held(number, conflict.current))
         else:
-            self.adopt(await self.chunks.last(number))
-
-    async def _discard(self, number: int) -> None:
-        """Remove what was created below the floor; the collector would, too."""
-        with contextlib.suppress(HeadwaterError):
-            await self.chunks.store.delete(self.chunks.key(number))
+            await self.go_on(await self.chunks.last(number))
 
 
 async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget) -> Chunk:

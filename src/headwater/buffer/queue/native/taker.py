@@ -12,15 +12,14 @@ import msgspec
 from headwater.buffer.queue.contract import Counters, Descriptor, Taker
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.reading import Position, Reading
-from headwater.buffer.queue.native.records import Consumer
+from headwater.buffer.queue.native.records import (
+    Consumer,
+    consumer_register,
+    read_consumer,
+)
 from headwater.core import runtime
-from headwater.core.errors import Bug, Fenced, NotFound, Refused, RolledBack, Trimmed
-from headwater.store import Register, Store
-
-
-def consumer_register(store: Store, prefix: str) -> Register[Consumer]:
-    """Where the owner and what is acknowledged stand."""
-    return Register(store, f"{prefix}/consumer.json", Consumer)
+from headwater.core.errors import Bug, Fenced, Refused, RolledBack, Trimmed
+from headwater.store import Store
 
 
 class NativeTaker(Taker):
@@ -43,7 +42,8 @@ class NativeTaker(Taker):
         position = await self._resume_at(last_acked_sequence)
 
         def change(now: Consumer | None) -> Consumer:
-            now = now or Consumer()
+            if now is None:
+                raise RolledBack(f"{self._register.key} is gone while the consumer is opened")
             if now.group and now.group != group and not take_over:
                 raise Refused(
                     f"the group {now.group!r} owns the consumer of {self._prefix}. Follow it, or "
@@ -95,10 +95,7 @@ class NativeTaker(Taker):
         self._acked = (await self._register.update(change)).value
 
     async def check_fence(self) -> None:
-        try:
-            self._owned((await self._register.read()).value)
-        except NotFound:
-            self._owned(None)
+        self._owned(await read_consumer(self._register))
 
     @property
     def pending(self) -> int:
@@ -118,11 +115,17 @@ class NativeTaker(Taker):
 
     async def _resume_at(self, last_acked: int | None) -> Position | None:
         """Where the last acknowledged batch ends; refuses a queue that is behind its consumer."""
+        while True:
+            try:
+                return await self._find_position(last_acked)
+            except Trimmed as trimmed:
+                # Unless what follows it is gone: it was acknowledged and deleted meanwhile.
+                if last_acked is None or last_acked + 1 < trimmed.floor:
+                    raise
+
+    async def _find_position(self, last_acked: int | None) -> Position | None:
         queue = await self._chunks.floors()
-        try:
-            known = (await self._register.read()).value
-        except NotFound:
-            known = Consumer()
+        known = await read_consumer(self._register)
         if known.sequence < queue.floor_sequence:
             raise RolledBack(
                 f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "

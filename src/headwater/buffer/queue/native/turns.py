@@ -11,6 +11,8 @@ from headwater.buffer.queue.native.chunk import Chunk
 from headwater.core import runtime
 
 SLOT_LEAST_S: Final = 0.0005
+# A write that took longer says nothing of the store: the machine stood still, or a retry waited.
+SLOT_MOST_S: Final = 1.0
 # Who appended nothing among the last so many batches is not waited for.
 RECENT_SEQUENCES: Final = 512
 # The time of one turn, in units of one write.
@@ -40,7 +42,8 @@ class Turns:
 
     def took(self, seconds: float) -> None:
         """An append of one's own landed, and its write took so long."""
-        self._slot_s += (max(SLOT_LEAST_S, seconds) - self._slot_s) / 4
+        slot_s = min(SLOT_MOST_S, max(SLOT_LEAST_S, seconds))
+        self._slot_s += (slot_s - self._slot_s) / 4
         self._appended_s = runtime.monotonic_s()
 
     def wait_s(self, lost: int) -> float:

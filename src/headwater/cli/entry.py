@@ -1,0 +1,35 @@
+"""The first moments of the `headwater` command, in which it loads its parts.
+
+What is imported up here is loaded before anybody listens for Ctrl-C: next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Final
+
+_EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+def main() -> None:
+    """The `headwater` command."""
+    # Whoever started it in the background may have told it to ignore Ctrl-C.
+    listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if listens:
+        signal.signal(signal.SIGINT, _leave)
+    from headwater.cli.app import run_app
+
+    try:
+        if listens:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run_app()
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_INTERRUPTED)
+
+
+def _leave(_: int, __: FrameType | None) -> None:
+    """Nothing was done yet, so nothing is left to tidy up; an import cannot be asked to stop."""
+    os._exit(_EXIT_INTERRUPTED)

@@ -1,0 +1,342 @@
+"""The collector deletes what nobody can need: first the floor, then what lies below it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headwater.buffer.queue import BelowFloor, Retention
+from headwater.buffer.queue.native.appender import NativeAppender
+from headwater.core import limits, runtime
+from headwater.core.errors import Denied, HeadwaterError, Unavailable
+from headwater.store import MemoryBackend
+from tests.buffer.native.given import (
+    AT_MS,
+    NOTHING_KEPT,
+    PREFIX,
+    Cloud,
+    Queue,
+    batch,
+    ulid_at,
+)
+from tests.buffer.native.watched import acknowledge_everything, client
+from tests.store.scripted import after, fails, virtual
+
+HOUR_MS = 3_600_000
+FOREVER = Retention(None, grace_ms=0)
+shapes = pytest.mark.parametrize("shape", [MemoryBackend, Cloud])
+
+
+async def produce(queue: Queue, appender: NativeAppender, count: int) -> list[str]:
+    """Batches in objects of their own, one chunk each; their ids."""
+    ids = []
+    for _ in range(count):
+        new = await queue.upload(appender, appender._landed + 1)
+        await appender.append([new])
+        await queue.close_last(appender)
+        ids.append(new.batch_id)
+    return ids
+
+
+async def a_queue(
+    count: int, *, acked: int = 0, shape: type[MemoryBackend] = MemoryBackend
+) -> tuple[Queue, list[str]]:
+    """A queue with so many batches, of which the first are acknowledged."""
+    queue = await Queue(shape(versions_by_content=True)).create()
+    ids = await produce(queue, await queue.opened(), count)
+    if acked:
+        await (await queue.taken()).dequeue(acked - 1)
+    await runtime.sleep(1.0)
+    return queue, ids
+
+
+async def uploads(queue: Queue) -> list[str]:
+    """The names below batches/."""
+    folder = f"{PREFIX}/batches"
+    return [meta.key.removeprefix(f"{folder}/") async for meta in queue.store.list(folder)]
+
+
+async def chunk_numbers(queue: Queue) -> list[int]:
+    """The chunks there are."""
+    found = [
+        queue.chunks.number_of(meta.key) async for meta in queue.store.list(f"{PREFIX}/chunks")
+    ]
+    return [number for number in found if number is not None]
+
+
+@shapes
+@virtual
+async def test_what_is_acknowledged_and_past_the_retention_goes(shape: type[MemoryBackend]) -> None:
+    queue, ids = await a_queue(6, acked=4, shape=shape)
+    report = await queue.collector().collect(NOTHING_KEPT, full=True)
+    assert (report.batches_expired, report.bytes_expired, report.chunks_expired) == (4, 40, 5)
+    assert (report.floor_sequence, report.floor_lsn) == (4, 5)
+    assert (report.kept_pending, report.kept_retained, report.failed) == (2, 0, 0)
+    assert await uploads(queue) == ids[4:]
+    assert await chunk_numbers(queue) == [5, 6]
+
+
+@virtual
+async def test_nothing_goes_that_nobody_acknowledged() -> None:
+    queue, ids = await a_queue(5)
+    report = await queue.collector().collect(Retention(0, 0, grace_ms=0), full=True)
+    assert (report.batches_expired, report.kept_pending) == (0, 5)
+    assert await uploads(queue) == ids
+    assert len(await queue.entries()) == 5
+
+
+@virtual
+async def test_a_chunk_goes_whole_or_not_at_all() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    await appender.append([batch(n) for n in range(1, 6)])
+    await (await queue.taken()).dequeue(3)
+    report = await queue.collector().collect(NOTHING_KEPT, full=True)
+    assert (report.floor_sequence, report.kept_retained, report.kept_pending) == (0, 4, 1)
+    assert len(await queue.entries()) == 5
+
+
+@virtual
+async def test_what_is_acknowledged_stays_for_the_retention() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    for sequence, hours in enumerate((10, 5, 1), start=1):
+        await appender.append([batch(sequence, min_ms=runtime.wall_ms() - hours * HOUR_MS)])
+        await queue.close_last(appender)
+    await acknowledge_everything(queue)
+    for hours, floor in ((11, 0), (6, 1), (2, 2)):
+        report = await queue.collector().collect(Retention(hours * HOUR_MS))
+        assert report.floor_sequence == floor
+    assert (await queue.collector().collect(Retention(None))).floor_sequence == 2
+    await runtime.sleep(3600)
+    assert (await queue.collector().collect(Retention(2 * HOUR_MS))).floor_sequence == 3
+
+
+@virtual
+async def test_the_newest_bytes_are_kept() -> None:
+    queue, _ = await a_queue(10, acked=10)
+    assert (await queue.collector().collect(Retention(None, 1000))).floor_sequence == 0
+    assert (await queue.collector().collect(Retention(None, 30))).floor_sequence == 7
+    assert (await queue.collector().collect(Retention(HOUR_MS * 10**5, 30))).floor_sequence == 7
+
+
+@virtual
+async def test_a_pass_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GC_CHUNKS", 20)
+    monkeypatch.setattr(limits, "GC_PARALLEL", 4)
+    queue, _ = await a_queue(50, acked=50)
+    floors = [(await queue.collector().collect(NOTHING_KEPT)).floor_sequence for _ in range(4)]
+    assert floors[0] < 30
+    assert floors[-1] == 50
+
+
+@virtual
+async def test_marks_then_the_floor_then_batches_and_later_the_chunks() -> None:
+    queue, _ = await a_queue(6, acked=4)
+    backend, store = client(queue)
+    await queue.collector(store=store).collect(NOTHING_KEPT, full=True)
+    steps = [
+        (name, key.removeprefix(f"{PREFIX}/").split("/")[0], at_s)
+        for (name, key), at_s in zip(backend.calls, backend.at_s, strict=True)
+        if name not in ("get", "head", "list")
+    ]
+    order = [(name, part) for name, part, _ in steps]
+    folded = order.index(("put_if_unchanged", "producers"))
+    raised = order.index(("put_if_unchanged", "queue.json"))
+    batch_gone = order.index(("delete", "batches"))
+    chunk_gone = order.index(("delete", "chunks"))
+    assert folded < raised < batch_gone < chunk_gone
+    assert steps[chunk_gone][2] - steps[raised][2] >= limits.FLOOR_SETTLE_S
+
+
+@virtual
+async def test_chunks_are_left_to_a_later_pass_until_the_floor_has_settled() -> None:
+    queue, _ = await a_queue(3, acked=3)
+    collector = queue.collector()
+    started_s = runtime.monotonic_s()
+    report = await collector.collect(NOTHING_KEPT)
+    assert (report.batches_expired, report.chunks_expired) == (3, 0)
+    await runtime.sleep(limits.FLOOR_LEASE_S + 1)
+    assert (await queue.collector().collect(NOTHING_KEPT)).chunks_expired == 0
+    assert runtime.monotonic_s() - started_s < limits.FLOOR_SETTLE_S
+    await runtime.sleep(limits.FLOOR_SETTLE_S + 2)
+    assert (await queue.collector().collect(NOTHING_KEPT)).chunks_expired == 4
+    assert await chunk_numbers(queue) == [4]
+
+
+@virtual
+async def test_while_a_mark_cannot_be_folded_the_floor_stays() -> None:
+    queue, ids = await a_queue(3, acked=3)
+    backend, store = client(queue)
+    backend.on("put_if_unchanged", "producers/", fails(Denied("403 AccessDenied")))
+    with pytest.raises(HeadwaterError):
+        await queue.collector(store=store).collect(NOTHING_KEPT)
+    assert (await queue.chunks.floors()).chunk_floor == 0
+    assert await uploads(queue) == ids
+
+
+@virtual
+async def test_a_delete_that_fails_is_counted_and_met_again() -> None:
+    queue, _ = await a_queue(4, acked=4)
+    backend, store = client(queue)
+    backend.on("delete", "batches/", fails(Unavailable("503")))
+    report = await queue.collector(store=store).collect(Retention(0, grace_ms=HOUR_MS))
+    assert (report.failed, report.batches_expired) == (1, 3)
+    assert len(await uploads(queue)) == 1
+    await queue.collector().collect(NOTHING_KEPT, full=True)
+    assert await uploads(queue) == []
+
+
+@virtual
+async def test_an_upload_that_nobody_appended_goes_after_its_grace() -> None:
+    queue, ids = await a_queue(2)
+    appender = await queue.opened("q")
+    orphan = await queue.upload(appender, 1)
+    retention = Retention(None, grace_ms=HOUR_MS)
+    assert (await queue.collector().collect(retention, full=True)).batches_orphaned == 0
+    await runtime.sleep(3601)
+    young = await queue.upload(appender, 1)
+    report = await queue.collector().collect(retention, full=True)
+    assert (report.batches_orphaned, report.bytes_orphaned) == (1, 26)
+    assert orphan.batch_id <= report.batch_floor < young.batch_id
+    assert await uploads(queue) == [*ids, young.batch_id]
+
+
+@virtual
+async def test_an_upload_that_somebody_holds_stays() -> None:
+    queue, ids = await a_queue(1)
+    appender = await queue.opened("q")
+    below, held, above = [(await queue.upload(appender, 1)).batch_id for _ in range(3)]
+    await runtime.sleep(1.0)
+    holding = Retention(None, grace_ms=0, hold_below=held)
+    report = await queue.collector().collect(holding, full=True)
+    assert (report.batches_orphaned, report.batch_floor) == (1, below)
+    assert await uploads(queue) == [*ids, held, above]
+    assert (await queue.collector().collect(FOREVER, full=True)).batches_orphaned == 2
+
+
+@pytest.mark.parametrize("moment", ["queue.json", "chunks/"])
+@virtual
+async def test_an_upload_appended_while_the_floor_is_raised_stays(moment: str) -> None:
+    queue, _ = await a_queue(1)
+    appender = await queue.opened("q")
+    await appender.append([batch(1)])
+    doomed, appended = await queue.upload(appender, 2), await queue.upload(appender, 2)
+    await runtime.sleep(1.0)
+    backend, store = client(queue)
+    # The collector has seen that nobody appended it; the queue does not yet tell the floor.
+    backend.on("put_if_unchanged", moment, after(lambda: appender.append([appended])))
+    report = await queue.collector(store=store).collect(FOREVER, full=True)
+    assert report.batches_orphaned == 1
+    assert appended.batch_id in await uploads(queue)
+    assert doomed.batch_id not in await uploads(queue)
+    assert (await queue.looker().after(None, 10))[-1].batch_id == appended.batch_id
+
+
+@virtual
+async def test_whoever_appends_behind_the_marker_is_refused_before_anything_is_deleted() -> None:
+    queue, _ = await a_queue(1)
+    appender = await queue.opened("q")
+    await appender.append([batch(1)])
+    late = await queue.upload(appender, 2)
+    await runtime.sleep(1.0)
+    backend, store = client(queue)
+    refused: list[str] = []
+
+    async def appends() -> None:
+        with pytest.raises(BelowFloor) as error:
+            await appender.append([late])
+        refused.append(error.value.floor)
+
+    backend.on("delete", "batches/", after(appends))
+    await queue.collector(store=store).collect(FOREVER, full=True)
+    assert refused == [late.batch_id]
+
+
+@virtual
+async def test_an_upload_that_arrives_below_the_floor_is_found_by_a_full_pass() -> None:
+    queue, ids = await a_queue(2)
+    appender = await queue.opened("q")
+    await queue.upload(appender, 1)
+    await runtime.sleep(1.0)
+    collector = queue.collector()
+    await collector.collect(FOREVER, full=True)
+    late = await queue.upload(appender, 1, batch_id=ulid_at(AT_MS - HOUR_MS))
+    assert (await collector.collect(FOREVER)).batches_orphaned == 0
+    assert late.batch_id in await uploads(queue)
+    assert (await collector.collect(FOREVER, full=True)).batches_orphaned == 1
+    assert await uploads(queue) == ids
+    # Once a day every pass is a full one.
+    late = await queue.upload(appender, 1, batch_id=ulid_at(AT_MS - HOUR_MS))
+    await runtime.sleep(limits.GC_FULL_EVERY_MS / 1000 + 1)
+    assert (await queue.collector().collect(FOREVER)).batches_orphaned == 1
+
+
+@virtual
+async def test_what_was_looked_at_is_not_listed_again() -> None:
+    queue, ids = await a_queue(30)
+    await queue.collector().collect(FOREVER, full=True)
+    backend, store = client(queue)
+    await queue.collector(store=store).collect(FOREVER)
+    listed = [key for name, key in backend.calls if name == "list" and "/batches" in key]
+    assert listed
+    assert all(key >= f"{PREFIX}/batches/{ids[-1]}" for key in listed)
+    read = [key for name, key in backend.calls if name == "get" and "/chunks/" in key]
+    assert len(read) <= 2 * limits.GC_PARALLEL + 2
+
+
+@virtual
+async def test_uploads_are_listed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GC_LISTED", 5)
+    queue, ids = await a_queue(7)
+    appender = await queue.opened("q")
+    for _ in range(23):
+        await queue.upload(appender, 1)
+    await runtime.sleep(1.0)
+    orphaned = 0
+    for _ in range(8):
+        orphaned += (await queue.collector().collect(FOREVER)).batches_orphaned
+    assert orphaned == 23
+    assert await uploads(queue) == ids
+
+
+@virtual
+async def test_what_is_not_ours_is_left_alone() -> None:
+    queue, _ = await a_queue(2, acked=2)
+    foreign = [
+        f"{PREFIX}/batches/README.txt",
+        f"{PREFIX}/batches/{ulid_at(AT_MS).lower()}",
+        f"{PREFIX}/batches/{ulid_at(AT_MS)}.bak",
+        f"{PREFIX}/batches/sub/{ulid_at(AT_MS)}",
+        f"{PREFIX}/chunks/0",
+        f"{PREFIX}/chunks/notes/{0:020d}",
+        f"{PREFIX}2/batches/{ulid_at(AT_MS)}",
+        f"{PREFIX}2/chunks/{0:020d}",
+    ]
+    for key in foreign:
+        await queue.store.put(key, b"somebody's")
+    report = await queue.collector().collect(NOTHING_KEPT, full=True)
+    assert (report.batches_expired, report.batches_orphaned) == (2, 0)
+    left = [meta.key async for meta in queue.store.list()]
+    assert set(foreign) <= set(left)
+
+
+@shapes
+@virtual
+async def test_collectors_that_run_at_once_do_it_once(shape: type[MemoryBackend]) -> None:
+    queue, ids = await a_queue(12, acked=8, shape=shape)
+    appender = await queue.opened("q")
+    for _ in range(5):
+        await queue.upload(appender, 1)
+    await runtime.sleep(1.0)
+    clients = [client(queue, latency_s=0.01 * (1 + number)) for number in range(4)]
+    reports = await asyncio.gather(
+        *(queue.collector(store=store).collect(NOTHING_KEPT, full=True) for _, store in clients)
+    )
+    assert {report.floor_sequence for report in reports} == {8}
+    assert sum(report.batches_expired for report in reports) == 8
+    assert await uploads(queue) == ids[8:]
+    assert (await chunk_numbers(queue))[0] == (await queue.chunks.floors()).chunk_floor
+    assert [sequence for _, sequence in await queue.entries()] == [9, 10, 11, 12]
+    assert (await queue.appender().open()).producer_sequence == 12

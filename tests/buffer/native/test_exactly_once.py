@@ -1,0 +1,309 @@
+"""An append lands once, whatever became of its requests, and costs what is promised."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from headwater.buffer.queue import Placed, Retention
+from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import Bug, Contended, LimitExceeded, OutcomeUnknown, Unavailable
+from headwater.store import PreconditionFailed
+from headwater.testing import SimRuntime
+from tests.buffer.native.given import PREFIX, Queue, batch
+from tests.buffer.native.watched import client, consume_and_collect, insist
+from tests.store.scripted import (
+    LOST,
+    Apply,
+    Step,
+    after,
+    fails,
+    lands_then,
+    lands_then_after,
+    virtual,
+)
+
+DOWN = Unavailable("500 InternalError")
+REFUSED = PreconditionFailed("412 PreconditionFailed")
+LOSSES = [lands_then(LOST), lands_then(REFUSED), lands_then(DOWN)]
+WRITES = ["put_if_absent", "put_if_unchanged"]
+
+
+@virtual
+async def test_an_append_is_an_upload_and_one_write_or_one_write_alone() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    await appender.append([batch(1)])
+    backend.operations()
+    await appender.append([await queue.upload(appender, 2)])
+    assert backend.operations() == ["put", "put_if_unchanged"]
+    await appender.append([batch(3)])
+    assert backend.operations() == ["put_if_unchanged"]
+    await appender.append([batch(4), batch(5), batch(6)])
+    assert backend.operations() == ["put_if_unchanged"]
+    await queue.close_last(appender)
+    backend.operations()
+    await appender.append([batch(7)])
+    assert backend.operations() == ["put_if_absent"]
+
+
+@virtual
+async def test_the_floor_is_looked_at_once_in_its_lease() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    backend.requests()
+    for sequence in range(1, 181):
+        await appender.append([batch(sequence)])
+        await runtime.sleep(1.0)
+    looked = [
+        at_s
+        for (_, key), at_s in zip(backend.calls, backend.at_s, strict=True)
+        if key == f"{PREFIX}/queue.json"
+    ]
+    gaps = [later - earlier for earlier, later in pairwise(looked)]
+    assert len(looked) == 180 // limits.FLOOR_LEASE_S - 1
+    assert all(limits.FLOOR_LEASE_S <= gap < limits.FLOOR_LEASE_S + 1.5 for gap in gaps)
+
+
+@pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
+@virtual
+async def test_a_clock_that_jumped_ends_the_lease(jump_ms: int) -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    await appender.append([batch(1)])
+    backend.operations()
+    mine = runtime.current()
+    assert isinstance(mine, SimRuntime)
+    mine.jump(jump_ms)  # the machine was suspended, and its monotonic clock stood still meanwhile
+    await appender.append([batch(2)])
+    assert backend.requests() == [
+        ("put_if_unchanged", f"chunks/{1:020d}"),
+        ("get", "q1/queue.json"),
+    ]
+
+
+@virtual
+async def test_a_group_is_cut_at_the_entries_and_at_the_bytes_of_a_chunk() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    await appender.append([batch(n) for n in range(1, 601)])
+    sizes = [len((await queue.chunk(number)).entries) for number in (1, 2, 3)]
+    assert sizes == [limits.CHUNK_MAX_ENTRIES, limits.CHUNK_MAX_ENTRIES, 88]
+    assert [(await queue.chunk(number)).closed for number in (1, 2, 3)] == [True, True, False]
+    await queue.close_last(appender)
+    large = bytes(limits.INLINE_MAX_BYTES)
+    await appender.append([batch(n, inline=large) for n in range(601, 621)])
+    last = (await queue.chunks.last()).chunk.number
+    for number in range(4, last + 1):
+        chunk = await queue.chunk(number)
+        # What takes it past its size is the last that it takes.
+        assert chunk.stored_bytes - chunk.entries[-1].stored_bytes < limits.CHUNK_FULL_BYTES
+        assert chunk.closed or number == last
+    assert last <= 4 + 20 * len(large) // limits.CHUNK_FULL_BYTES
+    assert await queue.entries() == [("p", n) for n in range(1, 621)]
+
+
+@virtual
+async def test_nothing_is_added_to_a_chunk_that_one_large_batch_has_filled() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    large = bytes(2 * limits.CHUNK_FULL_BYTES)
+    for sequence in range(1, 4):
+        await appender.append([batch(sequence, inline=large)])
+        assert len((await queue.chunk(sequence)).entries) == 1
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("operation", WRITES)
+@virtual
+async def test_a_lost_answer_is_settled_by_looking(operation: str, loss: Step) -> None:
+    queue = await Queue().create()
+    backend, store = client(queue, policy=RetryPolicy())
+    appender = await queue.opened(store=store)
+    if operation == "put_if_unchanged":
+        await appender.append([batch(1)])
+    backend.on(operation, "chunks/", loss)
+    first = appender._landed + 1
+    assert await appender.append([batch(first)]) == [Placed(first - 1, first)]
+    assert await queue.entries() == [("p", n) for n in range(1, first + 1)]
+
+
+@pytest.mark.parametrize("operation", WRITES)
+@virtual
+async def test_what_is_given_again_after_an_unknown_outcome_lands_once(operation: str) -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    if operation == "put_if_unchanged":
+        await appender.append([batch(1)])
+    first = appender._landed + 1
+    group = [batch(first), batch(first + 1)]
+    backend.on(operation, "chunks/", lands_then(LOST))
+    with pytest.raises(OutcomeUnknown):
+        await appender.append(group)
+    more = [*group, batch(first + 2)]
+    assert [place.sequence for place in await appender.append(more)] == [
+        first - 1,
+        first,
+        first + 1,
+    ]
+    assert await queue.entries() == [("p", n) for n in range(1, first + 3)]
+
+
+@pytest.mark.parametrize("operation", WRITES)
+@virtual
+async def test_a_lost_answer_that_others_built_on_is_still_recognised(operation: str) -> None:
+    queue = await Queue().create()
+    backend, store = client(queue, policy=RetryPolicy())
+    appender, other = await queue.opened(store=store), await queue.opened("other")
+    if operation == "put_if_unchanged":
+        await appender.append([batch(1)])
+    first = appender._landed + 1
+    backend.on(operation, "chunks/", lands_then_after(lambda: other.append([batch(1)]), LOST))
+    assert await insist(appender.append, [batch(first)]) == [Placed(first - 1, first)]
+    mine = [one for one in await queue.entries() if one[0] == "p"]
+    assert mine == [("p", n) for n in range(1, first + 1)]
+
+
+@pytest.mark.parametrize("operation", WRITES)
+@virtual
+async def test_a_write_that_lands_after_its_append_was_given_up_lands_once(operation: str) -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    if operation == "put_if_unchanged":
+        await appender.append([batch(1)])
+    first = appender._landed + 1
+    late: list[Apply] = []
+
+    async def holds_back(apply: Apply) -> None:
+        late.append(apply)
+        raise LOST
+
+    backend.on(operation, "chunks/", holds_back)
+    with pytest.raises(OutcomeUnknown):
+        await appender.append([batch(first)])
+    backend.on(operation, "chunks/", after(lambda: late[0]()))
+    assert await insist(appender.append, [batch(first)]) == [Placed(first - 1, first)]
+    assert await queue.entries() == [("p", n) for n in range(1, first + 1)]
+
+
+@pytest.mark.parametrize("lands", [True, False])
+@virtual
+async def test_a_cancelled_append_is_settled_by_the_next_one(lands: bool) -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    await appender.append([batch(1)])
+
+    async def stands_still(apply: Apply) -> None:
+        if lands:
+            await apply()
+        await asyncio.Event().wait()
+
+    backend.on("put_if_unchanged", "chunks/", stands_still)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            await appender.append([batch(2)])
+    assert await appender.append([batch(2), batch(3)]) == [Placed(1, 2), Placed(2, 3)]
+    assert await queue.entries() == [("p", 1), ("p", 2), ("p", 3)]
+
+
+@virtual
+async def test_a_create_that_stalled_until_its_number_was_dead_lands_at_the_end() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender, other = await queue.opened(store=store), await queue.opened("other")
+    await other.append([batch(1)])
+    await queue.close_last(other)
+    await appender.append([])
+    await appender._tail.find()
+
+    async def meanwhile() -> None:
+        await other.append([batch(2)])
+        await consume_and_collect(queue)
+
+    backend.on("put_if_absent", f"chunks/{2:020d}", after(meanwhile))
+    assert await insist(appender.append, [batch(1)]) == [Placed(2, 3)]
+    assert await queue.entries() == [("p", 1)]
+    assert (await queue.store.get(queue.chunks.key(2))).data  # dead, and left to the collector
+    await queue.collector().collect(Retention(None), full=True)
+    assert await queue.chunks.get(2) is None
+    assert await queue.entries() == [("p", 1)]
+
+
+@virtual
+async def test_a_create_that_landed_was_deleted_and_came_back_is_told_by_the_mark() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    await appender.append([batch(1)])
+    await queue.close_last(appender)
+
+    async def lands_goes_and_comes_back(apply: Apply) -> None:
+        await apply()
+        await consume_and_collect(queue)
+        await apply()  # a copy that the network kept
+        raise LOST
+
+    backend.on("put_if_absent", f"chunks/{2:020d}", lands_goes_and_comes_back)
+    group = [batch(2, rows=5), batch(3, rows=7)]
+    assert await insist(appender.append, group) == [Placed(1, 2), Placed(2, 7)]
+    assert await queue.entries() == []
+    assert await appender.append([batch(4)]) == [Placed(3, 14)]
+
+
+@virtual
+async def test_a_write_whose_floor_cannot_be_read_has_an_unknown_outcome() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    await appender.append([batch(1)])
+    await runtime.sleep(limits.FLOOR_LEASE_S)
+    backend.on("get", "queue.json", fails(DOWN))
+    with pytest.raises(OutcomeUnknown, match="the floor that would tell"):
+        await appender.append([batch(2)])
+    assert await appender.append([batch(2)]) == [Placed(1, 2)]
+    assert await queue.entries() == [("p", 1), ("p", 2)]
+
+
+@virtual
+async def test_whoever_always_loses_is_told_that_nothing_landed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "APPEND_ATTEMPTS", 3)
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender, other = await queue.opened(store=store), await queue.opened("other")
+    await other.append([batch(1)])
+    sequences = iter(range(2, 100))
+    for _ in range(10):
+        for operation in WRITES:
+            backend.on(operation, "chunks/", after(lambda: other.append([batch(next(sequences))])))
+    with pytest.raises(Contended, match="others won 3 times"):
+        await appender.append([batch(1)])
+    assert {producer for producer, _ in await queue.entries()} == {"other"}
+
+
+@virtual
+async def test_a_callers_mistakes_are_refused_before_anything_is_written() -> None:
+    queue = await Queue().create()
+    with pytest.raises(Bug, match="before open"):
+        await queue.appender().append([batch(1)])
+    appender = await queue.opened()
+    for wrong in (2, 0):
+        with pytest.raises(Bug):
+            await appender.append([batch(wrong)])
+    with pytest.raises(LimitExceeded, match="METADATA_MAX_BYTES"):
+        await appender.append([batch(1, metadata=bytes(limits.METADATA_MAX_BYTES + 1))])
+    await appender.append([batch(1)])
+    await appender.append([batch(2)])
+    with pytest.raises(Bug, match="answered long ago"):
+        await appender.append([batch(1)])
+    assert await queue.entries() == [("p", 1), ("p", 2)]

@@ -1,0 +1,302 @@
+"""A producer id has one life at a time: it resumes exactly, and whoever was before is stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.buffer.queue import BelowFloor, Placed, Resumed, Retention
+from headwater.buffer.queue.native.appender import REFRESH_APPENDS, REFRESH_S
+from headwater.buffer.queue.native.records import check_producer_id, shard_name
+from headwater.core import limits, runtime
+from headwater.core.errors import Fenced, Refused, RolledBack, Unavailable
+from tests.buffer.native.given import NOTHING_KEPT, Queue, batch
+from tests.buffer.native.watched import (
+    acknowledge_everything,
+    client,
+    consume_and_collect,
+)
+from tests.store.scripted import after, fails, virtual
+
+DOWN = Unavailable("500 InternalError")
+EXPIRY_S = limits.PRODUCER_EXPIRY_MS / 1000
+
+
+@virtual
+async def test_a_first_life_begins_at_nothing() -> None:
+    queue = await Queue().create()
+    assert await queue.appender().open() == Resumed(0, None)
+    assert await queue.appender().open() == Resumed(0, None)
+
+
+@pytest.mark.parametrize("collected", [False, True])
+@pytest.mark.parametrize("closed", [False, True])
+@virtual
+async def test_a_successor_resumes_exactly(closed: bool, collected: bool) -> None:
+    queue = await Queue().create()
+    appender, other = await queue.opened(), await queue.opened("other")
+    for sequence in range(1, 6):
+        await appender.append([batch(sequence, metadata=b"offset %d" % sequence)])
+        await other.append([batch(sequence)])
+    if closed:
+        await appender.close()
+    if collected:
+        await consume_and_collect(queue)
+    successor = queue.appender()
+    assert await successor.open() == Resumed(5, b"offset 5", 8)
+    assert await successor.append([batch(6)]) == [Placed(10, 11)]
+
+
+@virtual
+async def test_a_successor_resumes_from_a_chunk_after_the_mark() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    await appender.append([batch(1, metadata=b"one")])
+    await appender.close()
+    appender = await queue.opened()
+    await appender.append([batch(2, metadata=b"two")])
+    await queue.fill(40, "other")
+    assert await queue.appender().open() == Resumed(2, b"two", 1)
+
+
+@virtual
+async def test_the_mark_is_renewed_after_many_appends_or_a_while() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    shard = f"producers/{shard_name('p')}.json"
+    await appender.append([batch(1)])
+    await runtime.sleep(REFRESH_S)
+    backend.requests()
+    await appender.append([batch(2)])
+    await runtime.sleep(1.0)
+    assert ("put_if_unchanged", shard) in backend.requests()
+    await appender.append([batch(n) for n in range(3, 3 + REFRESH_APPENDS)])
+    await runtime.sleep(1.0)
+    assert ("put_if_unchanged", shard) in backend.requests()
+    await appender.append([batch(3 + REFRESH_APPENDS)])
+    await runtime.sleep(1.0)
+    assert ("put_if_unchanged", shard) not in backend.requests()
+
+
+@virtual
+async def test_a_mark_that_cannot_be_renewed_fails_nothing() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
+    await runtime.sleep(REFRESH_S)
+    for _ in range(2):
+        backend.on("get", "producers/", fails(DOWN))
+        backend.on("put_if_unchanged", "producers/", fails(DOWN))
+    await appender.append([batch(1)])
+    await runtime.sleep(1.0)
+    assert await appender.append([batch(2)]) == [Placed(1, 2)]
+    await appender.close()
+    assert (await queue.appender().open()).producer_sequence == 2
+
+
+@virtual
+async def test_a_predecessor_is_fenced_and_lands_nothing() -> None:
+    queue = await Queue().create()
+    predecessor = await queue.opened()
+    await predecessor.append([batch(1)])
+    successor = await queue.opened()
+    with pytest.raises(Fenced, match="another producer opened"):
+        await predecessor.append([batch(2)])
+    assert await successor.append([batch(2)]) == [Placed(1, 2)]
+    with pytest.raises(Fenced):
+        await predecessor.append([batch(2)])
+    assert await queue.entries() == [("p", 1), ("p", 2)]
+
+
+@virtual
+async def test_a_predecessor_in_the_middle_of_a_write_is_fenced() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    predecessor = await queue.opened(store=store)
+    await predecessor.append([batch(1)])
+    successor = queue.appender()
+    backend.on("put_if_unchanged", "chunks/", after(successor.open))
+    with pytest.raises(Fenced):
+        await predecessor.append([batch(2)])
+    assert await queue.entries() == [("p", 1)]
+
+
+@virtual
+async def test_a_write_before_the_opening_counts_and_the_successor_knows_it() -> None:
+    queue = await Queue().create()
+    backend, store = client(queue)
+    predecessor = await queue.opened()
+    await predecessor.append([batch(1)])
+    successor = queue.appender(store=store)
+    # The record names the successor already; its opening is not yet in the queue.
+    late = batch(2, metadata=b"late")
+    backend.on("put_if_unchanged", "chunks/", after(lambda: predecessor.append([late])))
+    assert await successor.open() == Resumed(2, b"late", 1)
+
+
+@virtual
+async def test_a_predecessor_is_fenced_though_the_chunks_have_forgotten_the_opening() -> None:
+    queue = await Queue().create()
+    predecessor, bystander = await queue.opened(), await queue.opened("bystander")
+    await predecessor.append([batch(1)])
+    await bystander.append([batch(1)])
+    await queue.opened()
+    for _ in range(limits.CHUNK_OPENINGS + 2):
+        await queue.opened("other")
+    last = (await queue.chunks.last()).chunk
+    assert all(one.producer == "other" for one in last.recent_openings)
+    with pytest.raises(Fenced):
+        await predecessor.append([batch(2)])
+    # Others opened as often, and only the one whose id it was is stopped.
+    assert await bystander.append([batch(2)]) == [Placed(2, 3)]
+
+
+@virtual
+async def test_of_two_that_open_at_once_the_one_that_the_record_names_goes_on() -> None:
+    queue = await Queue().create()
+    first = await queue.opened()
+    await first.append([batch(1)])
+    backend, store = client(queue)
+    slow, quick = queue.appender(store=store), queue.appender()
+    backend.on("put_if_unchanged", "chunks/", after(quick.open))
+    with pytest.raises(Fenced):
+        await slow.open()
+    assert await quick.append([batch(2)]) == [Placed(1, 2)]
+
+
+@virtual
+async def test_an_upload_that_the_floor_has_passed_is_refused_until_it_has_another_id() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    await appender.append([batch(1)])
+    old, kept = await queue.upload(appender, 2), batch(3)
+    await runtime.sleep(1.0)
+    await queue.collector().collect(Retention(None, grace_ms=0), full=True)
+    with pytest.raises(BelowFloor) as refused:
+        await appender.append([old, kept])
+    assert refused.value.floor >= old.batch_id
+    assert await queue.entries() == [("p", 1)]
+    again = await queue.upload(appender, 2, batch_id=runtime.new_ulid(above=refused.value.floor))
+    assert await appender.append([again, kept]) == [Placed(1, 2), Placed(2, 3)]
+    found = (await queue.looker().after(0, 1))[0]
+    assert found.batch_id == again.batch_id
+    assert (await queue.store.get(found.location)).data == again.batch_id.encode()
+
+
+@virtual
+async def test_what_rides_in_its_entry_is_never_below_the_floor() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    inline = batch(1)
+    await queue.upload(appender, 1)
+    await runtime.sleep(1.0)
+    await queue.collector().collect(Retention(None, grace_ms=0), full=True)
+    assert inline.batch_id <= (await queue.chunks.floors()).batch_floor
+    assert await appender.append([inline]) == [Placed(0, 1)]
+
+
+async def _silent(queue: Queue) -> None:
+    """Somebody else goes on for longer than a silent producer is remembered."""
+    other = await queue.opened("other")
+    await other.append([batch(1)])
+    await acknowledge_everything(queue)
+    await queue.collector().collect(NOTHING_KEPT)
+    await runtime.sleep(EXPIRY_S + 1000)
+    await other.append([batch(2, min_ms=runtime.wall_ms())])
+    await acknowledge_everything(queue)
+    for sequence in range(3, 6):
+        await queue.collector().collect(NOTHING_KEPT)
+        await other.append([batch(sequence, min_ms=runtime.wall_ms())])
+        await acknowledge_everything(queue)
+
+
+@virtual
+async def test_a_forgotten_producer_is_refused_and_its_id_begins_anew() -> None:
+    queue = await Queue().create()
+    forgotten = await queue.opened()
+    await forgotten.append([batch(1)])
+    assert forgotten._keeping is not None
+    forgotten._keeping.cancel()  # its machine stands still
+    await _silent(queue)
+    shard = await queue.store.get(f"{queue.chunks.prefix}/producers/{shard_name('p')}.json")
+    assert b'"dropped":1' in bytes(shard.data)
+    with pytest.raises(Fenced, match="silent for so long"):
+        await forgotten.append([batch(2)])
+    assert ("p", 2) not in await queue.entries()
+    assert await queue.appender().open() == Resumed(0, None)
+
+
+@virtual
+async def test_an_open_producer_without_anything_to_append_stays_known() -> None:
+    queue = await Queue().create()
+    idle = await queue.opened()
+    await idle.append([batch(1)])
+    await _silent(queue)
+    assert (await idle.append([batch(2)]))[0].sequence == 6
+    assert (await queue.appender().open()).producer_sequence == 2
+
+
+@virtual
+async def test_a_queue_that_went_back_behind_a_producer_is_refused() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    await appender.append([batch(1)])
+    before = await queue.chunk(1)
+    await appender.append([batch(2)])
+    await appender.close()
+    await queue.put_chunks([before])
+    with pytest.raises(RolledBack, match="went back"):
+        await queue.appender().open()
+
+
+@virtual
+async def test_a_running_producer_notices_that_its_queue_went_back() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    await appender.append([batch(1)])
+    before = await queue.chunk(1)
+    await appender.append([batch(2)])
+    await queue.put_chunks([before])
+    with pytest.raises(RolledBack, match="went back"):
+        await appender.append([batch(3)])
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * (limits.PRODUCER_ID_MAX_BYTES + 1)])
+def test_an_id_that_cannot_be_is_refused(wrong: str) -> None:
+    with pytest.raises(Refused, match="producer id"):
+        check_producer_id(wrong)
+
+
+@virtual
+async def test_a_silent_producer_of_which_something_is_kept_is_not_forgotten() -> None:
+    queue = await Queue().create()
+    silent, other = await queue.opened(), await queue.opened("other")
+    await silent.append([batch(1, metadata=b"mine")])
+    assert silent._keeping is not None
+    silent._keeping.cancel()
+    await runtime.sleep(EXPIRY_S + 1000)
+    for sequence in range(1, 5):
+        await other.append([batch(sequence, min_ms=runtime.wall_ms())])
+        await acknowledge_everything(queue)
+        report = await queue.collector().collect(Retention(None))
+        assert report.producers_forgotten == 0
+    assert await queue.appender().open() == Resumed(1, b"mine", 0)
+
+
+@virtual
+async def test_what_is_forgotten_is_reported_once() -> None:
+    queue = await Queue().create()
+    silent = await queue.opened()
+    await silent.append([batch(1)])
+    assert silent._keeping is not None
+    silent._keeping.cancel()
+    await acknowledge_everything(queue)
+    await queue.collector().collect(NOTHING_KEPT)
+    await runtime.sleep(EXPIRY_S + 1000)
+    other, forgotten = await queue.opened("other"), []
+    for sequence in range(1, 6):
+        await other.append([batch(sequence, min_ms=runtime.wall_ms())])
+        await acknowledge_everything(queue)
+        forgotten.append((await queue.collector().collect(NOTHING_KEPT)).producers_forgotten)
+    assert sum(forgotten) == 1
+    assert forgotten[0] == 0  # it is told to stop first, and forgotten once that has been passed

@@ -1,0 +1,219 @@
+"""A queue that was deleted, or went back to an earlier state, is noticed and refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.buffer.queue.native import create_native_queue
+from headwater.core import runtime
+from headwater.core.errors import Corrupt, NotFound, RolledBack
+from headwater.store import MemoryBackend, Store
+from headwater.store.objects import Object
+from tests.buffer.native.given import NOTHING_KEPT, PREFIX, Cloud, Queue, batch
+from tests.store.scripted import virtual
+
+shapes = pytest.mark.parametrize("shape", [MemoryBackend, Cloud])
+
+
+class Restorable:
+    """A queue and its objects, which can be put back to what they were."""
+
+    def __init__(self, shape: type[MemoryBackend]) -> None:
+        self.backend = shape(versions_by_content=True)
+        self.queue = Queue(self.backend)
+
+    def copy(self) -> dict[str, Object]:
+        return dict(self.backend._objects)
+
+    def restore(self, copy: dict[str, Object], *, but: str = "nothing") -> None:
+        """Everything as it was then, but for keys that contain `but`."""
+        objects = self.backend._objects
+        kept = {key: found for key, found in objects.items() if but in key}
+        objects.clear()
+        objects.update({key: found for key, found in copy.items() if but not in key} | kept)
+
+    def delete(self, part: str) -> None:
+        """All objects whose key contains `part`."""
+        for key in [key for key in self.backend._objects if part in key]:
+            del self.backend._objects[key]
+
+
+@shapes
+@virtual
+async def test_there_is_no_queue_where_none_was_made(shape: type[MemoryBackend]) -> None:
+    queue = Restorable(shape).queue
+    with pytest.raises(NotFound, match="no queue"):
+        await queue.appender().open()
+    with pytest.raises(NotFound, match="no queue"):
+        await queue.taker().open("g")
+    with pytest.raises(NotFound, match="no queue"):
+        await queue.looker().state()
+    with pytest.raises(NotFound, match="no queue"):
+        await queue.collector().collect(NOTHING_KEPT)
+
+
+@virtual
+async def test_another_queue_at_the_same_place_is_refused() -> None:
+    queue = await Queue().create()
+    with pytest.raises(Corrupt, match="holds queue q1, not q2"):
+        await create_native_queue(queue.store, PREFIX, "q2")
+
+
+@virtual
+async def test_making_a_queue_twice_changes_nothing() -> None:
+    queue = await Queue().create()
+    await queue.fill(3)
+    await queue.create()
+    assert len(await queue.entries()) == 3
+
+
+@shapes
+@virtual
+async def test_a_deleted_queue_is_noticed_by_whoever_was_there(shape: type[MemoryBackend]) -> None:
+    world = Restorable(shape)
+    queue = await world.queue.create()
+    appender = await queue.opened()
+    await appender.append([batch(1)])
+    taker = await queue.taken()
+    await taker.after(None, 1)
+    world.delete(PREFIX)
+    with pytest.raises((NotFound, RolledBack)):
+        await appender.append([batch(2)])
+    with pytest.raises((NotFound, RolledBack)):
+        await taker.after(0, 1)
+    with pytest.raises((NotFound, RolledBack)):
+        await taker.dequeue(0)
+
+
+@shapes
+@virtual
+async def test_chunks_that_vanish_are_noticed(shape: type[MemoryBackend]) -> None:
+    world = Restorable(shape)
+    queue = await world.queue.create()
+    await queue.fill(5)
+    taker = await queue.taken()
+    await taker.dequeue(4)
+    reader = await queue.taken()
+    appender = await queue.opened()
+    world.delete("/chunks/")
+    with pytest.raises(RolledBack):
+        await queue.taker().open("g")
+    with pytest.raises(RolledBack):
+        await queue.opened()
+    with pytest.raises(RolledBack):
+        await appender.append([batch(6)])
+    with pytest.raises(RolledBack):
+        await reader.after(4, 1)
+    with pytest.raises(RolledBack):
+        await queue.looker().state()
+    with pytest.raises(RolledBack):
+        await queue.collector().collect(NOTHING_KEPT)
+
+
+@shapes
+@virtual
+async def test_a_queue_behind_its_consumer_is_refused(shape: type[MemoryBackend]) -> None:
+    world = Restorable(shape)
+    queue = await world.queue.create()
+    await queue.fill(2)
+    earlier = world.copy()
+    await queue.fill(3)
+    taker = await queue.taken()
+    await taker.dequeue(4)
+    world.restore(earlier, but="consumer.json")
+    with pytest.raises(RolledBack):
+        await queue.taker().open("g")
+
+
+@shapes
+@virtual
+async def test_a_consumer_behind_its_queue_is_refused(shape: type[MemoryBackend]) -> None:
+    world = Restorable(shape)
+    queue = await world.queue.create()
+    await queue.fill(5)
+    taker = await queue.taken()
+    earlier = world.copy()
+    await taker.dequeue(3)
+    await queue.collector().collect(NOTHING_KEPT)
+    now = world.copy()
+    now |= {key: found for key, found in earlier.items() if "consumer.json" in key}
+    world.restore(now)
+    with pytest.raises(RolledBack, match="went back"):
+        await queue.taker().open("g")
+    world.delete("consumer.json")
+    with pytest.raises(RolledBack):
+        await queue.taker().open("g")
+
+
+@shapes
+@virtual
+async def test_a_queue_behind_what_a_producer_was_told_is_refused(
+    shape: type[MemoryBackend],
+) -> None:
+    world = Restorable(shape)
+    queue = await world.queue.create()
+    appender = await queue.opened()
+    await appender.append([batch(1)])
+    earlier = world.copy()
+    await appender.append([batch(2)])
+    await appender.close()
+    world.restore(earlier, but="producers/")
+    with pytest.raises(RolledBack, match="went back"):
+        await queue.opened()
+
+
+@shapes
+@virtual
+async def test_a_producer_and_a_consumer_notice_that_the_queue_went_back_under_them(
+    shape: type[MemoryBackend],
+) -> None:
+    world = Restorable(shape)
+    queue = await world.queue.create()
+    appender = await queue.opened()
+    await appender.append([batch(1)])
+    earlier = world.copy()
+    await appender.append([batch(2), batch(3)])
+    taker = await queue.taken()
+    assert len(await taker.after(None, 10)) == 3
+    world.restore(earlier, but=".json")
+    with pytest.raises(RolledBack):
+        await appender.append([batch(4)])
+    with pytest.raises(RolledBack):
+        await taker.after(2, 10)
+
+
+@virtual
+async def test_a_collector_of_a_queue_with_a_hole_deletes_nothing() -> None:
+    queue = await Queue(Cloud(versions_by_content=True)).create()
+    appender = await queue.opened()
+    for sequence in range(1, 6):
+        await appender.append([await queue.upload(appender, sequence)])
+        await queue.close_last(appender)
+    await queue.upload(appender, 9)
+    await queue.delete_chunk(3)
+    await runtime.sleep(1.0)
+    before = [meta.key async for meta in queue.store.list(f"{PREFIX}/batches")]
+    with pytest.raises(RolledBack):
+        await queue.collector().collect(NOTHING_KEPT)
+    assert [meta.key async for meta in queue.store.list(f"{PREFIX}/batches")] == before
+
+
+@virtual
+async def test_a_consumer_whose_record_goes_back_under_it_stops() -> None:
+    world = Restorable(MemoryBackend)
+    queue = await world.queue.create()
+    await queue.fill(3)
+    earlier = world.copy()
+    taker = await queue.taken()
+    world.restore(earlier)
+    with pytest.raises(RolledBack):
+        await taker.after(None, 1)
+    with pytest.raises(RolledBack):
+        await taker.dequeue(0)
+
+
+@virtual
+async def test_a_store_that_is_shared_is_read_alike_through_every_client() -> None:
+    queue = await Queue().create()
+    await queue.fill(2)
+    assert len(await queue.looker(store=Store(queue.backend)).after(None, 10)) == 2

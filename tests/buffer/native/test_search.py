@@ -1,0 +1,143 @@
+"""From a time, an LSN or a sequence to a batch, where chunks are empty and clocks are wrong."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from headwater.buffer.queue.native.chunk import Chunk, Owner
+from headwater.core import runtime
+from headwater.core.errors import Refused, RolledBack, Trimmed
+from headwater.store import MemoryBackend
+from tests.buffer.native.given import AT_MS, NOTHING_KEPT, Cloud, Queue, batch
+from tests.store.scripted import virtual
+
+shapes = pytest.mark.parametrize("shape", [MemoryBackend, Cloud])
+
+
+async def _queue(
+    shape: type[MemoryBackend], contents: list[list[tuple[int, int, int]]]
+) -> tuple[Queue, list[Chunk]]:
+    """A queue whose chunks hold batches of such rows, first and last times."""
+    queue = await Queue(shape(versions_by_content=True)).create()
+    chunks, sequence = [await queue.chunk(0)], 0
+    for content in contents:
+        batches = []
+        for rows, min_ms, max_ms in content:
+            sequence += 1
+            batches.append(batch(sequence, rows=rows, min_ms=min_ms, max_ms=max_ms))
+        chunks.append(
+            chunks[-1].written(
+                runtime.new_token(), owner=Owner("p", "1"), batches=batches, closed=True
+            )
+        )
+    await queue.put_chunks(chunks)
+    return queue, chunks
+
+
+def _contents(seed: int) -> list[list[tuple[int, int, int]]]:
+    """Some chunks, many of them empty, of producers whose clocks disagree."""
+    draw = random.Random(seed)
+    contents, at_ms = [], AT_MS
+    for _ in range(draw.randint(0, 12)):
+        chunk = []
+        for _ in range(draw.choice((0, 0, 1, 3))):
+            at_ms += draw.randint(0, 5)
+            skewed_ms = at_ms + draw.choice((0, 0, -50, 50))
+            chunk.append((draw.choice((0, 1, 4)), skewed_ms - draw.randint(0, 3), skewed_ms))
+        contents.append(chunk)
+    return contents
+
+
+@shapes
+@pytest.mark.parametrize("seed", range(25))
+@virtual
+async def test_every_look_up_finds_what_reading_everything_would(
+    shape: type[MemoryBackend], seed: int
+) -> None:
+    queue, chunks = await _queue(shape, _contents(seed))
+    every = await queue.looker().after(None, 1000)
+    end, looker = chunks[-1], queue.looker()
+    assert [one.sequence for one in every] == list(range(end.next_sequence))
+    for lsn in range(1, end.next_lsn + 2):
+        found = [one.sequence for one in every if one.first_lsn <= lsn <= one.last_lsn]
+        assert await looker.sequence_at_lsn(lsn) == (found[0] if found else None)
+    for time_ms in range(AT_MS - 60, AT_MS + 130, 3):
+        late = [one.sequence for one in every if one.max_ms >= time_ms]
+        assert await looker.sequence_at_time(time_ms) == (late[0] if late else None)
+    for sequence in range(end.next_sequence):
+        (found_one,) = await queue.looker().after(sequence - 1 if sequence else None, 1)
+        assert found_one == every[sequence]
+
+
+@shapes
+@virtual
+async def test_an_empty_queue_has_nothing_to_find(shape: type[MemoryBackend]) -> None:
+    queue, _ = await _queue(shape, [])
+    looker = queue.looker()
+    assert await looker.after(None, 10) == []
+    assert await looker.sequence_at_lsn(1) is None
+    assert await looker.sequence_at_time(0) is None
+    state = await looker.state()
+    assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (0, 0, None)
+
+
+@shapes
+@virtual
+async def test_what_lies_ahead_is_refused_and_what_is_gone_is_trimmed(
+    shape: type[MemoryBackend],
+) -> None:
+    queue = await Queue(shape(versions_by_content=True)).create()
+    await queue.fill(10)
+    with pytest.raises(Refused, match="lies ahead"):
+        await queue.looker().after(10, 1)
+    taker = await queue.taken()
+    await taker.dequeue(5)
+    await queue.collector().collect(NOTHING_KEPT)
+    looker = queue.looker()
+    assert [one.sequence for one in await looker.after(None, 100)] == [6, 7, 8, 9]
+    with pytest.raises(Trimmed) as trimmed:
+        await looker.after(3, 1)
+    assert trimmed.value.floor == 6
+    with pytest.raises(Trimmed):
+        await looker.sequence_at_lsn(6)
+    assert await looker.sequence_at_lsn(7) == 6
+    assert await looker.sequence_at_time(0) == 6
+
+
+@virtual
+async def test_the_lag_is_told_in_batches_bytes_and_time() -> None:
+    queue, _ = await _queue(MemoryBackend, [[(1, AT_MS, AT_MS + 1), (2, AT_MS + 5, AT_MS + 6)]])
+    looker, taker = queue.looker(), await queue.taken()
+    state = await looker.state()
+    assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (2, 20, AT_MS)
+    await taker.dequeue(0)
+    state = await looker.state()
+    assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (1, 10, AT_MS + 5)
+    assert (state.acked_sequence, state.acked_lsn, state.next_lsn) == (1, 2, 4)
+    await taker.dequeue(1)
+    state = await looker.state()
+    assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (0, 0, None)
+
+
+@virtual
+async def test_a_hole_in_the_queue_is_no_end() -> None:
+    queue = await Queue(Cloud(versions_by_content=True)).create()
+    await queue.fill(20)
+    await queue.delete_chunk(7)
+    with pytest.raises(RolledBack):
+        await queue.looker().after(5, 1)
+
+
+@shapes
+@virtual
+async def test_batches_that_are_missing_between_two_chunks_are_noticed(
+    shape: type[MemoryBackend],
+) -> None:
+    queue, chunks = await _queue(shape, [[(1, AT_MS, AT_MS)] for _ in range(5)])
+    lost = msgspec.structs.replace(chunks[3], entries=())
+    await queue.put_chunks([lost])
+    with pytest.raises(RolledBack, match="does not go on with batch 1"):
+        await queue.looker().after(0, 10)

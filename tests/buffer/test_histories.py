@@ -1,0 +1,205 @@
+"""Histories of queues under every fault: a sample, and proof that they can fail.
+
+Each planted bug is a mistake somebody would make, or one that was made. A history that does not
+notice it proves nothing about the code that is right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headwater.buffer.queue import Collected
+from headwater.buffer.queue.native import (
+    NativeAppender,
+    NativeCollector,
+    NativeTaker,
+    appender,
+)
+from headwater.buffer.queue.native.chunk import Chunk
+from headwater.buffer.queue.native.chunks import Chunks, Held
+from headwater.buffer.queue.native.forgetting import Forgetting
+from headwater.buffer.queue.native.orphans import Orphans
+from headwater.buffer.queue.native.tail import Tail
+from headwater.core.errors import HeadwaterError, OutcomeUnknown
+from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.torture.buffer_scenarios import SCENARIOS, queue_history
+from tests.torture.buffer_world import Parts
+
+HISTORIES_TO_CATCH_A_BUG = 400
+CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure, LookupError)
+
+
+async def no_marker(self: Orphans, to: str) -> int:
+    """Age alone: what nobody refers to is deleted, and nobody is told."""
+    return (await self._chunks.last()).chunk.number
+
+
+class BlindAppender(NativeAppender):
+    """Appends again after a conflict or an unknown outcome, without asking what became of it."""
+
+    async def _settle(self, doubt: Any, todo: Any) -> bool:
+        await self._tail.find()
+        return True
+
+
+class HastyAppender(NativeAppender):
+    """Takes an attempt for failed because it has not landed yet."""
+
+    async def _settle(self, doubt: Any, todo: Any) -> bool:
+        await super()._settle(doubt, todo)
+        return True
+
+
+class TrustingAppender(NativeAppender):
+    """Takes a refusal at its word: a 412 is somebody else's write."""
+
+    async def _settle(self, doubt: Any, todo: Any) -> bool:
+        if self._tail.chunk.number == doubt.number and self._tail.held.version != doubt.base:
+            return True
+        return await super()._settle(doubt, todo)
+
+
+class UselessAppender(NativeAppender):
+    """Never says anything wrong, and never anything of use."""
+
+    async def append(self, batches: Any) -> Any:
+        await super().append(batches)
+        raise OutcomeUnknown("who knows")
+
+
+class UnfencedAppender(NativeAppender):
+    """Does not look whether somebody opened under its id."""
+
+    async def _check_fence(self, last: Chunk) -> None:
+        return
+
+
+class LowAppender(NativeAppender):
+    """Appends what the collector's floor has passed."""
+
+    def _refuse_below(self, floor: str, todo: Any) -> None:
+        return
+
+
+async def says_nothing(tail: Tail, make: Any, budget: Any) -> Chunk:
+    """An opening that is in the record and not in the queue."""
+    return await tail.find()
+
+
+async def never_dead(self: Tail, number: int) -> bool:
+    """Believes that whatever could be written counts."""
+    return False
+
+
+def on_an_open_one(self: Chunk, *args: Any, **options: Any) -> Chunk:
+    """Creates a chunk of its own on top of one that others still add to."""
+    base = self if self.closed or options.get("owner") in self.owners else self.follower()
+    return _written(base, *args, **options)
+
+
+_written = Chunk.written
+
+
+async def forgets_to_fold(self: NativeCollector, expired: Any) -> None:
+    """Deletes chunks before the marks know of them."""
+
+
+def over_when_silent(self: Forgetting, one: Any) -> bool:
+    """Drops the mark of whoever was silent, without telling it to stop."""
+    stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
+    return bool(stands_at < self._floor and one.anchor_ms < self._horizon_ms)
+
+
+class ThoroughCollector(NativeCollector):
+    """Takes with a leftover chunk the batches that it names."""
+
+    async def _sweep(self, report: Collected, *, wait: bool) -> None:
+        floor = (await self._chunks.floors()).chunk_floor
+        async for meta in self._store.list(f"{self._prefix}/chunks"):
+            number = self._chunks.number_of(meta.key)
+            if number is not None and number < floor:
+                held = await self._chunks.get(number)
+                for entry in held.chunk.entries if held else ():
+                    await self._store.delete(self._chunks.batch_key(entry.batch_id))
+        await super()._sweep(report, wait=wait)
+
+
+class UnfencedTaker(NativeTaker):
+    """Acknowledges whoever the owner is."""
+
+    def _owned(self, now: Any) -> Any:
+        return now
+
+
+class UncheckedTaker(NativeTaker):
+    """Hands out what it read without looking whether it is still the owner."""
+
+    async def check_fence(self) -> None:
+        return
+
+
+class FloorlessTaker(NativeTaker):
+    """Believes that what it can read is alive."""
+
+    async def after(self, sequence: int | None, limit: int) -> Any:
+        found = await self._reading.after(0 if sequence is None else sequence + 1, limit)
+        await self.check_fence()
+        return found
+
+
+async def reads_past_an_open_one(self: Chunks, first: int, count: int) -> list[Held]:
+    """Takes what was read together for what was there together."""
+    found: list[Held] = []
+    for number in range(first, first + count):
+        held = await self.get(number)
+        if held is None:
+            break
+        found.append(held)
+    return found
+
+
+def _replacing(owner: Any, name: str, instead: Any) -> Parts:
+    return Parts(replaced=((owner, name, instead),))
+
+
+PLANTED = {
+    "age-only-gc": _replacing(Orphans, "_raise_batch_floor", no_marker),
+    "blind-re-append": Parts(appender=BlindAppender),
+    "unsettled-while-it-may-land": Parts(appender=HastyAppender),
+    "refusal-taken-at-its-word": Parts(appender=TrustingAppender),
+    "never-an-answer": Parts(appender=UselessAppender),
+    "openings-not-checked": Parts(appender=UnfencedAppender),
+    "opening-not-written": _replacing(appender, "write_note", says_nothing),
+    "batch-floor-not-checked": Parts(appender=LowAppender),
+    "floor-not-read-after-a-write": _replacing(Tail, "is_dead", never_dead),
+    "created-on-an-open-chunk": _replacing(Chunk, "written", on_an_open_one),
+    "marks-not-folded": _replacing(NativeCollector, "_fold", forgets_to_fold),
+    "mark-dropped-too-early": _replacing(Forgetting, "_is_over", over_when_silent),
+    "sweep-deletes-batches": Parts(collector=ThoroughCollector),
+    "dequeue-unfenced": Parts(taker=UnfencedTaker),
+    "read-unfenced": Parts(taker=UncheckedTaker),
+    "floor-not-read-after-a-read": Parts(taker=FloorlessTaker),
+    "read-past-an-open-chunk": _replacing(Chunks, "run", reads_past_an_open_one),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_breaks_a_promise(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    for seed in range(HISTORIES_TO_CATCH_A_BUG):
+        try:
+            queue_history(seed, PLANTED[bug])
+        except CAUGHT:
+            return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert queue_history(5) == queue_history(5)
+    assert queue_history(5) != queue_history(6)

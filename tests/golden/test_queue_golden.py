@@ -1,0 +1,161 @@
+"""What queues and batches are made of, as it was first written.
+
+A file here is never changed. A later version of a format adds a file. The bytes of a batch depend
+on the version of Arrow that wrote it, so batches are only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.buffer.batch import Batch, decode_batch
+from headwater.buffer.calls import Call, Calls
+from headwater.buffer.queue.native.chunk import (
+    Chunk,
+    ChunkEntry,
+    Owner,
+    decode_chunk,
+    encode_chunk,
+    first_chunk,
+)
+from headwater.buffer.queue.native.records import (
+    Consumer,
+    Mark,
+    Producer,
+    Queue,
+    Scanned,
+    Shard,
+)
+from headwater.buffer.queue.v1.ledger import Counted
+from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.segment import decode_segment, encode_segment
+from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
+from headwater.buffer.v1_manifest import Entry, Metadata
+from headwater.core import runtime
+from headwater.store import MemoryBackend, Register, Store
+from tests.golden.fixed_runtime import FixedRuntime
+
+HERE = Path(__file__).parent
+QUEUE = "6f1b2c3d-0000-4000-8000-000000000001"
+BATCH = "01J5T4R3KXBMZ7QV9N2WSP8YDH"
+AT_MS = 1_767_225_600_000
+
+CHUNK = Chunk(
+    queue_id=QUEUE,
+    number=42,
+    token=bytes(range(16)),
+    closed=True,
+    first_sequence=1000,
+    first_lsn=123_456_789_012,
+    bytes_before=2**40,
+    max_ms_before=AT_MS,
+    batch_floor=BATCH,
+    openings=3,
+    recent_openings=(Owner("größe", "b" * 32), Owner("p", "a" * 32)),
+    owners=(Owner("p", "a" * 32), Owner("größe", "b" * 32)),
+    entries=(
+        ChunkEntry(0, b"\x01" * 16, 7, 4096, AT_MS, AT_MS + 5, 1, 2),
+        ChunkEntry(1, b"\x02" * 16, 0, 0, 0, 0, 9, 0, b"", b"HWB1 and so on"),
+        ChunkEntry(0, b"\x03" * 16, 1, 70_000, AT_MS, AT_MS, 2, 2, b"offset \xff", None),
+    ),
+)
+
+MARK = Mark(9, 1001, 123_456_789_019, 42, b"offset \xff")
+REGISTERS: dict[str, Any] = {
+    "queue": Queue(QUEUE, 42, 1000, 123_456_789_012, BATCH),
+    "consumer": Consumer(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
+    "producers": Shard(
+        {
+            "größe": Producer("b" * 32, 42, AT_MS, MARK),
+            "p": Producer("a" * 32, 41, AT_MS),
+            "silent": Producer("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
+        },
+        17,
+    ),
+}
+
+SEGMENT_ENTRIES = [
+    Entry(7, f"ingest/{BATCH}.batch", [Metadata(0, -5, b"m")]),
+    Entry(8, "elsewhere/é", []),
+    Entry(9, f"ingest/{BATCH}.batch", [Metadata(0, 9, b"")]),
+]
+SEGMENT_COUNTED = [
+    Counted(100, 2, 17, -5, -5),
+    Counted(102, 0, 7, 50, 60),
+    Counted(102, 0, 0, 9, 9, duplicate=True),
+]
+
+
+def _batch() -> Batch:
+    (records,) = from_arrow(pa.table({"n": [1, None, 3], "s": ["ä", "", None]}))
+    records = with_column(records, KEY, [b"k", None, b""])
+    records = with_column(records, HEADERS, [[("h", b"1")], None, []])
+    (ordered,) = from_arrow(pa.Table.from_batches([records]))
+    return Batch(BATCH, ordered, Calls.of([Call(0, AT_MS, b"m"), Call(2, AT_MS + 5, None)]))
+
+
+async def _register(name: str) -> bytes:
+    store = Store(MemoryBackend())
+    value = REGISTERS[name]
+    await Register(store, name, type(value)).update(lambda _: value)
+    return bytes((await store.get(name)).data)
+
+
+def test_a_chunk_is_written_and_read_as_it_always_was() -> None:
+    golden = (HERE / "chunk.1").read_bytes()
+    assert encode_chunk(CHUNK) == golden
+    assert decode_chunk(golden, queue_id=QUEUE, number=42) == CHUNK
+    first = (HERE / "first_chunk.1").read_bytes()
+    assert encode_chunk(first_chunk(QUEUE)) == first
+    assert decode_chunk(first, queue_id=QUEUE, number=0) == first_chunk(QUEUE)
+
+
+@pytest.mark.parametrize("name", REGISTERS)
+def test_the_registers_of_a_queue_are_written_and_read_as_they_always_were(name: str) -> None:
+    golden = (HERE / f"{name}.1.json").read_bytes()
+    with runtime.installed(FixedRuntime()):
+        assert asyncio.run(_register(name)) == golden
+
+    async def read() -> object:
+        store = Store(MemoryBackend())
+        await store.put(name, golden)
+        return (await Register(store, name, type(REGISTERS[name])).read()).value
+
+    assert asyncio.run(read()) == REGISTERS[name]
+
+
+def test_what_the_collector_noted_is_read_as_it_always_was() -> None:
+    async def read() -> Scanned:
+        store = Store(MemoryBackend())
+        await store.put("gc", (HERE / "gc.1.json").read_bytes())
+        return (await Register(store, "gc", Scanned).read()).value
+
+    found = asyncio.run(read())
+    assert (found.batch_floor, found.chunk, found.referenced) == (BATCH, 42, (BATCH,))
+    assert (found.full_ms, found.shard) == (AT_MS, "2bf")
+
+
+@pytest.mark.parametrize("name", ["batch.1", "batch.1.zstd", "batch.1.lz4"])
+def test_a_batch_is_read_as_it_always_was(name: str) -> None:
+    found = decode_batch((HERE / name).read_bytes(), expected_id=BATCH)
+    expected = _batch()
+    assert found.records.equals(expected.records)
+    assert found.calls.columns.equals(expected.calls.columns)
+
+
+def test_a_segment_of_acknowledged_entries_is_written_and_read_as_it_always_was() -> None:
+    golden = (HERE / "segment.1").read_bytes()
+    assert encode_segment(b"t" * 16, SEGMENT_ENTRIES, SEGMENT_COUNTED, 60) == golden
+    header, batches = decode_segment(Names("ingest"), "key", golden)
+    assert (header.first_sequence, header.next_sequence) == (7, 10)
+    assert (header.first_lsn, header.next_lsn, header.newest_ms) == (100, 102, 60)
+    assert [batch.location for batch in batches] == [one.location for one in SEGMENT_ENTRIES]
+    assert [
+        (one.first_lsn, one.rows, one.size_bytes, one.min_ms, one.max_ms, one.duplicate)
+        for one in batches
+    ] == [tuple(counted) for counted in SEGMENT_COUNTED]
