@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from headwater.cli import demo as demo_module
 from headwater.cli.app import app
-from headwater.cli.demo_consumer import _last_line
+from headwater.cli.demo_consumer import last_line
 from headwater.cli.demo_count import Count, accepted_numbers, count, delivered_numbers
 from headwater.cli.demo_process import DemoProcess, Tail
 from headwater.core.errors import HeadwaterError
@@ -112,10 +112,10 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
 
 def test_a_torn_line_of_the_ledger_is_cut_off(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
-    assert _last_line(ledger) is None
+    assert last_line(ledger) is None
     whole = b'{"sequence":4,"through":9,"values":["a:1"]}\n'
     ledger.write_bytes(whole + b'{"sequence":5,"thr')
-    last = _last_line(ledger)
+    last = last_line(ledger)
     assert last is not None
     assert (last.sequence, last.through) == (4, 9)
     assert ledger.read_bytes() == whole

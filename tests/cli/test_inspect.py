@@ -129,9 +129,12 @@ def test_every_published_manifest_is_good(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", vectors("v1_odd", "manifest"))
-def test_every_odd_manifest_is_judged_as_its_reader_judges_it(name: str) -> None:
+def test_every_odd_manifest_is_judged_as_its_reader_judges_it(
+    name: str, invoke: Invoke, tmp_path: Path
+) -> None:
     vector = vectors("v1_odd", "manifest")[name]
-    result = inspect("manifest", vector["hex"].encode())
+    (tmp_path / "manifest").write_bytes(bytes.fromhex(vector["hex"]))
+    result = invoke("inspect", "manifest", str(tmp_path / "manifest"))
     assert result.exit_code == (0 if vector["read"] == "always" else 1), result.output
     assert ("Other implementations read it" in result.stdout) == (vector["read"] == "leniently")
 
@@ -139,7 +142,6 @@ def test_every_odd_manifest_is_judged_as_its_reader_judges_it(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "check", "offset"),
     [
-        ("empty_object", "length", None),
         ("version_0", "version", 45),
         ("count_minus_1", "bytes after the last entry", 25),
         ("count_u32max", "entry count", 68),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.store.killer import kill_round
-from tests.torture.kill_scenarios import SCENARIOS
+from tests.torture.kill_scenarios import STORE
 
 ROUNDS_TO_CATCH_A_BUG = 60
 
 
 def test_what_a_killed_process_acknowledged_is_there_and_nothing_is_half_there() -> None:
-    SCENARIOS[0].run_sample()
+    STORE.run_sample()
 
 
 def _until_caught() -> None:

@@ -1,8 +1,11 @@
-"""Writers on a local store, killed at instants of the machine's choosing."""
+"""Processes on a local store, killed at instants of the machine's choosing."""
 
 from __future__ import annotations
 
 from headwater.testing.torture import Scenario
-from tests.store.killer import kill_round
+from tests.buffer.killer import kill_round as kill_buffer_round
+from tests.store.killer import kill_round as kill_store_round
 
-SCENARIOS = [Scenario(room="store", name="kill", run=kill_round, rounds=200, sample=15)]
+STORE = Scenario(room="store", name="kill", run=kill_store_round, rounds=200, sample=15)
+BUFFER = Scenario(room="buffer", name="kill", run=kill_buffer_round, rounds=500, sample=4)
+SCENARIOS = [STORE, BUFFER]

@@ -36,7 +36,7 @@ class Line(msgspec.Struct, frozen=True):
 
 async def consume(url: str, stream: str, records: int, ledger: str) -> None:
     """Deliver until the ledger holds this many records."""
-    before = _last_line(Path(ledger))
+    before = last_line(Path(ledger))
     through = before.through if before else 0
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     async with (
@@ -58,7 +58,7 @@ async def consume(url: str, stream: str, records: int, ledger: str) -> None:
     os.close(descriptor)
 
 
-def _last_line(ledger: Path) -> Line | None:
+def last_line(ledger: Path) -> Line | None:
     """The last whole line; a torn one after it is cut off."""
     if not ledger.exists():
         return None

@@ -51,7 +51,7 @@ def empty(asked: str) -> Problem:
     return Problem(
         "length",
         f"it has no bytes: no {part} is written so, so it was cut off, or something else made it",
-        0,
+        None,
         advice_for(Corrupt("")),
         "Corrupt",
     )
