@@ -13,9 +13,11 @@ import pytest
 
 from headwater.buffer.consumer import Consumer, Follower
 from headwater.buffer.producer import Producer
+from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.records import Queue
 from headwater.buffer.stream import create_stream
-from headwater.cli.inspection import entries
+from headwater.cli.inspection import entries, partition
+from headwater.core import limits
 from headwater.store import Register, Store, open_store
 from tests.cli.conftest import Invoke
 
@@ -250,6 +252,22 @@ def test_marks_beyond_the_end_are_noticed(told: Told, root: Path, queue: Path) -
     problems = problems_of(told, root)
     assert list(problems) == ["producers' marks"]
     assert "mark of producer 'p2' points beyond the end" in problems["producers' marks"]
+
+
+def test_marks_of_batches_that_come_meanwhile_are_not_beyond_the_end(
+    told: Told, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer appends, into a chunk of its own, once the chunks were listed."""
+    monkeypatch.setattr(limits, "CHUNK_MAX_ENTRIES", 1)
+    listed = partition._chunk_numbers
+
+    async def then_produced(chunks: Chunks) -> list[int]:
+        numbers = await listed(chunks)
+        await produced(chunks.store, "events", "p2")
+        return numbers
+
+    monkeypatch.setattr(partition, "_chunk_numbers", then_produced)
+    assert problems_of(told, root) == {}
 
 
 async def produced(store: Store, name: str, producer_id: str) -> None:

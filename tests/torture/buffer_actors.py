@@ -23,7 +23,6 @@ T = TypeVar("T")
 GROUPS_EACH = 5
 RETRIES = 8
 STEPS_MAX = 30
-IDLE_MAX_S = 3600.0
 
 
 class ProducerActor:
@@ -57,7 +56,8 @@ class ProducerActor:
                 return
             # What has landed is answered again.
             waiting = waiting[-1:] if random.random() < 0.1 else []
-            await runtime.sleep(random.expovariate(1.0) * random.choice((0, 0.1, 1, 100)))
+            waits = (0, 30) if self.world.haunted else (0, 0.1, 1, 100)
+            await runtime.sleep(random.expovariate(1.0) * random.choice(waits))
 
     async def _open(self, appender: NativeAppender) -> Resumed | None:
         truth, times = self.truth, self.truth.forgotten.get(self.name, 0)
@@ -182,7 +182,7 @@ class ConsumerActor:
                 before = position
                 with contextlib.suppress(Unavailable, OutcomeUnknown):
                     position = await self.step(taker, position)
-                idle_s = 0.1 if position != before else min(IDLE_MAX_S, idle_s * 2)
+                idle_s = 0.1 if position != before else min(self.world.idles_s, idle_s * 2)
                 await runtime.sleep(self.world.random.uniform(0, idle_s))
 
     async def _open(self, taker: NativeTaker) -> int | None:
@@ -233,7 +233,7 @@ class ConsumerActor:
         if not found:
             return position
         position = self.checkpoint = found[random.randrange(len(found))].sequence
-        if random.random() < 0.7:
+        if random.random() < 0.7 or self.world.haunted:
             was_fenced = self._is_fenced(taker)
             await taker.dequeue(position)
             truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and dequeues")
@@ -270,7 +270,7 @@ class CollectorActor:
                 await collector.collect(self.retention, full=world.random.random() < 0.3)
             except (Unavailable, OutcomeUnknown) as error:
                 world.truth.check(not was_calm, f"nothing was wrong, and yet {error!r}")
-            wait_s = world.random.choice((1, 10, 1000, 30_000))
+            wait_s = world.random.choice(world.collects_every_s)
             await runtime.sleep(world.random.expovariate(1.0) * wait_s)
 
 

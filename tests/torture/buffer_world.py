@@ -29,7 +29,7 @@ from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.ids import encode_ulid
 from headwater.store import Store, Version
-from headwater.store.backend import Condition
+from headwater.store.backend import Condition, PreconditionFailed
 from headwater.store.objects import Buffer
 from headwater.testing import Faults, FaultyStore, Process, Simulation
 from tests.torture.buffer_truth import PREFIX, QUEUE_ID, RecordingBackend, Truth
@@ -67,16 +67,21 @@ SOUND = Parts()
 class EchoingStore(FaultyStore):
     """A faulty store that may carry out a conditional write once more, long after."""
 
-    def __init__(self, *args: Any, echo: float, **options: Any) -> None:
+    def __init__(self, *args: Any, echo: float, echo_after_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
         self._echo = echo
+        self._echo_after_s = echo_after_s
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         if condition is not None and not self.calm and self._random.random() < self._echo:
-            content = bytes(data)
-            again = self._late("echo", key, lambda: self._inner.put(key, content, condition))
-            self._spawn(again, name=f"echo {key}")
+            self._spawn(self._again(key, bytes(data), condition), name=f"echo {key}")
         return await super().put(key, data, condition)
+
+    async def _again(self, key: str, data: bytes, condition: Condition) -> None:
+        await runtime.sleep(self._random.random() * self._echo_after_s)
+        with contextlib.suppress(PreconditionFailed):
+            await self._inner.put(key, data, condition)
+            self._record(f"echo of a put {key} applied")
 
 
 class World:
@@ -89,12 +94,15 @@ class World:
         self.truth = Truth(simulation, self._may_expire)
         self.backend = RecordingBackend(self.truth)
         self.gentle = self.random.random() < 0.1
+        self.haunted = not self.gentle and self.random.random() < 0.3
+        """Chunks are deleted soon, and requests come again soon after."""
         self._outside = contextvars.copy_context()
         self.network = EchoingStore(
             self.backend,
             Faults() if self.gentle else Faults.swarm(simulation.stream("swarm")),
             simulation.stream("faults"),
-            echo=0.0 if self.gentle else self.random.choice((0.0, 0.1, 0.5)),
+            echo=0.0 if self.gentle else 0.9 if self.haunted else self.random.choice((0.0, 0.1)),
+            echo_after_s=300.0 if self.haunted else 3 * DAY_S,
             record=simulation.record,
             spawn=self._spawn_outside,
         )
@@ -109,6 +117,9 @@ class World:
         )
         self.hold_below = self._draw_hold()
         self.retentions: list[Retention] = []
+        self.collects_every_s = (5,) if self.haunted else (1, 10, 1000, 30_000)
+        self.idles_s = 5.0 if self.haunted else 3600.0
+        """The longest wait of a consumer that found nothing."""
         self.over = False
 
     @property
@@ -128,7 +139,7 @@ class World:
         """How long one of the collectors keeps what is acknowledged."""
         draw = self.random.choice
         retention = Retention(
-            retention_ms=draw((0, 0, 0, 1000, 3_600_000, None)),
+            retention_ms=0 if self.haunted else draw((0, 0, 0, 1000, 3_600_000, None)),
             retention_bytes=draw((None, None, None, 0, 200)),
             grace_ms=draw((0, 0, 1000, 600_000)),
             hold_below=self.hold_below,
@@ -157,7 +168,7 @@ class World:
         read_ahead = draw((2, 16))
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
-                (limits, "CHUNK_MAX_ENTRIES", draw((1, 2, 4, 256))),
+                (limits, "CHUNK_MAX_ENTRIES", draw((1, 1, 2) if self.haunted else (1, 2, 4, 256))),
                 (limits, "CHUNK_OPENINGS", draw((1, 2, 16))),
                 (limits, "PRODUCER_EXPIRY_MS", draw((600_000, 3_600_000, 7 * DAY_MS))),
                 (limits, "GC_CHUNKS", draw((1, 3, 1000))),
@@ -219,7 +230,8 @@ class World:
                 continue
             if self.random.random() < 0.4:
                 await runtime.sleep(self.random.expovariate(1.0))
-                process.freeze(self.random.choice(FREEZES_S) * self.random.random())
+                longest_s = 300.0 if self.haunted else self.random.choice(FREEZES_S)
+                process.freeze(longest_s * self.random.random())
                 if self.random.random() < 0.5:
                     await runtime.sleep(self.random.expovariate(1.0))
                     continue

@@ -171,7 +171,9 @@ def read(
     partition: list[int] = typer.Option([], min=0, help="Only this partition; may be repeated."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Wait for more, until Ctrl-C."),
     limit: int | None = typer.Option(None, min=1, help="Stop after so many records."),
-    format: str = typer.Option("lines", metavar="|".join(FORMATS), help="How records look."),
+    format: str = typer.Option(
+        "lines", metavar="FORMAT", help=f"How records look: {', '.join(FORMATS)}."
+    ),
     output: Path | None = typer.Option(None, "--output", "-o", metavar="FILE", help="Where to."),
     columns: str | None = typer.Option(
         None, metavar="A,B", help="Which columns; _metadata and others are shown only so."

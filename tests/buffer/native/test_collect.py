@@ -340,3 +340,19 @@ async def test_collectors_that_run_at_once_do_it_once(shape: type[MemoryBackend]
     assert (await chunk_numbers(queue))[0] == (await queue.chunks.floors()).chunk_floor
     assert [sequence for _, sequence in await queue.entries()] == [9, 10, 11, 12]
     assert (await queue.appender().open()).producer_sequence == 12
+
+
+@virtual
+async def test_a_slow_collector_takes_no_floor_back() -> None:
+    queue, ids = await a_queue(8, acked=2)
+    backend, store = client(queue)
+
+    async def another_comes_further() -> None:
+        await (await queue.taken()).dequeue(5)
+        await queue.collector().collect(NOTHING_KEPT)
+
+    backend.on("put_if_unchanged", "queue.json", after(another_comes_further))
+    report = await queue.collector(store=store).collect(NOTHING_KEPT)
+    assert (report.floor_sequence, report.batches_expired) == (6, 0)
+    assert await uploads(queue) == ids[6:]
+    assert [one.sequence for one in await queue.looker().after(None, 10)] == [6, 7]

@@ -272,6 +272,7 @@ async def test_a_silent_producer_of_which_something_is_kept_is_not_forgotten() -
     queue = await Queue().create()
     silent, other = await queue.opened(), await queue.opened("other")
     await silent.append([batch(1, metadata=b"mine")])
+    await silent.stay_known()
     assert silent._keeping is not None
     silent._keeping.cancel()
     await runtime.sleep(EXPIRY_S + 1000)
@@ -280,7 +281,8 @@ async def test_a_silent_producer_of_which_something_is_kept_is_not_forgotten() -
         await acknowledge_everything(queue)
         report = await queue.collector().collect(Retention(None))
         assert report.producers_forgotten == 0
-    assert await queue.appender().open() == Resumed(1, b"mine", 0)
+    await silent.append([batch(2, metadata=b"mine too")])  # nor was it told to stop
+    assert await queue.appender().open() == Resumed(2, b"mine too", 5)
 
 
 @virtual

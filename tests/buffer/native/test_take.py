@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 
 import msgspec
 import pytest
@@ -15,7 +15,6 @@ from headwater.core import limits, runtime
 from headwater.core.errors import (
     Bug,
     Fenced,
-    OutcomeUnknown,
     Refused,
     Trimmed,
 )
@@ -25,7 +24,7 @@ from tests.buffer.native.watched import (
     acknowledge_everything,
     client,
 )
-from tests.store.scripted import LOST, after, lands_then, virtual
+from tests.store.scripted import Apply, after, virtual
 
 IDLE_POLLS = 64
 
@@ -197,15 +196,21 @@ async def test_a_dequeue_only_moves_forward() -> None:
 
 
 @virtual
-async def test_a_dequeue_whose_answer_was_lost_is_not_taken_back_by_a_lower_one() -> None:
+async def test_a_dequeue_that_was_cancelled_and_landed_is_not_taken_back_by_a_lower_one() -> None:
     queue = await a_queue(5)
     backend, store = client(queue)
     taker = queue.taker(store=store)
     await taker.open("g")
     await taker.after(None, 5)
-    backend.on("put_if_unchanged", "consumer.json", lands_then(LOST))
-    with contextlib.suppress(OutcomeUnknown):
-        await taker.dequeue(3)
+
+    async def lands_and_stands_still(apply: Apply) -> None:
+        await apply()
+        await asyncio.Event().wait()
+
+    backend.on("put_if_unchanged", "consumer.json", lands_and_stands_still)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            await taker.dequeue(3)
     await taker.dequeue(1)
     assert (await queue.looker().state()).acked_sequence == 4
 
