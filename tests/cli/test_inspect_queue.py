@@ -257,13 +257,15 @@ def test_marks_beyond_the_end_are_noticed(told: Told, root: Path, queue: Path) -
 def test_marks_of_batches_that_come_meanwhile_are_not_beyond_the_end(
     told: Told, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer appends, into a chunk of its own, once the chunks were listed."""
+    """A producer appends, into further chunks, once the chunks were listed."""
     monkeypatch.setattr(limits, "CHUNK_MAX_ENTRIES", 1)
     listed = partition._chunk_numbers
 
     async def then_produced(chunks: Chunks) -> list[int]:
         numbers = await listed(chunks)
-        await produced(chunks.store, "events", "p2")
+        for _ in range(3):
+            await produced(chunks.store, "events", "p2")
+        assert await listed(chunks) != numbers
         return numbers
 
     monkeypatch.setattr(partition, "_chunk_numbers", then_produced)

@@ -45,7 +45,10 @@ async def _run(world: World) -> list[ProducerActor]:
     producers = [ProducerActor(world, f"p{n}") for n in range(random.randint(1, 4))]
     others: list[ConsumerActor | CollectorActor | LookerActor] = [
         *(ConsumerActor(world, f"g{random.randint(0, 1)}") for _ in range(random.randint(1, 2))),
-        *(CollectorActor(world, world.retention()) for _ in range(random.randint(0, 3))),
+        *(
+            CollectorActor(world, world.retention())
+            for _ in range(random.randint(*world.collectors))
+        ),
         *(LookerActor(world) for _ in range(random.randint(0, 1))),
     ]
     beside = [

@@ -99,7 +99,7 @@ class World:
         self._outside = contextvars.copy_context()
         self.network = EchoingStore(
             self.backend,
-            Faults() if self.gentle else Faults.swarm(simulation.stream("swarm")),
+            self._draw_faults(),
             simulation.stream("faults"),
             echo=0.0 if self.gentle else 0.9 if self.haunted else self.random.choice((0.0, 0.1)),
             echo_after_s=300.0 if self.haunted else 3 * DAY_S,
@@ -117,10 +117,18 @@ class World:
         )
         self.hold_below = self._draw_hold()
         self.retentions: list[Retention] = []
+        self.collectors = (1, 3) if self.haunted else (0, 3)
         self.collects_every_s = (5,) if self.haunted else (1, 10, 1000, 30_000)
+        self.lives_s = 60.0 if self.haunted else 2.0
+        """How long those live on average who are killed."""
         self.idles_s = 5.0 if self.haunted else 3600.0
         """The longest wait of a consumer that found nothing."""
         self.over = False
+
+    def _draw_faults(self) -> Faults:
+        if self.gentle or (self.haunted and self.random.random() < 0.5):
+            return Faults()
+        return Faults.swarm(self.simulation.stream("swarm"))
 
     @property
     def is_calm(self) -> bool:
@@ -229,14 +237,14 @@ class World:
                 await process.wait()
                 continue
             if self.random.random() < 0.4:
-                await runtime.sleep(self.random.expovariate(1.0))
+                await runtime.sleep(self.random.expovariate(2.0) * self.lives_s)
                 longest_s = 300.0 if self.haunted else self.random.choice(FREEZES_S)
                 process.freeze(longest_s * self.random.random())
                 if self.random.random() < 0.5:
                     await runtime.sleep(self.random.expovariate(1.0))
                     continue
             if life < lives - 1 and self.random.random() < 0.5:
-                await runtime.sleep(self.random.expovariate(0.5))
+                await runtime.sleep(self.random.expovariate(1.0) * self.lives_s)
                 process.kill()
             await process.wait()
 

@@ -7,10 +7,8 @@ from collections import defaultdict
 from itertools import pairwise
 from statistics import median
 
-import pytest
-
 from headwater.core import runtime
-from headwater.store import MemoryBackend, Store
+from headwater.store import Store
 from tests.buffer.native.given import Cloud, Queue, batch
 from tests.buffer.native.watched import Watched, client
 from tests.store.scripted import virtual
@@ -18,12 +16,9 @@ from tests.store.scripted import virtual
 REQUEST_S = 0.05
 
 
-@pytest.mark.parametrize("shape", [MemoryBackend, Cloud])
 @virtual
-async def test_of_sixty_four_appenders_all_land_and_none_starves(
-    shape: type[MemoryBackend],
-) -> None:
-    queue = await Queue(shape(versions_by_content=True)).create()
+async def test_of_sixty_four_appenders_all_land_and_none_starves() -> None:
+    queue = await Queue(Cloud(versions_by_content=True)).create()
     took_s: list[float] = []
 
     async def produce(number: int) -> None:

@@ -143,6 +143,8 @@ class Reading:
                 raise Trimmed(f"chunk {number} is not kept any more", floor=queue.floor_sequence)
         if number > 0 and self._idle % LAST_POLLS == LAST_POLLS - 1:
             await self._chunks.require(number - 1)
+            if await self._chunks.exists(number + 1):
+                await self._chunks.require(number)
 
     async def _raise_hole(self, sequence: int) -> NoReturn:
         """What was read does not go on where it should: it is dead, or the queue is damaged."""
