@@ -7,6 +7,7 @@ notice it proves nothing about the code that is right.
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from headwater.buffer.queue.native import (
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.forgetting import Forgetting
+from headwater.buffer.queue.native.marks import Marks
 from headwater.buffer.queue.native.orphans import Orphans
 from headwater.buffer.queue.native.tail import Tail
 from headwater.core.errors import HeadwaterError, OutcomeUnknown
@@ -83,6 +85,28 @@ class LowAppender(NativeAppender):
         return
 
 
+async def learns_from_the_dead(self: Marks, chunks: Chunks, *args: Any) -> Any:
+    """Learns from whatever stands at a number, though the floor may have passed it."""
+    with mock.patch.object(chunks, "is_dead", _alive):
+        return await _last_accepted(self, chunks, *args)
+
+
+_last_accepted = Marks.last_accepted
+
+
+async def folds_the_dead(self: NativeCollector, queue: Any, *args: Any) -> Any:
+    """Folds what it read, though the floor may have passed it meanwhile."""
+
+    async def as_before() -> Any:
+        return queue
+
+    with mock.patch.object(self._chunks, "floors", as_before):
+        return await _expire(self, queue, *args)
+
+
+_expire = NativeCollector._expire
+
+
 async def says_nothing(tail: Tail, make: Any, budget: Any) -> Chunk:
     """An opening that is in the record and not in the queue."""
     return await tail.find()
@@ -115,15 +139,14 @@ def over_when_silent(self: Forgetting, one: Any) -> bool:
 class ThoroughCollector(NativeCollector):
     """Takes with a leftover chunk the batches that it names."""
 
-    async def _sweep(self, report: Collected, *, wait: bool) -> None:
-        floor = (await self._chunks.floors()).chunk_floor
+    async def _sweep(self, floor: int, report: Collected) -> None:
         async for meta in self._store.list(f"{self._prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
             if number is not None and number < floor:
                 held = await self._chunks.get(number)
                 for entry in held.chunk.entries if held else ():
                     await self._store.delete(self._chunks.batch_key(entry.batch_id))
-        await super()._sweep(report, wait=wait)
+        await super()._sweep(floor, report)
 
 
 class UnfencedTaker(NativeTaker):
@@ -140,13 +163,16 @@ class UncheckedTaker(NativeTaker):
         return
 
 
+async def _alive(number: int) -> bool:
+    return False
+
+
 class FloorlessTaker(NativeTaker):
     """Believes that what it can read is alive."""
 
     async def after(self, sequence: int | None, limit: int) -> Any:
-        found = await self._reading.after(0 if sequence is None else sequence + 1, limit)
-        await self.check_fence()
-        return found
+        with mock.patch.object(self._chunks, "is_dead", _alive):
+            return await super().after(sequence, limit)
 
 
 async def reads_past_an_open_one(self: Chunks, first: int, count: int) -> list[Held]:
@@ -176,6 +202,8 @@ PLANTED = {
     "floor-not-read-after-a-write": _replacing(Tail, "is_dead", never_dead),
     "created-on-an-open-chunk": _replacing(Chunk, "written", on_an_open_one),
     "marks-not-folded": _replacing(NativeCollector, "_fold", forgets_to_fold),
+    "dead-chunks-folded": _replacing(NativeCollector, "_expire", folds_the_dead),
+    "dead-chunks-learned-from": _replacing(Marks, "last_accepted", learns_from_the_dead),
     "mark-dropped-too-early": _replacing(Forgetting, "_is_over", over_when_silent),
     "sweep-deletes-batches": Parts(collector=ThoroughCollector),
     "dequeue-unfenced": Parts(taker=UnfencedTaker),
