@@ -21,6 +21,8 @@ from tests.torture.buffer_truth import PREFIX
 from tests.torture.buffer_world import DAY_S, SOUND, Parts, World
 
 PASSES_MAX = 400
+STEPS_MAX = 400_000
+"""Ten times what the longest history takes."""
 LIVES = 3
 
 
@@ -36,7 +38,7 @@ def queue_history(seed: int, parts: Parts = SOUND) -> str:
 
     replay = "make torture ROOM=buffer SCENARIO=queue SEED={seed} ROUNDS=1"
     with parts.installed():
-        return simulate(main, seed=seed, replay=replay).fingerprint
+        return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
 
 
 async def _run(world: World) -> list[ProducerActor]:

@@ -181,6 +181,59 @@ async def test_a_producer_that_finds_a_dead_chunk_first_opens_in_the_living_queu
         await appender.append([batch(3)])
 
 
+@virtual
+async def test_a_producer_learns_nothing_from_what_a_stalled_writer_left() -> None:
+    queue, stalled = await _given()
+    await stalled.append([batch(1)])
+    await queue.close_last(stalled)
+    # What it writes next loses to others, and is on its way all the same when it dies.
+    late = stalled._tail.chunk.written(
+        b"t" * 16, owner=stalled._marks.owner, batches=[batch(2)], closed=True
+    )
+    await queue.fill(3, "other")
+    taker = await queue.taken()
+    await taker.dequeue(3)
+    await queue.collector().collect(NOTHING_KEPT)
+    # Of what the floor has passed, one chunk is deleted, and the request finds its number free.
+    await queue.delete_chunk(2)
+    await queue.store.put(queue.chunks.key(2), encode_chunk(late))
+    assert await queue.appender().open() == Resumed(1, None, 0)
+
+
+@virtual
+async def test_an_attempt_that_lands_late_is_seen_by_whoever_looks_first() -> None:
+    queue, appender = await _given()
+    other = await queue.opened("other")
+    await appender.append([batch(1)])
+    await other.append([batch(1)])
+    late: list[Callable[[], Awaitable[Any]]] = []
+
+    async def waits(apply: Callable[[], Awaitable[Any]]) -> None:
+        late.append(apply)
+        raise LOST
+
+    queue.next("put_if_unchanged", fails(REFUSED), waits)
+    with pytest.raises(OutcomeUnknown):
+        await appender.append([batch(2)])
+    assert late
+    assert not appender._tail.is_alone
+    seen = queue.scripted.count("get")
+
+    async def lands(apply: Callable[[], Awaitable[Any]]) -> Any:
+        await late[0]()
+        return await apply()
+
+    # It lands after the first look at the chunk and before the next.
+    queue.next("get", after(_nothing), lands)
+    await appender.append([batch(2), batch(3)])
+    assert queue.scripted.count("get") > seen
+    assert await queue.entries() == [("p", 1), ("other", 1), ("p", 2), ("p", 3)]
+
+
+async def _nothing() -> None:
+    return
+
+
 # Fencing
 
 

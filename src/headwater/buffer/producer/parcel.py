@@ -48,7 +48,7 @@ Headers: TypeAlias = Mapping[str, bytes | None] | Sequence[Any] | None
 Timestamps: TypeAlias = datetime | int | Sequence[datetime | int | None] | pa.Array | None
 Operations: TypeAlias = str | int | Sequence[str | int | None] | pa.Array | None
 
-LIST_MAX_ROWS: Final = 64
+LIST_MAX_ROWS: Final = 16_384
 """Calls of more records become Arrow columns at once."""
 _INT32_MAX: Final = (1 << 31) - 1
 
