@@ -100,7 +100,7 @@ def contention(flushes: int) -> Section:
     section.notes.append(
         f"uploaded: batches of {UPLOADED_BYTES // KIB} KiB; riding: of {RIDING_BYTES // KIB} KiB, "
         "which stand in their queue entries; times are from produce() to acceptance. Beside its "
-        "batches a producer looks at the floor now and then, and renews its mark once a minute"
+        "batches a producer looks at the floor now and then, and renews its mark every ten minutes"
     )
     return section
 
