@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.buffer.queue import BelowFloor, Placed, Resumed
-from headwater.buffer.queue.native.chunk import encode_chunk
+from headwater.buffer.queue.native.chunk import Owner, encode_chunk
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Bug, Contended, Fenced, OutcomeUnknown, Unavailable
@@ -199,6 +199,43 @@ async def test_a_producer_learns_nothing_from_what_a_stalled_writer_left() -> No
     await queue.delete_chunk(2)
     await queue.store.put(queue.chunks.key(2), encode_chunk(late))
     assert await queue.appender().open() == Resumed(1, None, 0)
+
+
+async def _haunted(*, entries: int, opened: list[Owner]) -> tuple[Queue, Any]:
+    """A producer whose last look showed a dead chunk, in which others wrote what is in no queue."""
+    queue = await Queue().create()
+    appender = await queue.opened()
+    first = (await queue.chunk(0)).written(
+        b"t" * 16,
+        owner=Owner("lost", "1"),
+        batches=[batch(sequence) for sequence in range(1, entries + 1)],
+        opened=opened,
+    )
+    await queue.fill(1, "other")
+    await _deleted(queue)
+    await queue.store.put(queue.chunks.key(1), encode_chunk(first))
+    dead = await queue.chunks.get(1)
+    assert dead is not None
+    appender._tail.adopt(dead)
+    return queue, appender
+
+
+@virtual
+async def test_batches_in_a_dead_chunk_are_no_batches_that_were_lost() -> None:
+    queue, appender = await _haunted(entries=5, opened=[])
+    assert await appender.append([batch(1)]) == [Placed(1, 2)]
+    assert await queue.entries() == [("p", 1)]
+
+
+@virtual
+async def test_openings_in_a_dead_chunk_hide_none_in_the_queue() -> None:
+    queue, appender = await _haunted(entries=0, opened=[Owner("someone", "1")])
+    await appender.append([batch(1)])
+    successor = await queue.opened()
+    with pytest.raises(Fenced):
+        await appender.append([batch(2)])
+    await successor.append([batch(2)])
+    assert await queue.entries() == [("p", 1), ("p", 2)]
 
 
 @virtual

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from headwater.buffer.queue.native import create_native_queue
@@ -180,6 +182,33 @@ async def test_a_producer_and_a_consumer_notice_that_the_queue_went_back_under_t
         await appender.append([batch(4)])
     with pytest.raises(RolledBack):
         await taker.after(2, 10)
+
+
+@shapes
+@virtual
+async def test_a_dead_chunk_that_is_taken_for_the_end_is_no_queue_that_went_back(
+    shape: type[MemoryBackend],
+) -> None:
+    world = Restorable(shape)
+    queue = await world.queue.create()
+    await queue.fill(1)
+    long_ago = await queue.chunks.get(1)
+    await (await queue.taken()).dequeue(0)
+    await queue.collector().collect(NOTHING_KEPT, full=True)
+    await queue.fill(3)
+    await (await queue.taken()).dequeue(3)
+    assert long_ago is not None
+    successor, answers = queue.appender(), []
+    plain = successor._chunks.last
+
+    async def last(known: int = 0) -> object:
+        # The second look is slow: it shows what was there, and what a late request made of it.
+        answers.append(known)
+        return long_ago if len(answers) == 2 else await plain(known)
+
+    with mock.patch.object(successor._chunks, "last", last):
+        assert (await successor.open()).producer_sequence == 4
+    assert len(answers) > 2
 
 
 @virtual

@@ -108,10 +108,13 @@ class NativeAppender(Appender):
             end = await self._tail.find()
         consumer = await read_consumer(consumer_register(self._chunks.store, self._chunks.prefix))
         if consumer.sequence > (await self._tail.find()).next_sequence:
-            raise RolledBack(
-                f"{self._chunks.prefix}: {consumer.sequence} batches are acknowledged and there "
-                f"are only {self._tail.chunk.next_sequence}: the queue went back"
-            )
+            # Unless what was found is dead, and not the end.
+            last = (await self._chunks.end(self._tail.chunk.number)).chunk
+            if consumer.sequence > last.next_sequence:
+                raise RolledBack(
+                    f"{self._chunks.prefix}: {consumer.sequence} batches are acknowledged and "
+                    f"there are only {last.next_sequence}: the queue went back"
+                )
         before = await self._marks.open(end.number)
         self._refreshed_s = runtime.monotonic_s()
         if before.is_first:
