@@ -86,7 +86,7 @@ class Orphans:
                     break
             # Chunks that were deleted meanwhile end the run early, or are not what they seem.
             if (await self._chunks.floors()).chunk_floor <= start:
-                if False:
+                if through is not None and number < through:
                     raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
                 return msgspec.structs.replace(
                     before, chunk=number, referenced=tuple(sorted(referenced))
