@@ -94,6 +94,8 @@ def test_an_interrupt_while_parts_are_loaded_ends_it_quietly() -> None:
     """The first part to be loaded interrupts, in place of a person who is quick."""
     code = (
         "import os, signal, sys, headwater\n"
+        # Whoever runs the tests in the background lets them ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Impatient:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name not in ('headwater.cli', 'headwater.cli.entry'):\n"
