@@ -13,7 +13,7 @@ from headwater.buffer.compression import Compression
 from headwater.buffer.cost import MONTH_S, READS_PER_POLL, estimate_cost
 from headwater.buffer.queue.contract import Looker, NewBatch, Taker
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.stream_config import Format
+from headwater.buffer.stream.config import Format
 from headwater.core import runtime
 from headwater.store import Store, open_store
 from headwater.store.stats import READS, WRITES

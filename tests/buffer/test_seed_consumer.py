@@ -24,7 +24,7 @@ from headwater.buffer.consumer import ConsumedBatch, Consumer, FetchHandle, Meta
 from headwater.buffer.queue.contract import Descriptor, NewBatch
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.stream_config import Format
+from headwater.buffer.stream.config import Format
 from headwater.buffer.v1_batch import encode_batch
 from headwater.buffer.v1_manifest import Metadata as Item
 from headwater.buffer.v1_manifest import decode_manifest, encode_manifest

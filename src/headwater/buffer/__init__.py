@@ -2,7 +2,7 @@
 
 Enters: records from producers. Leaves: batches in order, each once, with their records numbered.
 
-    stream      what a stream is: its id, partitions, schema, retention (stream.json)
+    stream/     what a stream is: its id, partitions, schema, retention (stream.json)
     producer/   values, rows or Arrow in; batches uploaded and appended in order
     queue/      the order of a partition's batches: native, or the published v1 manifest
     consumer/   batches out, to the owner who acknowledges them or to whoever looks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
-    from headwater.buffer.stream_schema import SchemaLike
+    from headwater.buffer.stream.schema import SchemaLike
 
 
 def read_schema_file(path: Path) -> SchemaLike:

@@ -15,7 +15,7 @@ from rich.text import Text
 from headwater.buffer.cost import estimate_cost
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import DeletedReport, Stream
-from headwater.buffer.stream_config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
+from headwater.buffer.stream.config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
 from headwater.cli.tables import print_table
 

@@ -27,7 +27,7 @@ from headwater.buffer.queue.contract import (
 )
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream_config import ConsumerKind, StreamConfig
+from headwater.buffer.stream.config import ConsumerKind, StreamConfig
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.store import MemoryBackend, Store

@@ -28,8 +28,8 @@ from headwater.buffer.queue.contract import (
     Resumed,
 )
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream_config import StreamConfig, check_config
-from headwater.buffer.stream_schema import declared_schema, schema_version
+from headwater.buffer.stream.config import StreamConfig, check_config
+from headwater.buffer.stream.schema import declared_schema, schema_version
 from headwater.core import runtime
 from headwater.core.errors import Fenced
 from headwater.store import Store, open_store

@@ -24,8 +24,8 @@ from headwater.buffer.consumer.source import check_partition, resolve
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream_deleted import telling_of_deletion
-from headwater.buffer.stream_source import opening
+from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.buffer.stream.source import opening
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S, READ_AHEAD_BYTES

@@ -35,8 +35,8 @@ from headwater.buffer.consumer.source import consumable, resolve, retention_of
 from headwater.buffer.consumer.sweeper import Sweeper
 from headwater.buffer.queue.contract import Descriptor, Taker, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream_deleted import telling_of_deletion
-from headwater.buffer.stream_source import opening
+from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.buffer.stream.source import opening
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.core.limits import GC_INTERVAL_S, READ_AHEAD_BATCHES, READ_AHEAD_BYTES

@@ -26,8 +26,8 @@ from headwater.buffer.consumer.source import consumable, resolve
 from headwater.buffer.layout import group_key
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream_deleted import telling_of_deletion
-from headwater.buffer.stream_source import opening
+from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.buffer.stream.source import opening
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack

@@ -27,7 +27,7 @@ from headwater.buffer.producer.pieces import defaults_for
 from headwater.buffer.queue.contract import Appender, Resumed
 from headwater.buffer.records import VALUE
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream_deleted import telling_of_deletion, told_of_deletion
+from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletion
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.fork import tell_in_child

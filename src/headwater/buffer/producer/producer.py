@@ -36,7 +36,7 @@ from headwater.buffer.producer.parcel import (
 )
 from headwater.buffer.queue.contract import Resumed
 from headwater.buffer.stream import Stream, open_stream
-from headwater.buffer.stream_source import opening
+from headwater.buffer.stream.source import opening
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.store import Store

@@ -15,7 +15,7 @@ from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.records import Queue
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream_queues import queue_prefix
+from headwater.buffer.stream.queues import queue_prefix
 from headwater.buffer.v1_manifest import decode_manifest
 from headwater.cli.inspection.entries import check_entries
 from headwater.cli.inspection.manifest import describe as describe_manifest

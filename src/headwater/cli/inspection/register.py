@@ -11,7 +11,7 @@ import msgspec
 from headwater.buffer.consumer.follower import Position
 from headwater.buffer.queue.native.records import Consumer, Queue, Scanned, Shard, shard_name
 from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
-from headwater.buffer.stream_config import StreamConfig
+from headwater.buffer.stream.config import StreamConfig
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
 from headwater.cli.stream_view import retention_words

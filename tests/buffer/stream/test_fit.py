@@ -8,8 +8,8 @@ import pytest
 from headwater.buffer.batch import Batch, decode_batch, encode_batch
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.records import from_values, with_column
-from headwater.buffer.stream_fit import Fitting
-from headwater.buffer.stream_schema import declared_schema
+from headwater.buffer.stream.fit import Fitting
+from headwater.buffer.stream.schema import declared_schema
 from headwater.core.errors import Refused
 from headwater.core.ids import encode_ulid
 

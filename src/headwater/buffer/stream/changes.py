@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.stream_config import SchemaVersion, StreamConfig
-from headwater.buffer.stream_schema import difference, evolved, schema_version
+from headwater.buffer.stream.config import SchemaVersion, StreamConfig
+from headwater.buffer.stream.schema import difference, evolved, schema_version
 from headwater.core.errors import AlreadyExists, Refused
 
 

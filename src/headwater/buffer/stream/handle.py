@@ -6,10 +6,11 @@ import functools
 
 import pyarrow as pa
 
-from headwater.buffer import layout, stream_queues
+from headwater.buffer import layout
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import Appender, Collector, Looker, Retention, Taker
-from headwater.buffer.stream_config import (
+from headwater.buffer.stream import queues
+from headwater.buffer.stream.config import (
     BATCH_BYTES,
     FOR_EVER,
     LINGER_LOCAL_MS,
@@ -17,8 +18,8 @@ from headwater.buffer.stream_config import (
     StreamConfig,
     check_versions,
 )
-from headwater.buffer.stream_fit import Fitting
-from headwater.buffer.stream_schema import arrow_schema
+from headwater.buffer.stream.fit import Fitting
+from headwater.buffer.stream.schema import arrow_schema
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused
 from headwater.store import Store
@@ -85,24 +86,24 @@ class Stream:
         """A producer's door to a partition."""
         self._check_writing()
         self._check_partition(partition)
-        return stream_queues.appender(self.store, self.config, partition, producer_id)
+        return queues.appender(self.store, self.config, partition, producer_id)
 
     def taker(self, partition: int) -> Taker:
         """The owning consumer's door to a partition."""
         self._check_writing()
         self._check_partition(partition)
-        return stream_queues.taker(self.store, self.config, partition)
+        return queues.taker(self.store, self.config, partition)
 
     def looker(self, partition: int) -> Looker:
         """Everybody's door to a partition."""
         self._check_partition(partition)
-        return stream_queues.looker(self.store, self.config, partition)
+        return queues.looker(self.store, self.config, partition)
 
     def collector(self, partition: int) -> Collector:
         """The garbage collector's door to a partition."""
         self._check_writing()
         self._check_partition(partition)
-        return stream_queues.collector(self.store, self.config, partition)
+        return queues.collector(self.store, self.config, partition)
 
     def retention(self) -> Retention:
         """How long acknowledged batches stay.

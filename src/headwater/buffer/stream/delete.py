@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.stream_changes import tombstone
-from headwater.buffer.stream_config import StreamConfig
-from headwater.buffer.stream_register import StreamRegister
+from headwater.buffer.stream.changes import tombstone
+from headwater.buffer.stream.config import StreamConfig
+from headwater.buffer.stream.register import StreamRegister
 from headwater.core import runtime
 from headwater.core.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from headwater.store import ObjectMeta, Store

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer import stream_delete
 from headwater.buffer.stream import (
     Stream,
     alter_stream,
     create_stream,
+    delete,
     delete_stream,
     list_streams,
     open_stream,
@@ -184,7 +184,7 @@ async def test_what_may_not_be_deleted_is_said_at_once() -> None:
 async def test_deletes_are_made_in_bounded_groups() -> None:
     backend, store, _ = given()
     stream = await filled(store)
-    for number in range(3 * stream_delete.PARALLEL):
+    for number in range(3 * delete.PARALLEL):
         await store.put(f"streams/orders/0/ingest/{stream.id}/batches/{number:05d}", b"x")
     at_once = most = 0
 
@@ -197,8 +197,8 @@ async def test_deletes_are_made_in_bounded_groups() -> None:
         at_once -= 1
 
     backend.next("delete", *[step] * 1000)
-    assert (await delete_stream(store, "orders")).objects > 3 * stream_delete.PARALLEL
-    assert 1 < most <= stream_delete.PARALLEL
+    assert (await delete_stream(store, "orders")).objects > 3 * delete.PARALLEL
+    assert 1 < most <= delete.PARALLEL
 
 
 # The published v1 layout has no place for the id.
@@ -241,17 +241,17 @@ async def test_a_v1_stream_is_not_built_where_another_is_still_being_deleted() -
 async def test_a_slow_delete_of_a_v1_stream_stops_when_a_later_one_is_there() -> None:
     backend, store, plain = given()
     await create_stream(plain, "orders", format="v1")
-    for number in range(2 * stream_delete.PARALLEL):
+    for number in range(2 * delete.PARALLEL):
         await plain.put(f"streams/orders/0/ingest/{number:026d}.batch", b"x")
 
     async def replaced() -> None:
         await delete_stream(plain, "orders")
         await create_stream(plain, "orders", format="v1")
-        for number in range(2 * stream_delete.PARALLEL):
+        for number in range(2 * delete.PARALLEL):
             await plain.put(f"streams/orders/0/ingest/{number:026d}.batch", b"later")
 
     backend.next("list", after(replaced))
     with pytest.raises(Conflict, match="nothing of the other was touched"):
         await delete_stream(store, "orders")
     left = [key for key in await keys(plain) if key.endswith(".batch")]
-    assert len(left) == 2 * stream_delete.PARALLEL
+    assert len(left) == 2 * delete.PARALLEL

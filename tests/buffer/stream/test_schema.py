@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.buffer.stream_config import Column, SchemaVersion
-from headwater.buffer.stream_schema import (
+from headwater.buffer.stream.config import Column, SchemaVersion
+from headwater.buffer.stream.schema import (
     SchemaLike,
     arrow_schema,
     declared_schema,

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from headwater.buffer.layout import check_stream_name, stream_key
-from headwater.buffer.stream_config import StreamConfig, decode_config, encode_config
+from headwater.buffer.stream.config import StreamConfig, decode_config, encode_config
 from headwater.core.errors import Conflict, NotFound, Refused
 from headwater.store import Register, Store
 

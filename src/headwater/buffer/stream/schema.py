@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from headwater.buffer.stream_config import Column, SchemaVersion
+from headwater.buffer.stream.config import Column, SchemaVersion
 from headwater.buffer.type_text import field_text, parse_field, type_text
 from headwater.buffer.types import carried_schema, check_names, check_nested
 from headwater.core.errors import Corrupt, LimitExceeded, Refused

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from headwater.buffer.stream_settings import parse_settings
+from headwater.buffer.stream.settings import parse_settings
 from headwater.core.errors import Refused
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from headwater.buffer.stream_handle import Stream
+from headwater.buffer.stream.handle import Stream
 from headwater.store import Store, open_store
 
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from headwater.buffer.stream_handle import Stream
-from headwater.buffer.stream_register import StreamRegister
+from headwater.buffer.stream.handle import Stream
+from headwater.buffer.stream.register import StreamRegister
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 
 # `Refused` by a published v1 queue that belongs to a later stream: its layout has no place for ids.

@@ -15,33 +15,22 @@ from typing import Final
 
 import msgspec
 
-from headwater.buffer import layout, stream_queues
-from headwater.buffer.stream_changes import (
+from headwater.buffer import layout
+from headwater.buffer.stream import queues
+from headwater.buffer.stream.changes import (
     check_agrees,
     check_alterable,
     check_cleaned,
     next_schemas,
 )
-from headwater.buffer.stream_config import StreamConfig, changed, new_stream_id
-from headwater.buffer.stream_delete import DeletedReport, delete_stream
-from headwater.buffer.stream_handle import Stream
-from headwater.buffer.stream_register import StreamRegister, check_store
-from headwater.buffer.stream_schema import SchemaLike, declared_schema, schema_version
-from headwater.buffer.stream_settings import parse_settings
+from headwater.buffer.stream.config import StreamConfig, changed, new_stream_id
+from headwater.buffer.stream.handle import Stream
+from headwater.buffer.stream.register import StreamRegister, check_store
+from headwater.buffer.stream.schema import SchemaLike, declared_schema, schema_version
+from headwater.buffer.stream.settings import parse_settings
 from headwater.core import runtime
 from headwater.core.errors import AlreadyExists, Denied, NotFound, Refused, Unavailable
 from headwater.store import ObjectMeta, Store
-
-__all__ = [
-    "DeletedReport",
-    "Stream",
-    "alter_stream",
-    "create_stream",
-    "delete_stream",
-    "list_streams",
-    "open_stream",
-    "stream_names",
-]
 
 PARALLEL: Final = 16
 
@@ -163,7 +152,7 @@ async def _completed(store: Store, register: StreamRegister, config: StreamConfi
     while config.partitions_ready < config.partitions:
         until = min(config.partitions, config.partitions_ready + PARALLEL)
         partitions = range(config.partitions_ready, until)
-        await asyncio.gather(*(stream_queues.create_queue(store, config, p) for p in partitions))
+        await asyncio.gather(*(queues.create_queue(store, config, p) for p in partitions))
         if until == config.partitions:
             config = await register.update_live(config.id, functools.partial(_ready, until))
         else:

@@ -7,7 +7,7 @@ from typing import Final
 from headwater.buffer import layout
 from headwater.buffer.queue import native, v1
 from headwater.buffer.queue.contract import Appender, Collector, Looker, Taker
-from headwater.buffer.stream_config import StreamConfig
+from headwater.buffer.stream.config import StreamConfig
 from headwater.store import Store
 
 PACE_S: Final = {"gs": 1.0}

@@ -14,7 +14,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, Final
 
-from headwater.buffer.stream_config import FOR_EVER
+from headwater.buffer.stream.config import FOR_EVER
 from headwater.core.errors import Refused
 
 _SPELLINGS: Final[dict[str, str]] = {

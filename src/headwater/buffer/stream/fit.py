@@ -28,7 +28,7 @@ from headwater.buffer.records import (
     from_arrow,
     record_schema,
 )
-from headwater.buffer.stream_schema import difference, widens
+from headwater.buffer.stream.schema import difference, widens
 from headwater.buffer.type_text import field_text
 from headwater.core.errors import Refused
 

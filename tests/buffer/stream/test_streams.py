@@ -22,7 +22,7 @@ from headwater.buffer.stream import (
     open_stream,
     stream_names,
 )
-from headwater.buffer.stream_config import StreamConfig
+from headwater.buffer.stream.config import StreamConfig
 from headwater.core.errors import (
     AlreadyExists,
     Conflict,

@@ -1,0 +1,35 @@
+"""A stream: what `stream.json` says of it, and who opens, changes and deletes it.
+
+Enters: a name and settings. Leaves: `Stream`, with a door to each partition's queue.
+
+    streams                    made, opened, changed and listed
+    handle                     a stream that was opened: its doors and its schema
+    config, settings, changes  what is kept, how it is spelled, what may be asked of it
+    schema, fit                declared columns, their versions, and rows put under them
+    register, queues           where it is kept, and the queue that each partition has
+    delete, deleted            its end, and how others learn of it
+
+Always holds: `stream.json` changes by conditional writes alone; a schema only ever takes in more;
+a queue that was made once is never made again.
+"""
+
+from headwater.buffer.stream.delete import DeletedReport, delete_stream
+from headwater.buffer.stream.handle import Stream
+from headwater.buffer.stream.streams import (
+    alter_stream,
+    create_stream,
+    list_streams,
+    open_stream,
+    stream_names,
+)
+
+__all__ = [
+    "DeletedReport",
+    "Stream",
+    "alter_stream",
+    "create_stream",
+    "delete_stream",
+    "list_streams",
+    "open_stream",
+    "stream_names",
+]

@@ -1,0 +1,1 @@
+"""Streams: their register, their schemas, their beginning and end."""
