@@ -125,3 +125,14 @@ GC_PARALLEL: Final = 16
 GC_FULL_EVERY_MS: Final = 24 * 3600 * 1000
 # A producer that was silent for so long, and of which nothing is kept, is forgotten.
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
+
+# The write coordinator.
+COORDINATOR_QUEUE_WRITES: Final = 10_000
+COORDINATOR_FLUSH_INTERVAL_S: Final = 10.0
+COORDINATOR_FLUSH_BYTES: Final = 64 * MIB
+COORDINATOR_FROZEN: Final = 3
+COORDINATOR_STOP_GRACE_S: Final = 30.0
+COORDINATOR_VIEWS: Final = 16
+"""Views that are kept for a subscriber that does not come for them."""
+COORDINATOR_TURN_WRITES: Final = 512
+"""Writes that are applied before others have a turn on the event loop."""
