@@ -36,8 +36,7 @@ async def test_should_apply_writes_in_order() -> None:
     flusher = KeyFlusher()
     async with coordinator(flusher) as c:
         handle = c.handle("default")
-        for value in (1, 2, 3):
-            last = handle.try_write(Put("a", value))
+        *_, last = [handle.try_write(Put("a", value)) for value in (1, 2, 3)]
         await handle.flush()
         await last.wait(WRITTEN)
         assert [one.view for one in flusher.flushed] == [{"a": (2, 3)}]
@@ -98,8 +97,7 @@ async def test_should_include_all_pending_writes_in_flush() -> None:
     flusher = KeyFlusher()
     async with coordinator(flusher) as c:
         handle = c.handle("default")
-        for value, key in enumerate("abc", start=1):
-            last = handle.try_write(Put(key, value))
+        *_, last = [handle.try_write(Put(key, n)) for n, key in enumerate("abc", start=1)]
         await handle.flush()
         await last.wait(WRITTEN)
         assert len(flusher.flushed) == 1
@@ -312,8 +310,7 @@ async def test_should_track_epoch_range_in_flush_event() -> None:
     flusher = KeyFlusher()
     async with coordinator(flusher) as c:
         handle = c.handle("default")
-        for key in "abc":
-            last = handle.try_write(Put(key, 1))
+        *_, last = [handle.try_write(Put(key, 1)) for key in "abc"]
         await handle.flush()
         await last.wait(WRITTEN)
         assert flusher.flushed[0].epochs == range(1, 4)
@@ -325,8 +322,7 @@ async def test_should_have_contiguous_epoch_ranges() -> None:
     async with coordinator(flusher) as c:
         handle = c.handle("default")
         for keys in ("ab", "c"):
-            for key in keys:
-                last = handle.try_write(Put(key, 1))
+            *_, last = [handle.try_write(Put(key, 1)) for key in keys]
             await handle.flush()
             await last.wait(WRITTEN)
         assert [one.epochs for one in flusher.flushed] == [range(1, 3), range(3, 4)]
@@ -488,10 +484,8 @@ async def test_should_advance_durable_watermark() -> None:
 async def test_should_flush_writes_from_multiple_channels() -> None:
     async with coordinator(KeyFlusher(), "ch1", "ch2") as c:
         for value, (name, key) in enumerate([("ch1", "a"), ("ch2", "b"), ("ch1", "c")], 1):
-            last = c.handle(name).try_write(Put(key, 10 * value))
-            await last.wait(APPLIED)
-        await c.handle("ch1").flush()
-        await last.wait(WRITTEN)
+            await c.handle(name).try_write(Put(key, 10 * value)).wait(APPLIED)
+        await (await c.handle("ch1").flush()).wait(WRITTEN)
         assert c.view().snapshot == {"a": (0, 10), "b": (1, 20), "c": (2, 30)}
 
 
