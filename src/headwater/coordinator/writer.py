@@ -100,11 +100,16 @@ class Writer:
             share = max(1, left // len(ready))
             for channel in ready:
                 left -= await self._take(channel, share)
+        self._tell()
+        return left < limits.COORDINATOR_TURN_WRITES
+
+    def _tell(self) -> None:
+        """Let others know how far this came: who waits for a write, and who waits for room."""
         self._watermarks.apply(self._epoch - 1)
+        self._metrics.delta_bytes = self._delta.estimate_size()
         for channel in self.channels:
             channel.let_in()
             self._metrics.queue_depth[channel.name] = len(channel.commands)
-        return left < limits.COORDINATOR_TURN_WRITES
 
     async def _take(self, channel: Channel, most: int) -> int:
         """Up to so many commands of one channel, in order; how many."""
@@ -117,8 +122,7 @@ class Writer:
                 await self._command(command)
             else:
                 self._apply(command)
-                size_bytes = self._delta.estimate_size()
-                if size_bytes >= self._config.flush_size_bytes:
+                if self._delta.estimate_size() >= self._config.flush_size_bytes:
                     await self._flush("size")
         self._metrics.apply_seconds.observe(runtime.monotonic_s() - started_s)
         return taken
@@ -164,6 +168,7 @@ class Writer:
             return
         if not self._flushing.has_room:
             self._metrics.backpressure["frozen"] += 1
+            self._tell()
             await self._flushing.room()
         if self._timer is not None:
             self._timer.cancel()
