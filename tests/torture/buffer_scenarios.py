@@ -18,7 +18,8 @@ from headwater.core import runtime
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_actors import CollectorActor, ConsumerActor, LookerActor, ProducerActor
 from tests.torture.buffer_truth import PREFIX
-from tests.torture.buffer_world import DAY_S, SOUND, Parts, World
+from tests.torture.buffer_world import SOUND, Parts, World
+from tests.torture.surroundings import DAY_S
 
 PASSES_MAX = 400
 STEPS_MAX = 400_000

@@ -16,7 +16,7 @@ What is written at a number below the floor is no part of the queue: a request t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -49,10 +49,21 @@ class Entered(msgspec.Struct, frozen=True):
 class Truth:
     """The queue as it is, whatever anybody was told."""
 
-    def __init__(self, simulation: Simulation, may_expire: Callable[[int, int], bool]) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        may_expire: Callable[[int, int], bool],
+        *,
+        prefix: str = PREFIX,
+        queue_id: str = QUEUE_ID,
+        on_entered: Callable[[Entered], None] | None = None,
+    ) -> None:
         """`may_expire` says of a batch, by its latest time and the bytes after it, whether any
-        collector may let it go once it is acknowledged."""
+        collector may let it go once it is acknowledged. `on_entered` hears of every batch."""
         self.simulation = simulation
+        self.prefix = prefix
+        self._queue_id = queue_id
+        self._on_entered = on_entered
         self._may_expire = may_expire
         self.hold_below: str | None = None
         """The floor of the batches stays below this."""
@@ -63,7 +74,7 @@ class Truth:
         """By sequence."""
         self.sequence_of: dict[str, int] = {}
         """By batch id."""
-        self.queue = Queue(QUEUE_ID)
+        self.queue = Queue(queue_id)
         self.consumer = Consumer()
         self.marks: dict[str, int] = {}
         self.accepted: dict[str, list[Entered]] = {}
@@ -94,6 +105,21 @@ class Truth:
         """The LSN that the next record gets."""
         return self.chunks[-1].next_lsn if self.chunks else 1
 
+    @property
+    def epoch(self) -> int:
+        """That of the consumer that opened last."""
+        return self.consumer.epoch
+
+    @property
+    def acked_sequence(self) -> int:
+        """The first sequence that is not acknowledged."""
+        return self.consumer.sequence
+
+    @property
+    def floor_sequence(self) -> int:
+        """The oldest sequence that is kept."""
+        return self.queue.floor_sequence
+
     def last_accepted(self, producer: str) -> Entered | None:
         """The last batch of a producer."""
         accepted = self.accepted.get(producer)
@@ -107,7 +133,7 @@ class Truth:
 
     def wrote(self, key: str, data: bytes, objects: RecordingBackend) -> None:
         """A write was applied."""
-        folder, _, name = key.removeprefix(f"{PREFIX}/").partition("/")
+        folder, _, name = key.removeprefix(f"{self.prefix}/").partition("/")
         if folder == "chunks":
             self._wrote_chunk(int(name), data, objects)
         elif folder == "queue.json":
@@ -119,7 +145,7 @@ class Truth:
 
     def deleted(self, key: str) -> None:
         """A delete was applied to something that was there."""
-        folder, _, name = key.removeprefix(f"{PREFIX}/").partition("/")
+        folder, _, name = key.removeprefix(f"{self.prefix}/").partition("/")
         if folder == "chunks":
             floor = self.queue.chunk_floor
             self.check(int(name) < floor, f"chunk {name} was deleted; the floor is {floor}")
@@ -140,7 +166,7 @@ class Truth:
         if number < self.queue.chunk_floor:
             self.zombies += 1
             return
-        chunk = decode_chunk(data, queue_id=QUEUE_ID, number=number)
+        chunk = decode_chunk(data, queue_id=self._queue_id, number=number)
         if number < len(self.chunks):
             before = self.chunks[number]
             self.check(not before.closed, f"chunk {number} was closed and changed")
@@ -216,12 +242,14 @@ class Truth:
         if entry.inline is None:
             above = entry.batch_id > before.batch_floor
             self.check(above, f"{what} is not above the floor of the batches")
-            there = objects.has(f"{PREFIX}/batches/{entry.batch_id}")
+            there = objects.has(f"{self.prefix}/batches/{entry.batch_id}")
             self.check(there, f"{what} was appended and is not there")
         entered = Entered(entry, producer, chunk.number, place)
         self.sequence_of[entry.batch_id] = place.sequence
         self.entered.append(entered)
         self.accepted.setdefault(producer, []).append(entered)
+        if self._on_entered is not None:
+            self._on_entered(entered)
 
     def _moved_floor(self, queue: Queue) -> None:
         before, self.queue = self.queue, queue
@@ -318,10 +346,23 @@ class Truth:
         self.check(same, f"batch {told.sequence} is {entry.batch_id}, and {told} was delivered")
 
 
+class Witness(Protocol):
+    """Sees every change that a store applies."""
+
+    simulation: Simulation
+    prefix: str
+
+    def wrote(self, key: str, data: bytes, objects: RecordingBackend) -> None:
+        """A write was applied."""
+
+    def deleted(self, key: str) -> None:
+        """A delete was applied to something that was there."""
+
+
 class RecordingBackend(MemoryBackend):
     """Tells the truth of every change."""
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, truth: Witness) -> None:
         super().__init__(versions_by_content=True)
         self._truth = truth
 
@@ -331,7 +372,9 @@ class RecordingBackend(MemoryBackend):
 
     def keys(self, folder: str) -> list[str]:
         """What is there at this instant."""
-        return sorted(key for key in self._objects if key.startswith(f"{PREFIX}/{folder}/"))
+        return sorted(
+            key for key in self._objects if key.startswith(f"{self._truth.prefix}/{folder}/")
+        )
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         # The store's clock is its own, whatever that of the process says which sent the request.
