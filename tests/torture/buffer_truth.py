@@ -20,21 +20,23 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from headwater.buffer.queue import Descriptor, Placed
+from headwater.buffer.queue import Collector, Descriptor, Placed, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
 from headwater.buffer.queue.native.records import Consumer, Queue, Shard, shard_name
 from headwater.core import limits
 from headwater.core.runtime import installed
 from headwater.store import MemoryBackend, Version
 from headwater.store.backend import Condition
-from headwater.store.objects import Buffer
+from headwater.store.objects import Buffer, Object
 from headwater.store.register import decode_envelope
 from headwater.testing import Simulation
+from tests.torture.surroundings import require
 
 T = TypeVar("T")
 
 PREFIX = "streams/s/0/ingest/q"
 QUEUE_ID = "q"
+PASSES_MAX = 400
 
 
 class Entered(msgspec.Struct, frozen=True):
@@ -89,11 +91,7 @@ class Truth:
 
     def check(self, holds: bool, message: str) -> None:
         """End the history if a promise is broken."""
-        if not holds:
-            broken = AssertionError(message)
-            # Also where the code under test would swallow the error.
-            self.simulation._loop.fail(broken)
-            raise broken
+        require(self.simulation, holds, message)
 
     @property
     def next_sequence(self) -> int:
@@ -137,11 +135,11 @@ class Truth:
         if folder == "chunks":
             self._wrote_chunk(int(name), data, objects)
         elif folder == "queue.json":
-            self._moved_floor(_value(key, data, Queue))
+            self._moved_floor(register_value(key, data, Queue))
         elif folder == "consumer.json":
-            self._moved_consumer(_value(key, data, Consumer))
+            self._moved_consumer(register_value(key, data, Consumer))
         elif folder == "producers":
-            self._marked(name, _value(key, data, Shard))
+            self._marked(name, register_value(key, data, Shard))
 
     def deleted(self, key: str) -> None:
         """A delete was applied to something that was there."""
@@ -325,6 +323,13 @@ class Truth:
     def _shard(producer: str) -> str:
         return f"{shard_name(producer)}.json"
 
+    def leftovers(self, objects: RecordingBackend) -> list[str]:
+        """What is there, once everything was collected, and nobody needs."""
+        kept = self.entered[self.queue.floor_sequence :]
+        needed = {f"{self.prefix}/batches/{one.entry.batch_id}" for one in kept}
+        left = [key for key in objects.keys("batches") if key not in needed]
+        return left + objects.keys("chunks")[:-2]
+
     # What readers are told
 
     def check_descriptor(self, told: Descriptor) -> None:
@@ -358,6 +363,9 @@ class Witness(Protocol):
     def deleted(self, key: str) -> None:
         """A delete was applied to something that was there."""
 
+    def leftovers(self, objects: RecordingBackend) -> list[str]:
+        """What is there, once everything was collected, and nobody needs."""
+
 
 class RecordingBackend(MemoryBackend):
     """Tells the truth of every change."""
@@ -369,6 +377,21 @@ class RecordingBackend(MemoryBackend):
     def has(self, key: str) -> bool:
         """Whether an object is there at this instant."""
         return key in self._objects
+
+    def data(self, key: str) -> bytes:
+        """What an object holds at this instant."""
+        return bytes(self._objects[key].data)
+
+    def damage(self, key: str, data: bytes | None) -> None:
+        """Let an object hold something else, or be gone, behind everybody's back."""
+        found = self._objects.pop(key)
+        if data is not None:
+            self._objects[key] = Object(found.meta, data)
+
+    @property
+    def names(self) -> list[str]:
+        """Everything there is at this instant."""
+        return sorted(self._objects)
 
     def keys(self, folder: str) -> list[str]:
         """What is there at this instant."""
@@ -390,5 +413,21 @@ class RecordingBackend(MemoryBackend):
             self._truth.deleted(key)
 
 
-def _value(key: str, data: bytes, kind: type[T]) -> T:
+async def check_nothing_left(
+    truth: Witness, objects: RecordingBackend, collector: Collector, retention: Retention
+) -> None:
+    """What nobody needs does not stay for ever."""
+    before: tuple[object, ...] = ()
+    for _ in range(PASSES_MAX):
+        done = await collector.collect(retention, full=True)
+        now = (done.floor_sequence, done.batch_floor, *objects.names)
+        if now == before:
+            break
+        before = now
+    left = truth.leftovers(objects)
+    require(truth.simulation, not left, f"nobody collects {left}")
+
+
+def register_value(key: str, data: bytes, kind: type[T]) -> T:
+    """What stands in a register."""
     return msgspec.json.decode(decode_envelope(key, data).value, type=kind)

@@ -7,19 +7,23 @@ chunks are deleted these are the worst: they find a number free that was taken b
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 from unittest import mock
 
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue import Collector, Retention
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition, PreconditionFailed
 from headwater.store.objects import Buffer
 from headwater.testing import Faults, FaultyStore, Process, Simulation
+
+T = TypeVar("T")
 
 DAY_S = 24 * 3600.0
 DAY_MS = 24 * 3600 * 1000
@@ -38,6 +42,19 @@ def replaced(*replacements: Replacement) -> Iterator[None]:
         for owner, name, instead in replacements:
             stack.enter_context(mock.patch.object(owner, name, instead))
         yield
+
+
+class Failed(Exception):
+    """A call was cancelled, or told to try again: nothing may have changed for who made it."""
+
+
+def require(simulation: Simulation, holds: bool, message: str) -> None:
+    """End the history if a promise is broken."""
+    if not holds:
+        broken = AssertionError(message)
+        # Also where the code under test would swallow the error.
+        simulation._loop.fail(broken)
+        raise broken
 
 
 class EchoingStore(FaultyStore):
@@ -97,6 +114,31 @@ class Surroundings:
         self.idles_s = 5.0 if self.haunted else 3600.0
         """The longest wait of a consumer that found nothing."""
         self.over = False
+
+    def check(self, holds: bool, message: str) -> None:
+        """End the history if a promise is broken."""
+        require(self.simulation, holds, message)
+
+    def patience(self) -> asyncio.Timeout:
+        """How long somebody waits for an answer; now and then not long enough for one."""
+        short = not self.network.calm and self.random.random() < 0.1
+        return asyncio.timeout(self.random.expovariate(5.0) if short else None)
+
+    async def tried(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The answer; `Failed` if it was not waited for, or if something was wrong."""
+        was_calm = self.is_calm
+        try:
+            async with self.patience():
+                return await call()
+        except TimeoutError as error:
+            raise Failed("not waited for") from error
+        except (Unavailable, OutcomeUnknown) as error:
+            self.check(not was_calm, f"nothing was wrong, and yet {error!r}")
+            raise Failed(str(error)) from error
+
+    def collector(self) -> Collector:
+        """The collector's door."""
+        raise NotImplementedError
 
     def _draw_faults(self) -> Faults:
         if self.gentle or (self.haunted and self.random.random() < 0.5):
