@@ -48,6 +48,16 @@ def fails(error: Exception) -> Step:
     return step
 
 
+def fails_after(seconds: float, error: Exception) -> Step:
+    """Not carried out, which takes so long."""
+
+    async def step(_: Apply) -> None:
+        await runtime.sleep(seconds)
+        raise error
+
+    return step
+
+
 def lands_then(error: Exception) -> Step:
     """Carried out, and answered with an error all the same."""
 

@@ -50,7 +50,10 @@ class Engine:
         settings: Settings,
         opened: list[tuple[Appender, Resumed]],
         handle_type: Callable[..., Handle],
+        *,
+        resumable: bool,
     ) -> None:
+        """`resumable`: a successor under the id goes on after the last accepted batch."""
         self.stream = stream
         self.producer_id = producer_id
         self.settings = settings
@@ -77,6 +80,7 @@ class Engine:
             defaults_for(stream.name),
             schema_version=stream.schema_version,
             packs_calls=self._is_v1,
+            resumable=resumable and not self._is_v1,
         )
         self.lanes = [
             Lane(partition, appender, resumed, carrier)
@@ -110,7 +114,8 @@ class Engine:
             if isinstance(outcome, BaseException):
                 raise outcome
             opened.append(outcome)
-        return cls(stream, chosen, settings, opened, handle_type)
+        resumable = producer_id is not None
+        return cls(stream, chosen, settings, opened, handle_type, resumable=resumable)
 
     # Checking: plain functions, for any thread
 
@@ -270,6 +275,17 @@ class Engine:
         self.accumulator.seal_all()
         for lane in self.lanes:
             lane.stop(error)
+        self._line.move()
+
+    def break_off(self, cause: BaseException) -> None:
+        """Take nothing more; what was taken before the hole is seen through."""
+        self.accumulator.refuse(
+            Refused(
+                f"the producer {self.producer_id!r} stopped where records were dropped: open it "
+                f"again under its id, and go on from `resumed`. {cause}"
+            )
+        )
+        self.accumulator.seal_all()
         self._line.move()
 
     def _begin_in_child(self) -> None:

@@ -10,7 +10,9 @@ Always holds:
   that append may have landed, whatever was answered. Such a draft is *attempted*; it stands at the
   front of the lane until it has landed, and nothing overtakes it. Its handles are told
   `OutcomeUnknown` when their time is up; the lane goes on with it all the same;
-- a draft that was never attempted can be dropped, and leaves no gap.
+- a draft that was never attempted can be dropped, and leaves no gap;
+- of a producer that can be resumed, nothing is accepted that comes after what was dropped: its
+  successor goes on after the last accepted batch, and would pass over the hole.
 """
 
 from __future__ import annotations
@@ -66,6 +68,9 @@ class Desk(Protocol):
     def stop(self, error: HeadwaterError) -> None:
         """Nothing of this producer will be accepted any more."""
 
+    def break_off(self, cause: BaseException) -> None:
+        """Records were dropped: nothing that is not in a lane by now will be accepted."""
+
 
 class Carrier:
     """What all lanes of a producer share."""
@@ -79,6 +84,7 @@ class Carrier:
         *,
         schema_version: int,
         packs_calls: bool,
+        resumable: bool,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
@@ -86,6 +92,7 @@ class Carrier:
         self.defaults = defaults
         self.schema_version = schema_version
         self.packs_calls = packs_calls
+        self.resumable = resumable
         self.slots = asyncio.Semaphore(settings.max_in_flight)
 
 
@@ -145,11 +152,14 @@ class Lane:
         self._resume_metadata = resumed.metadata
         self._appending: asyncio.Task[None] | None = None
         self._stopped: HeadwaterError | None = None
+        self._broken: HeadwaterError | None = None
+        """Why nothing more is taken, while what was taken before is seen through."""
 
     def put(self, draft: Draft) -> None:
         """Take over a sealed draft."""
-        if self._stopped is not None:
-            draft.fail(self._stopped)
+        refusal = self._stopped or self._broken
+        if refusal is not None:
+            draft.fail(refusal)
             self._carrier.desk.told(draft)
             self._carrier.desk.release(draft)
             return
@@ -328,9 +338,25 @@ class Lane:
 
     def _drop(self, flight: _Flight, error: BaseException) -> None:
         """Leave out a draft that was never attempted; the next one gets its sequence."""
+        place = self._flights.index(flight)
         self._flights.remove(flight)
         self._fail(flight, error)
+        if self._carrier.resumable:
+            self._break_off(place, error)
         self._append_soon()
+
+    def _break_off(self, place: int, error: BaseException) -> None:
+        """Leave out everything from this place on: none of it was attempted either."""
+        if self._broken is None:
+            self._broken = Unavailable(
+                "not accepted, and dropped: records before these were dropped, and a successor "
+                f"would resume past them. Open the producer again and go on from there. {error}"
+            )
+            self._broken.__cause__ = error
+        behind = [self._flights.pop() for _ in range(len(self._flights) - place)]
+        for flight in reversed(behind):
+            self._fail(flight, self._broken)
+        self._carrier.desk.break_off(error)
 
     def stop(self, error: HeadwaterError) -> None:
         """Fail everything, and whatever comes later."""
