@@ -73,6 +73,8 @@ class Engine:
         self._failures: deque[Draft] = deque(maxlen=FAILURES_KEPT)
         self._closing = asyncio.Lock()
         self._is_v1 = stream.config.format == "v1"
+        self._carried: pa.Schema | None = None
+        """Columns that came last and were carried as they are: nearly always the next ones too."""
         carrier = Carrier(
             settings,
             self.metrics,
@@ -137,11 +139,19 @@ class Engine:
     ) -> Parcel:
         """A call of columns, checked."""
         self._check_partition(partition)
-        parcel = typed(data, metadata, partition)
+        parcel = typed(data, metadata, partition, self._carried)
         parcel.batches = [self.stream.fit(batch) for batch in parcel.batches]
+        if parcel.batches and parcel.batches[0].schema == data.schema:
+            self._carried = data.schema
         if self._is_v1:
             _check_v1(parcel)
         return _checked(parcel)
+
+    def takes_time(self, data: Any) -> bool:
+        """Whether `typed` looks at the values of a large call, or copies them."""
+        return not isinstance(data, pa.RecordBatch) or (
+            data.nbytes > limits.RECORD_MAX_BYTES or data.schema != self._carried
+        )
 
     def dicts(
         self, rows: Iterable[Mapping[str, Any]], metadata: bytes | None, partition: int | None
@@ -163,7 +173,7 @@ class Engine:
     async def keep(self, parcel: Parcel, entries: Any) -> Handle:
         """Keep a checked call, after waiting for room if it must; `BufferFull` if there is none."""
         accumulator = self.accumulator
-        if parcel.size_bytes > INLINE_ARRANGE_BYTES:
+        if parcel.size_bytes > INLINE_ARRANGE_BYTES and accumulator.takes_time(parcel):
             await runtime.run_blocking(accumulator.arrange, parcel)
         else:
             accumulator.arrange(parcel)

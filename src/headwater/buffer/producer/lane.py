@@ -25,11 +25,17 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Calls
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.draft import Draft
 from headwater.buffer.producer.metrics import ProducerMetrics
-from headwater.buffer.queue.contract import Appender, BelowFloor, NewBatch, Placed, Resumed
+from headwater.buffer.queue.contract import (
+    Appender,
+    BelowFloor,
+    Encoded,
+    NewBatch,
+    Placed,
+    Resumed,
+)
 from headwater.buffer.queue.v1.items import pack_calls
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
@@ -101,8 +107,8 @@ class _Flight:
 
     __slots__ = (
         "attempted",
+        "batch",
         "batch_id",
-        "calls",
         "cause",
         "draft",
         "expiry",
@@ -110,7 +116,6 @@ class _Flight:
         "is_ready",
         "metadata",
         "packed",
-        "records",
         "size_bytes",
         "task",
         "times_ms",
@@ -119,8 +124,7 @@ class _Flight:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.batch_id = ""
-        self.records: pa.RecordBatch | None = None
-        self.calls: Calls | None = None
+        self.batch: Batch | None = None
         self.size_bytes = 0
         self.times_ms = (0, 0)
         self.inline: bytes | None = None
@@ -204,18 +208,19 @@ class Lane:
         inline = len(data) <= self._appender.inline_max_bytes
         if not inline:
             await self._appender.upload(flight.batch_id, data)
-        assert flight.calls is not None
+        assert flight.batch is not None
         flight.size_bytes = len(data)
         flight.inline = bytes(data) if inline else None
-        flight.times_ms = flight.calls.time_range_ms
+        flight.times_ms = flight.batch.calls.time_range_ms
         if self._carrier.packs_calls:
-            flight.packed = pack_calls(flight.calls)
+            flight.packed = pack_calls(flight.batch.calls)
 
-    def _encode(self, flight: _Flight) -> bytes | memoryview:
-        if flight.records is None:
-            flight.records, flight.calls = flight.draft.build(self._carrier.defaults)
-        assert flight.calls is not None
-        batch = Batch(flight.batch_id, flight.records, flight.calls)
+    def _encode(self, flight: _Flight) -> Encoded:
+        if flight.batch is None:
+            flight.batch = flight.draft.build(
+                flight.batch_id, self._carrier.defaults, loose=self._appender.takes_loose
+            )
+        batch = flight.batch._replace(batch_id=flight.batch_id)
         return self._appender.encode(batch, self._carrier.settings.compression)
 
     # Appending
@@ -385,4 +390,4 @@ class Lane:
             flight.expiry.cancel()
         if flight.task is not None and flight.task is not asyncio.current_task():
             flight.task.cancel()
-        flight.records = flight.calls = None
+        flight.batch = None
