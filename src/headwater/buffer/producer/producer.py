@@ -142,7 +142,7 @@ class Producer:
     ) -> Handle:
         """Send typed columns; `_key`, `_headers`, `_timestamp`, `_operation`, … are reserved."""
         await runtime.sleep(0)
-        if getattr(data, "nbytes", 0) > INLINE_ARRANGE_BYTES:
+        if getattr(data, "nbytes", 0) > INLINE_ARRANGE_BYTES and self._engine.takes_time(data):
             parcel = await runtime.run_blocking(self._engine.typed, data, metadata, partition)
         else:
             parcel = self._engine.typed(data, metadata, partition)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Appender, Counters, NewBatch, Placed, Resumed
+from headwater.buffer.queue.contract import Appender, Counters, Encoded, NewBatch, Placed, Resumed
 from headwater.buffer.queue.v1.acked import Acked
 from headwater.buffer.queue.v1.counts import Count
 from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race
@@ -90,7 +90,7 @@ class V1Appender(Appender):
             return encode_batch([], compression)
         return encode_batch(batch.records.column(VALUE), compression)
 
-    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
+    async def upload(self, batch_id: str, data: Encoded) -> None:
         await self._store.put(self._names.batch(batch_id), data)
 
     async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
