@@ -84,7 +84,8 @@ class Watermarks:
         self._ending = ending
         for waiting in self._waiting.values():
             for _, _, future in waiting:
-                if not future.done():
+                # Called by a finaliser, too, when the event loop may be gone.
+                if not future.done() and not future.get_loop().is_closed():
                     future.set_exception(ending.error())
             waiting.clear()
 
