@@ -48,20 +48,21 @@ class ViewBoard(Generic[D, V, S]):
 
     def __init__(self, view: View[D, V, S]) -> None:
         self.view = view
-        # Weak: a subscriber that was dropped must not gather views for ever.
-        self._subscribers: weakref.WeakSet[ViewSubscriber[D, V, S]] = weakref.WeakSet()
-        self.ending: Ending | None = None
+        # Weak: a subscriber that was dropped must not gather views for ever. A list and not a
+        # WeakSet, whose order follows memory addresses: the same seed must give the same history.
+        self._subscribers: list[weakref.ref[ViewSubscriber[D, V, S]]] = []
+        self._ending: Ending | None = None
 
     def subscribe(self, subscriber: ViewSubscriber[D, V, S]) -> None:
         """Tell this one of every view after the present one."""
-        if self.ending is not None:
-            subscriber.end(self.ending)
+        if self._ending is not None:
+            subscriber.end(self._ending)
         else:
-            self._subscribers.add(subscriber)
+            self._subscribers.append(weakref.ref(subscriber))
 
     def unsubscribe(self, subscriber: ViewSubscriber[D, V, S]) -> None:
         """Tell this one no more."""
-        self._subscribers.discard(subscriber)
+        self._subscribers = [one for one in self._subscribers if one() is not subscriber]
 
     def freeze(self, frozen: Stamped[V], current: D) -> None:
         """A delta was frozen, and another one takes its place."""
@@ -78,12 +79,17 @@ class ViewBoard(Generic[D, V, S]):
 
     def end(self, ending: Ending) -> None:
         """No view follows."""
-        self.ending = ending
-        for subscriber in list(self._subscribers):
+        self._ending = ending
+        for subscriber in self._present():
             subscriber.end(ending)
         self._subscribers.clear()
 
     def _publish(self, view: View[D, V, S]) -> None:
         self.view = view
-        for subscriber in list(self._subscribers):
+        for subscriber in self._present():
             subscriber.offer(view)
+
+    def _present(self) -> list[ViewSubscriber[D, V, S]]:
+        found = [(one, one()) for one in self._subscribers]
+        self._subscribers = [one for one, subscriber in found if subscriber is not None]
+        return [subscriber for _, subscriber in found if subscriber is not None]
