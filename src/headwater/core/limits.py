@@ -101,6 +101,8 @@ FLOOR_SETTLE_S: Final = 90.0
 V1_MANIFEST_MAX_BYTES: Final = 64 * MIB
 V1_ATTEMPTS: Final = 64
 """Lost races before a change of the manifest gives up."""
+V1_ATTEMPTS_AT_ONCE: Final = 16
+"""Lost races in a row after each of which it is tried again without waiting."""
 V1_REMEMBERED: Final = 1024
 """How many entries back a location that comes again is recognised as the same batch."""
 V1_GIVEN_UP_MAX: Final = 1024
