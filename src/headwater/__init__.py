@@ -3,10 +3,18 @@
 Enters: records. Leaves: DataFrames, exactly once. `open_store` is where every use begins, and
 `read` shows what a stream holds; the rooms (`headwater.core`, `headwater.store`, …) say in their
 own words what they do.
+
+Always holds: importing this loads no room; a name is loaded when it is asked for.
 """
 
-from headwater.core.errors import HeadwaterError
-from headwater.front import read, read_async
-from headwater.store import Store, open_store
+from typing import TYPE_CHECKING
+
+from headwater.front import load as __getattr__  # noqa: F401  Python asks for it by this name
+from headwater.front import names as __dir__  # noqa: F401  and for this one
+
+if TYPE_CHECKING:
+    from headwater.buffer.consumer import read, read_async
+    from headwater.core.errors import HeadwaterError
+    from headwater.store import Store, open_store
 
 __all__ = ["HeadwaterError", "Store", "open_store", "read", "read_async"]

@@ -1,82 +1,33 @@
-"""What is called by its short name, and loaded when it is called.
+"""What is called by its short name, and loaded when it is asked for.
 
-Importing Headwater loads neither Arrow nor a room above the store: a script that opens a store, and
-a command that prints its help, do not wait for them.
+Importing Headwater loads no room: a script that opens a store does not wait for Arrow, a command
+that prints its help does not wait for the store, and Ctrl-C is listened for before either is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import importlib
+from typing import Final
 
-from headwater.core.limits import READ_AHEAD_BYTES
-from headwater.store import Store
-
-if TYPE_CHECKING:
-    from headwater.buffer.consumer.async_reader import AsyncReader, OnBadBatch
-    from headwater.buffer.consumer.reader import Reader
-    from headwater.buffer.consumer.reading import Position
-    from headwater.buffer.stream import Stream
-
-
-def read(
-    source: str | Store | Stream,
-    stream: str | None = None,
-    start: Position = None,
-    end: Position = None,
-    *,
-    partition: int | Sequence[int] | None = None,
-    follow: bool = False,
-    columns: Sequence[str] | None = None,
-    on_bad_batch: OnBadBatch = "raise",
-    read_ahead_bytes: int = READ_AHEAD_BYTES,
-) -> Reader:
-    """Read a stream as Arrow record batches. Opens nothing and fences nobody.
-
-        table = headwater.read("file:///data", "orders", start="2026-01-31").to_table()
-
-    `start` (inclusive) and `end` (exclusive) are LSNs, "earliest", "latest" or times; a mapping
-    gives each partition its own. Without `start`, from the oldest record that is retained;
-    without `end`, to the latest one at this moment, or with `follow` for ever.
-    """
-    from headwater.buffer.consumer import reader
-
-    return reader.read(
-        source,
-        stream,
-        start,
-        end,
-        partition=partition,
-        follow=follow,
-        columns=columns,
-        on_bad_batch=on_bad_batch,
-        read_ahead_bytes=read_ahead_bytes,
-    )
+_HOMES: Final = {
+    "HeadwaterError": "headwater.core.errors",
+    "Store": "headwater.store",
+    "open_store": "headwater.store",
+    "read": "headwater.buffer.consumer",
+    "read_async": "headwater.buffer.consumer",
+}
 
 
-async def read_async(
-    source: str | Store | Stream,
-    stream: str | None = None,
-    start: Position = None,
-    end: Position = None,
-    *,
-    partition: int | Sequence[int] | None = None,
-    follow: bool = False,
-    columns: Sequence[str] | None = None,
-    on_bad_batch: OnBadBatch = "raise",
-    read_ahead_bytes: int = READ_AHEAD_BYTES,
-) -> AsyncReader:
-    """As `read`, for code with an event loop: `async for batch in await read_async(…)`."""
-    from headwater.buffer.consumer import async_reader
+def load(name: str) -> object:
+    """A public name of the package, from the room where it lives."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'headwater' has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(home), name)
+    setattr(importlib.import_module("headwater"), name, found)
+    return found
 
-    return await async_reader.read_async(
-        source,
-        stream,
-        start,
-        end,
-        partition=partition,
-        follow=follow,
-        columns=columns,
-        on_bad_batch=on_bad_batch,
-        read_ahead_bytes=read_ahead_bytes,
-    )
+
+def names() -> list[str]:
+    """What the package has to offer, loaded or not."""
+    return sorted({*vars(importlib.import_module("headwater")), *_HOMES})

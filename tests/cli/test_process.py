@@ -90,22 +90,44 @@ def _closed(descriptor: int, arguments: list[str]) -> subprocess.CompletedProces
     )
 
 
-def test_an_interrupt_while_parts_are_loaded_ends_it_quietly() -> None:
-    """The first part to be loaded interrupts, in place of a person who is quick."""
-    code = (
-        "import os, signal, sys, headwater\n"
-        # Whoever runs the tests in the background lets them ignore it.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "class Impatient:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name not in ('headwater.cli', 'headwater.cli.entry'):\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Impatient())\n"
-        "import headwater.cli\n"
-        "headwater.cli.main()\n"
+IMPATIENT = """
+import atexit, os, signal, sys
+# Whoever runs the tests in the background lets them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+moment, sys.argv = sys.argv[1], ["headwater", *sys.argv[2:]]
+interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+class Impatient:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            print("interrupted")
+            sys.stdout.flush()
+            interrupt()
+sys.meta_path.insert(0, Impatient())
+if moment == "the end":
+    atexit.register(interrupt)
+from headwater.cli import main
+main()
+"""
+"""The command, interrupted at a moment of one's choice: in place of a person who is quick."""
+
+
+@pytest.mark.parametrize(
+    "moment", ["headwater.cli.app", "typer", "headwater.cli.stream_view", "pyarrow"]
+)
+def test_an_interrupt_while_parts_are_loaded_ends_it_quietly(moment: str, tmp_path: Path) -> None:
+    words = ["stream", "list", f"file://{tmp_path}/store"]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT, moment, *words], capture_output=True, timeout=60
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, b"", b"")
+    found = (done.returncode, done.stdout, done.stderr.strip())
+    assert found == (128 + signal.SIGINT, b"interrupted\n", b"")
+
+
+def test_an_interrupt_while_it_ends_is_as_quiet() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT, "the end", "version"], capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, b"")
 
 
 def test_an_interrupt_that_is_to_be_ignored_is_ignored() -> None:

@@ -35,6 +35,13 @@ def test_every_exported_name_exists(door: ModuleType) -> None:
     assert [name for name in door.__all__ if not hasattr(door, name)] == []
 
 
+def test_names_that_are_loaded_when_asked_for_are_told_before() -> None:
+    assert set(headwater.__all__) <= set(dir(headwater))
+    assert importlib.import_module("headwater").read is headwater.read
+    with pytest.raises(AttributeError, match="no attribute 'raed'"):
+        importlib.import_module("headwater").raed  # noqa: B018  to ask is what is tested
+
+
 def test_no_exported_name_is_private(door: ModuleType) -> None:
     private = [name for name in door.__all__ if name.startswith("_") and name != "__version__"]
     assert private == []

@@ -9,6 +9,7 @@ from scripts import tidy
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * tidy.FUNCTION_LINES
+DOOR = '"""Door."""\n__all__ = []\n'
 LONG_DOCSTRING = 'def f():\n    """' + "line\n" * tidy.FUNCTION_LINES + '    """\n    return 1\n'
 
 
@@ -45,6 +46,13 @@ def test_the_repository_is_tidy() -> None:
         ("src/headwater/__init__.py", '"""Door."""\n__all__ = ["a", "a"]\n', "not a sorted list"),
         ("src/headwater/__init__.py", '"""Door."""\n__all__ = sorted(x)\n', "not a sorted list"),
         ("src/headwater/__init__.py", '"""Door."""\n__all__ = []\nx = 1\n', "no logic"),
+        ("src/headwater/__init__.py", DOOR + "if x:\n    import a\n", "no logic"),
+        ("src/headwater/__init__.py", DOOR + "if TYPE_CHECKING:\n    x = 1\n", "no logic"),
+        (
+            "src/headwater/__init__.py",
+            DOOR + "if TYPE_CHECKING:\n    import a\nelse:\n    import b\n",
+            "no logic",
+        ),
         ("src/headwater/a.py", "try:\n    f()\nexcept Exception:\n    pass\n", "swallowed"),
         ("src/headwater/a.py", "try:\n    f()\nexcept BaseException:\n    ...\n", "swallowed"),
         ("src/headwater/a.py", "try:\n    f()\nexcept (A, Exception):\n    pass\n", "swallowed"),
@@ -85,6 +93,7 @@ def test_every_registry_is_known(tree: Path, host: str) -> None:
         ("src/headwater/a.py", "x = 1\n" * tidy.FILE_LINES),
         ("src/headwater/a.py", LONG_DOCSTRING),
         ("src/headwater/__init__.py", '"""Door."""\n\nimport a\n\n__all__: list[str] = ["a"]\n'),
+        ("src/headwater/__init__.py", DOOR + "if TYPE_CHECKING:\n    import a\n"),
         ("src/headwater/a.py", "try:\n    f()\nexcept KeyError:\n    pass\n"),
         ("src/headwater/a.py", "try:\n    f()\nexcept Exception:\n    report()\n"),
         ("src/headwater/cli/a.py", "print(1)\n"),

@@ -28,7 +28,7 @@ from random import Random
 from typing import Final, Literal
 
 from headwater.core.errors import NotFound
-from headwater.store import IF_ABSENT, LocalBackend, Version
+from headwater.store import IF_ABSENT, LocalBackend, Parts, Version
 from headwater.store.objects import Buffer
 
 TASKS: Final = 4
@@ -56,7 +56,8 @@ def content(key: str, revision: int) -> bytes:
 class InPlaceBackend(LocalBackend):
     """What must be caught: writes to the object's own file, piece by piece."""
 
-    def _put(self, key: str, data: Buffer, condition: object) -> Version:
+    def _put(self, key: str, data: Buffer | Parts, condition: object) -> Version:
+        assert not isinstance(data, Parts)
         self._prepare()
         path = self._path(key)
         self._make_folder(os.path.dirname(path), key)

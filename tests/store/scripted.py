@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, ParamSpec
 
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown
 from headwater.store import MemoryBackend, Object, ObjectMeta, Version
 from headwater.store.backend import Backend, Condition, IfAbsent
-from headwater.store.objects import Buffer, ByteRange, Page
+from headwater.store.objects import Buffer, ByteRange, Page, Parts
 from headwater.testing import simulate
 
 P = ParamSpec("P")
@@ -90,6 +90,19 @@ def gives(answer: Any) -> Step:
         return answer
 
     return step
+
+
+class GivenParts(Parts):
+    """Bytes in parts."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._parts)
 
 
 class Scripted(Backend):

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -40,7 +40,7 @@ from headwater.store.keys import RESERVED_SEGMENT
 from headwater.store.local import ABANDONED_AFTER_MS
 from headwater.store.objects import Buffer
 from headwater.testing import FaultyDisk, simulate
-from tests.store.scripted import virtual
+from tests.store.scripted import GivenParts, virtual
 
 FORK = multiprocessing.get_context("fork")
 
@@ -664,3 +664,20 @@ def test_too_many_open_files_is_worth_another_try(tmp_path: Path) -> None:
     backend = LocalBackend(str(tmp_path), _FailingDisk(errno.EMFILE, "create"))
     with pytest.raises(Unavailable, match="ulimit"):
         backend._put("a", b"", None)
+
+
+def test_parts_are_written_one_after_the_other(tmp_path: Path) -> None:
+    store = Store(backend_at(tmp_path))
+    asyncio.run(store.put("a", GivenParts(b"one", b"two")))
+    assert (tmp_path / "a").read_bytes() == b"onetwo"
+
+
+def test_of_parts_that_fail_half_way_nothing_is_left(tmp_path: Path) -> None:
+    class Broken(GivenParts):
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"one"
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        asyncio.run(Store(backend_at(tmp_path)).put("a", Broken(b"one", b"two")))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -43,6 +43,7 @@ from headwater.store.objects import Buffer
 from tests.store.scripted import (
     LOST,
     Apply,
+    GivenParts,
     Scripted,
     after,
     fails,
@@ -549,6 +550,29 @@ def test_a_large_put_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         backend.next("put_stream", lands_then(LOST), fails(Denied("403")))
         with pytest.raises(OutcomeUnknown):
             await store.put("c", bytes(11))
+
+    check()
+
+
+@virtual
+async def test_parts_that_stand_apart_make_one_object() -> None:
+    backend, store = given()
+    backend.next("put", fails(DOWN))
+    await store.put("a", GivenParts(b"one", b"", b"two"))
+    assert (await store.get("a")).data == b"onetwo"
+    assert store.stats.of("put").bytes_sent == 12
+
+
+def test_parts_count_together_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OBJECT_MAX_BYTES", 5)
+
+    @virtual
+    async def check() -> None:
+        for store in (given()[1], Store(MemoryBackend())):
+            with pytest.raises(LimitExceeded, match="OBJECT_MAX_BYTES"):
+                await store.put("a", GivenParts(b"one", b"two"))
+            with pytest.raises(NotFound):
+                await store.get("a")
 
     check()
 

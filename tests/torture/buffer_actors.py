@@ -17,6 +17,7 @@ from headwater.buffer.queue.native import NativeAppender, NativeLooker, NativeTa
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Trimmed, Unavailable
 from tests.torture.buffer_world import World
+from tests.torture.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -255,7 +256,7 @@ class ConsumerActor:
 class CollectorActor:
     """Collects now and then, with a retention of its own."""
 
-    def __init__(self, world: World, retention: Retention) -> None:
+    def __init__(self, world: Surroundings, retention: Retention) -> None:
         self.world = world
         self.retention = retention
 
@@ -269,7 +270,7 @@ class CollectorActor:
             try:
                 await collector.collect(self.retention, full=world.random.random() < 0.3)
             except (Unavailable, OutcomeUnknown) as error:
-                world.truth.check(not was_calm, f"nothing was wrong, and yet {error!r}")
+                world.check(not was_calm, f"nothing was wrong, and yet {error!r}")
             wait_s = world.random.choice(world.collects_every_s)
             await runtime.sleep(world.random.expovariate(1.0) * wait_s)
 

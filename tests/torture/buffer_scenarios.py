@@ -17,10 +17,10 @@ from headwater.buffer.queue import Retention
 from headwater.core import runtime
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_actors import CollectorActor, ConsumerActor, LookerActor, ProducerActor
-from tests.torture.buffer_truth import PREFIX
-from tests.torture.buffer_world import DAY_S, SOUND, Parts, World
+from tests.torture.buffer_truth import check_nothing_left
+from tests.torture.buffer_world import SOUND, Parts, World
+from tests.torture.surroundings import DAY_S
 
-PASSES_MAX = 400
 STEPS_MAX = 400_000
 """Ten times what the longest history takes."""
 LIVES = 3
@@ -80,7 +80,10 @@ async def _settle(world: World, producers: list[ProducerActor]) -> None:
         await one.work(groups=2)
         truth.check(truth.next_sequence > before, f"{one.name} could not append")
     await _drain(world)
-    await _check_nothing_left(world)
+    truth.hold_below = None
+    retention = Retention(0, grace_ms=0)
+    world.retentions.append(retention)
+    await check_nothing_left(truth, world.backend, world.collector(), retention)
 
 
 async def _drain(world: World) -> None:
@@ -97,25 +100,6 @@ async def _drain(world: World) -> None:
         start += len(found)
         await taker.dequeue(start - 1)
     truth.check(start == truth.next_sequence, "not everything was delivered")
-
-
-async def _check_nothing_left(world: World) -> None:
-    """What nobody needs does not stay for ever."""
-    truth, backend = world.truth, world.backend
-    truth.hold_below = None
-    retention = Retention(0, grace_ms=0)
-    world.retentions.append(retention)
-    collector = world.collector()
-    for _ in range(PASSES_MAX):
-        before = (truth.queue, *backend.keys("batches"), *backend.keys("chunks"))
-        await collector.collect(retention, full=True)
-        if before == (truth.queue, *backend.keys("batches"), *backend.keys("chunks")):
-            break
-    kept = truth.entered[truth.queue.floor_sequence :]
-    needed = {f"{PREFIX}/batches/{one.entry.batch_id}" for one in kept}
-    left = [key for key in backend.keys("batches") if key not in needed]
-    truth.check(not left, f"nobody collects {left}")
-    truth.check(len(backend.keys("chunks")) <= 2, f"nobody collects {backend.keys('chunks')}")
 
 
 SCENARIOS = [Scenario("buffer", "queue", queue_history, rounds=5000, sample=30)]

@@ -16,25 +16,27 @@ What is written at a number below the floor is no part of the queue: a request t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from headwater.buffer.queue import Descriptor, Placed
+from headwater.buffer.queue import Collector, Descriptor, Placed, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
 from headwater.buffer.queue.native.records import Consumer, Queue, Shard, shard_name
 from headwater.core import limits
 from headwater.core.runtime import installed
 from headwater.store import MemoryBackend, Version
 from headwater.store.backend import Condition
-from headwater.store.objects import Buffer
+from headwater.store.objects import Buffer, Object
 from headwater.store.register import decode_envelope
 from headwater.testing import Simulation
+from tests.torture.surroundings import require
 
 T = TypeVar("T")
 
 PREFIX = "streams/s/0/ingest/q"
 QUEUE_ID = "q"
+PASSES_MAX = 400
 
 
 class Entered(msgspec.Struct, frozen=True):
@@ -49,10 +51,21 @@ class Entered(msgspec.Struct, frozen=True):
 class Truth:
     """The queue as it is, whatever anybody was told."""
 
-    def __init__(self, simulation: Simulation, may_expire: Callable[[int, int], bool]) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        may_expire: Callable[[int, int], bool],
+        *,
+        prefix: str = PREFIX,
+        queue_id: str = QUEUE_ID,
+        on_entered: Callable[[Entered], None] | None = None,
+    ) -> None:
         """`may_expire` says of a batch, by its latest time and the bytes after it, whether any
-        collector may let it go once it is acknowledged."""
+        collector may let it go once it is acknowledged. `on_entered` hears of every batch."""
         self.simulation = simulation
+        self.prefix = prefix
+        self._queue_id = queue_id
+        self._on_entered = on_entered
         self._may_expire = may_expire
         self.hold_below: str | None = None
         """The floor of the batches stays below this."""
@@ -63,7 +76,7 @@ class Truth:
         """By sequence."""
         self.sequence_of: dict[str, int] = {}
         """By batch id."""
-        self.queue = Queue(QUEUE_ID)
+        self.queue = Queue(queue_id)
         self.consumer = Consumer()
         self.marks: dict[str, int] = {}
         self.accepted: dict[str, list[Entered]] = {}
@@ -78,11 +91,7 @@ class Truth:
 
     def check(self, holds: bool, message: str) -> None:
         """End the history if a promise is broken."""
-        if not holds:
-            broken = AssertionError(message)
-            # Also where the code under test would swallow the error.
-            self.simulation._loop.fail(broken)
-            raise broken
+        require(self.simulation, holds, message)
 
     @property
     def next_sequence(self) -> int:
@@ -93,6 +102,21 @@ class Truth:
     def next_lsn(self) -> int:
         """The LSN that the next record gets."""
         return self.chunks[-1].next_lsn if self.chunks else 1
+
+    @property
+    def epoch(self) -> int:
+        """That of the consumer that opened last."""
+        return self.consumer.epoch
+
+    @property
+    def acked_sequence(self) -> int:
+        """The first sequence that is not acknowledged."""
+        return self.consumer.sequence
+
+    @property
+    def floor_sequence(self) -> int:
+        """The oldest sequence that is kept."""
+        return self.queue.floor_sequence
 
     def last_accepted(self, producer: str) -> Entered | None:
         """The last batch of a producer."""
@@ -107,19 +131,19 @@ class Truth:
 
     def wrote(self, key: str, data: bytes, objects: RecordingBackend) -> None:
         """A write was applied."""
-        folder, _, name = key.removeprefix(f"{PREFIX}/").partition("/")
+        folder, _, name = key.removeprefix(f"{self.prefix}/").partition("/")
         if folder == "chunks":
             self._wrote_chunk(int(name), data, objects)
         elif folder == "queue.json":
-            self._moved_floor(_value(key, data, Queue))
+            self._moved_floor(register_value(key, data, Queue))
         elif folder == "consumer.json":
-            self._moved_consumer(_value(key, data, Consumer))
+            self._moved_consumer(register_value(key, data, Consumer))
         elif folder == "producers":
-            self._marked(name, _value(key, data, Shard))
+            self._marked(name, register_value(key, data, Shard))
 
     def deleted(self, key: str) -> None:
         """A delete was applied to something that was there."""
-        folder, _, name = key.removeprefix(f"{PREFIX}/").partition("/")
+        folder, _, name = key.removeprefix(f"{self.prefix}/").partition("/")
         if folder == "chunks":
             floor = self.queue.chunk_floor
             self.check(int(name) < floor, f"chunk {name} was deleted; the floor is {floor}")
@@ -140,7 +164,7 @@ class Truth:
         if number < self.queue.chunk_floor:
             self.zombies += 1
             return
-        chunk = decode_chunk(data, queue_id=QUEUE_ID, number=number)
+        chunk = decode_chunk(data, queue_id=self._queue_id, number=number)
         if number < len(self.chunks):
             before = self.chunks[number]
             self.check(not before.closed, f"chunk {number} was closed and changed")
@@ -216,12 +240,14 @@ class Truth:
         if entry.inline is None:
             above = entry.batch_id > before.batch_floor
             self.check(above, f"{what} is not above the floor of the batches")
-            there = objects.has(f"{PREFIX}/batches/{entry.batch_id}")
+            there = objects.has(f"{self.prefix}/batches/{entry.batch_id}")
             self.check(there, f"{what} was appended and is not there")
         entered = Entered(entry, producer, chunk.number, place)
         self.sequence_of[entry.batch_id] = place.sequence
         self.entered.append(entered)
         self.accepted.setdefault(producer, []).append(entered)
+        if self._on_entered is not None:
+            self._on_entered(entered)
 
     def _moved_floor(self, queue: Queue) -> None:
         before, self.queue = self.queue, queue
@@ -297,6 +323,13 @@ class Truth:
     def _shard(producer: str) -> str:
         return f"{shard_name(producer)}.json"
 
+    def leftovers(self, objects: RecordingBackend) -> list[str]:
+        """What is there, once everything was collected, and nobody needs."""
+        kept = self.entered[self.queue.floor_sequence :]
+        needed = {f"{self.prefix}/batches/{one.entry.batch_id}" for one in kept}
+        left = [key for key in objects.keys("batches") if key not in needed]
+        return left + objects.keys("chunks")[:-2]
+
     # What readers are told
 
     def check_descriptor(self, told: Descriptor) -> None:
@@ -318,10 +351,26 @@ class Truth:
         self.check(same, f"batch {told.sequence} is {entry.batch_id}, and {told} was delivered")
 
 
+class Witness(Protocol):
+    """Sees every change that a store applies."""
+
+    simulation: Simulation
+    prefix: str
+
+    def wrote(self, key: str, data: bytes, objects: RecordingBackend) -> None:
+        """A write was applied."""
+
+    def deleted(self, key: str) -> None:
+        """A delete was applied to something that was there."""
+
+    def leftovers(self, objects: RecordingBackend) -> list[str]:
+        """What is there, once everything was collected, and nobody needs."""
+
+
 class RecordingBackend(MemoryBackend):
     """Tells the truth of every change."""
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, truth: Witness) -> None:
         super().__init__(versions_by_content=True)
         self._truth = truth
 
@@ -329,9 +378,26 @@ class RecordingBackend(MemoryBackend):
         """Whether an object is there at this instant."""
         return key in self._objects
 
+    def data(self, key: str) -> bytes:
+        """What an object holds at this instant."""
+        return bytes(self._objects[key].data)
+
+    def damage(self, key: str, data: bytes | None) -> None:
+        """Let an object hold something else, or be gone, behind everybody's back."""
+        found = self._objects.pop(key)
+        if data is not None:
+            self._objects[key] = Object(found.meta, data)
+
+    @property
+    def names(self) -> list[str]:
+        """Everything there is at this instant."""
+        return sorted(self._objects)
+
     def keys(self, folder: str) -> list[str]:
         """What is there at this instant."""
-        return sorted(key for key in self._objects if key.startswith(f"{PREFIX}/{folder}/"))
+        return sorted(
+            key for key in self._objects if key.startswith(f"{self._truth.prefix}/{folder}/")
+        )
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         # The store's clock is its own, whatever that of the process says which sent the request.
@@ -347,5 +413,21 @@ class RecordingBackend(MemoryBackend):
             self._truth.deleted(key)
 
 
-def _value(key: str, data: bytes, kind: type[T]) -> T:
+async def check_nothing_left(
+    truth: Witness, objects: RecordingBackend, collector: Collector, retention: Retention
+) -> None:
+    """What nobody needs does not stay for ever."""
+    before: tuple[object, ...] = ()
+    for _ in range(PASSES_MAX):
+        done = await collector.collect(retention, full=True)
+        now = (done.floor_sequence, done.batch_floor, *objects.names)
+        if now == before:
+            break
+        before = now
+    left = truth.leftovers(objects)
+    require(truth.simulation, not left, f"nobody collects {left}")
+
+
+def register_value(key: str, data: bytes, kind: type[T]) -> T:
+    """What stands in a register."""
     return msgspec.json.decode(decode_envelope(key, data).value, type=kind)

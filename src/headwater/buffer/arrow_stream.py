@@ -12,6 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from headwater.buffer.loose import Loose, is_stand_in
 from headwater.core.errors import Corrupt
 
 # Places in Arrow's flatbuffers, by field number: Message.header, RecordBatch.compression.
@@ -19,17 +20,51 @@ _MESSAGE_HEADER_FIELD: Final = 2
 _COMPRESSION_FIELD: Final = 3
 
 
-def size_bytes(batch: pa.RecordBatch) -> int:
-    """How many bytes `write` writes."""
-    sink = pa.MockOutputStream()
-    write(sink, batch)
-    return int(sink.size())
+Part = bytes | memoryview | Loose
+"""A stretch of bytes: at hand, or still to be put together."""
 
 
-def write(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
-    """Write the stream's bytes, at a place that is a multiple of eight."""
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+def parts(batch: pa.RecordBatch, loose: Loose | None = None) -> list[Part]:
+    """The stream's bytes, to stand at a place that is a multiple of eight.
+
+    Columns are not copied: their parts share the memory of `batch`. `loose` is the column that one
+    of them stands in for.
+    """
+    sink = _Sink(loose)
+    # A Python file is the one sink to which Arrow hands its buffers as they are.
+    with (
+        pa.PythonFile(sink, mode="w") as file,
+        pa.ipc.new_stream(file, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
+    return sink.parts
+
+
+class _Sink:
+    """Keeps what is written to it where it stands."""
+
+    def __init__(self, loose: Loose | None) -> None:
+        self.parts: list[Part] = []
+        self.closed = False
+        self._loose = loose
+
+    def write(self, data: bytes | pa.Buffer) -> None:
+        if isinstance(data, bytes):
+            self.parts.append(data)
+        elif is_stand_in(data):
+            assert self._loose is not None
+            self.parts.append(self._loose)
+        else:
+            self.parts.append(memoryview(data).cast("B"))
+
+    def tell(self) -> int:
+        return sum(map(len, self.parts))
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def read(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:

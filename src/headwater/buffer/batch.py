@@ -18,6 +18,7 @@ version or a compression of the future.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -27,10 +28,12 @@ from headwater.buffer import arrow_stream
 from headwater.buffer.calls import SCHEMA as CALLS_SCHEMA
 from headwater.buffer.calls import Calls
 from headwater.buffer.compression import Compression, compress, decompress
+from headwater.buffer.loose import Loose
 from headwater.buffer.records import record_schema
 from headwater.core import limits
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.store.objects import Parts
 
 MAGIC: Final = b"HWB1"
 _HEADER: Final = struct.Struct("<4sB3x")
@@ -38,6 +41,8 @@ _FOOTER: Final = struct.Struct("<QQQIIqq16s")
 _SEAL: Final = struct.Struct("<Q4s")
 FOOTER_BYTES: Final = _FOOTER.size + _SEAL.size
 OVERHEAD_BYTES: Final = _HEADER.size + FOOTER_BYTES
+SMALL_PART_BYTES: Final = 64 * limits.KIB
+"""Parts up to this size are put together, since each costs whoever writes it a call."""
 
 
 class Footer(NamedTuple):
@@ -54,56 +59,80 @@ class Footer(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A decoded batch."""
+    """A batch, decoded or to be encoded."""
 
     batch_id: str
     records: pa.RecordBatch
     calls: Calls
+    loose: Loose | None = None
+    """The column that one of `records` stands in for, if one does."""
 
 
 def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> memoryview:
-    """The bytes of a batch, written once into memory of just their size."""
+    """The bytes of a batch."""
+    return memoryview(bytes(encode_parts(batch, compression)))
+
+
+def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> Parts:
+    """The bytes of a batch, of which the columns stay where they are, unless they are compressed.
+
+    Nobody may change the memory of `batch.records` until they are written.
+    """
     records, calls = batch.records, batch.calls
     _check_limits(batch)
     calls.check(records.num_rows)
-    raw_bytes = arrow_stream.size_bytes(records)
-    body = None
+    body = arrow_stream.parts(records, batch.loose)
+    raw_bytes = body_bytes = sum(map(len, body))
     if compression is not Compression.NONE:
-        body = compress(compression, [_stream_of(records)])
-    body_bytes = raw_bytes if body is None else len(body)
-    tail = _stream_of(calls.columns)
-    whole = pa.allocate_buffer(_HEADER.size + body_bytes + len(tail) + FOOTER_BYTES)
-    sink = pa.FixedSizeBufferWriter(whole)
-    sink.write(_HEADER.pack(MAGIC, compression))
-    if body is None:
-        arrow_stream.write(sink, records)
-    else:
-        sink.write(body)
-    sink.write(tail)
+        body = [memoryview(compress(compression, list(_at_hand(body)))).cast("B")]
+        body_bytes = len(body[0])
+    tail = arrow_stream.parts(calls.columns)
     low_ms, high_ms = calls.time_range_ms
-    identity = decode_ulid(batch.batch_id).to_bytes(16, "big")
-    sink.write(
-        _FOOTER.pack(
-            body_bytes,
-            raw_bytes,
-            len(tail),
-            records.num_rows,
-            len(calls),
-            low_ms,
-            high_ms,
-            identity,
-        )
+    footer = _FOOTER.pack(
+        body_bytes,
+        raw_bytes,
+        sum(map(len, tail)),
+        records.num_rows,
+        len(calls),
+        low_ms,
+        high_ms,
+        decode_ulid(batch.batch_id).to_bytes(16, "big"),
     )
-    view = memoryview(whole)
-    checksum = xxhash.xxh3_64_intdigest(view[: -_SEAL.size])
-    sink.write(_SEAL.pack(checksum, MAGIC))
-    return view.toreadonly()
+    return _Sealed([_HEADER.pack(MAGIC, compression), *body, *tail, footer])
 
 
-def _stream_of(batch: pa.RecordBatch) -> memoryview:
-    sink = pa.BufferOutputStream()
-    arrow_stream.write(sink, batch)
-    return memoryview(sink.getvalue()).cast("B")
+class _Sealed(Parts):
+    """The parts of a batch, and at their end the checksum of what was given out before it."""
+
+    def __init__(self, parts: list[arrow_stream.Part]) -> None:
+        self._parts = parts
+        self._size_bytes = sum(map(len, parts)) + _SEAL.size
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        checksum = xxhash.xxh3_64()
+        small: list[bytes | memoryview] = []
+        for part in _at_hand(self._parts):
+            if len(part) <= SMALL_PART_BYTES:
+                small.append(part)
+                continue
+            for whole in (b"".join(small), part):
+                checksum.update(whole)
+                yield whole
+            small = []
+        last = b"".join(small)
+        checksum.update(last)
+        yield last + _SEAL.pack(checksum.intdigest(), MAGIC)
+
+
+def _at_hand(parts: Iterable[arrow_stream.Part]) -> Iterator[bytes | memoryview]:
+    for part in parts:
+        if isinstance(part, Loose):
+            yield from part.pieces()
+        else:
+            yield part
 
 
 def read_footer(tail: bytes | memoryview) -> Footer:

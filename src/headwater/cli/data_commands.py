@@ -196,10 +196,10 @@ def read(
     columns. Exit status: 0, 1 if batches were skipped, 143 after SIGTERM, 130 after Ctrl-C without
     --follow.
     """
+    from headwater.buffer.consumer import read as open_reader
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.read_output import open_output
     from headwater.cli.read_run import read_all
-    from headwater.front import read as open_reader
 
     if format not in FORMATS:
         raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")

@@ -1,6 +1,6 @@
-"""The first moments of the `headwater` command, in which it loads its parts.
+"""The first and the last moments of the `headwater` command, in which nobody else listens.
 
-What is imported up here is loaded before anybody listens for Ctrl-C: next to nothing.
+What is imported up here is loaded before Ctrl-C is listened for: next to nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ def main() -> None:
         run_app()
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
+    finally:
+        if listens:
+            # What is left is Python's own: threads that end, modules that are taken down.
+            signal.signal(signal.SIGINT, _leave)
 
 
 def _leave(_: int, __: FrameType | None) -> None:
-    """Nothing was done yet, so nothing is left to tidy up; an import cannot be asked to stop."""
+    """Nothing is half done, so nothing is left to tidy up; an import cannot be asked to stop."""
     os._exit(_EXIT_INTERRUPTED)

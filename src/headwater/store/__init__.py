@@ -27,7 +27,7 @@ from headwater.store.conformance import Report, check_store
 from headwater.store.keys import check_key, check_prefix
 from headwater.store.local import LocalBackend
 from headwater.store.memory import MemoryBackend
-from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Version
+from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Parts, Version
 from headwater.store.register import Register, Revision
 from headwater.store.sequence import Entry, Sequence
 from headwater.store.stats import OperationStats, StoreStats
@@ -46,6 +46,7 @@ __all__ = [
     "ObjectMeta",
     "OperationStats",
     "Page",
+    "Parts",
     "PreconditionFailed",
     "Register",
     "Report",

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import Final
 
 from headwater.core.errors import Conflict, Unavailable
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
 
 
 class PreconditionFailed(Conflict):
@@ -62,6 +62,10 @@ class Backend(ABC):
     @abstractmethod
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         """Write the whole object if the condition holds."""
+
+    async def put_parts(self, key: str, parts: Parts) -> Version:
+        """Write the whole object from where its bytes stand."""
+        return await self.put(key, bytes(parts))
 
     @abstractmethod
     async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:

@@ -48,7 +48,7 @@ from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
 from headwater.store.keys import RESERVED_SEGMENT, check_key
 from headwater.store.local_changes import ChangesUnderWay
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
 
 LOCK_STRIPES: Final = 256
 # An unfinished file this old belongs to a process that was killed. Should its writer live after
@@ -87,6 +87,9 @@ class LocalBackend(Backend):
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         return await runtime.run_blocking(self._put, key, data, condition)
 
+    async def put_parts(self, key: str, parts: Parts) -> Version:
+        return await runtime.run_blocking(self._put, key, parts, None)
+
     async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
         stream = _Stream(self, key)
         try:
@@ -123,11 +126,12 @@ class LocalBackend(Backend):
         finally:
             self._changes.wait(path)
 
-    def _put(self, key: str, data: Buffer, condition: Condition) -> Version:
+    def _put(self, key: str, data: Buffer | Parts, condition: Condition) -> Version:
         with self._begin_again_if_gone():
             path, file = self._stage()
             try:
-                file.append(data)
+                for part in data if isinstance(data, Parts) else (data,):
+                    file.append(part)
                 return self._finish(key, path, file, condition)
             finally:
                 self._discard(path, file)

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from headwater.core.disk import Buffer as Buffer
+
+
+class Parts(ABC):
+    """Bytes to be written, given out part by part, and the same ones every time.
+
+    A file takes the parts as they come; elsewhere they are put together first.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Of all of them together, in bytes."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        """The parts in order. Computes only; may run in a thread."""
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self)
 
 
 class Version(NamedTuple):

@@ -39,7 +39,7 @@ from headwater.store.backend import (
 )
 from headwater.store.giving_up import TimedOut, gave_up, still_unknown, too_large, unordered
 from headwater.store.keys import check_key, check_prefix
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
 from headwater.store.stats import StoreStats
 
 T = TypeVar("T")
@@ -176,24 +176,22 @@ class Store:
 
     # Writing
 
-    async def put(self, key: str, data: Buffer) -> Version:
+    async def put(self, key: str, data: Buffer | Parts) -> Version:
         """Write an object whatever is there.
 
         Only for keys that one writer alone ever writes, with one content: a slow attempt may
         land after a later put of the same key.
         """
         check_key(key)
-        data = self._checked(key, data)
-        if len(data) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
-            return await self._put_in_parts(key, data)
-        budget = self._policy.start(size_bytes=len(data))
-
-        async def attempt() -> Version:
-            return await self._once(
-                "put", budget, lambda: self._backend.put(key, data), sent=len(data)
-            )
-
-        return await self._repeat("put", key, budget, attempt, write=True)
+        if isinstance(data, Parts):
+            parts = data
+            if self.is_local:
+                return await self._put(key, len(parts), lambda: self._backend.put_parts(key, parts))
+            data = await runtime.run_blocking(bytes, parts)
+        content = self._checked(key, data)
+        if len(content) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
+            return await self._put_in_parts(key, content)
+        return await self._put(key, len(content), lambda: self._backend.put(key, content))
 
     async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
         """Write an object of any size from parts, once: what fails is for the caller to repeat."""
@@ -256,6 +254,16 @@ class Store:
         await self._repeat("delete", key, budget, attempt, write=True)
 
     # How requests are tried
+
+    async def _put(self, key: str, size_bytes: int, send: Callable[[], Awaitable[T]]) -> T:
+        if size_bytes > limits.OBJECT_MAX_BYTES:
+            raise too_large(key, size_bytes)
+        budget = self._policy.start(size_bytes=size_bytes)
+
+        async def attempt() -> T:
+            return await self._once("put", budget, send, sent=size_bytes)
+
+        return await self._repeat("put", key, budget, attempt, write=True)
 
     async def _put_conditionally(
         self, key: str, data: Bytes, condition: IfAbsent | Version, token: bytes | None

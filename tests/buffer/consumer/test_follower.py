@@ -172,6 +172,24 @@ async def test_a_queue_that_went_back_behind_the_position_is_noticed() -> None:
 
 
 @virtual
+async def test_a_position_that_moved_on_while_the_group_was_opened_is_no_damage() -> None:
+    backend = Scripted()
+    queue = FakeQueue(backend)
+    await queue.add_many(1)
+    other = await following(queue)
+
+    async def others_first(apply: Apply) -> Any:
+        await queue.add_many(2)
+        await other.next_descriptors(3)
+        await other.commit(2)
+        return await apply()
+
+    backend.next("get", others_first)
+    again = await following(queue)
+    assert again.committed == 2
+
+
+@virtual
 async def test_what_may_not_be_followed_is_refused() -> None:
     queue = FakeQueue()
     with pytest.raises(Refused, match="consumed by nodes"):

@@ -152,3 +152,10 @@ class Queue:
     async def delete_chunk(self, number: int) -> None:
         """Remove a chunk, as nobody may."""
         await self.store.delete(self.chunks.key(number))
+
+
+async def filled(batches: int, shape: type[MemoryBackend] = MemoryBackend) -> Queue:
+    """A queue with so many batches, one chunk each."""
+    queue = await Queue(shape(versions_by_content=True)).create()
+    await queue.fill(batches)
+    return queue

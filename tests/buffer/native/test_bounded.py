@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
 from tests.buffer.native.given import Cloud, Queue, batch
 from tests.store.scripted import virtual
@@ -73,44 +72,3 @@ async def test_bytes_moved_are_the_same_with_few_and_with_many_pending(
     assert many["open a producer"][0] <= 50
     assert many["first poll"][0] <= 50
     assert many["first poll"][1] < 2 * few["first poll"][1] + DIGITS_BYTES
-
-
-@shapes
-@virtual
-async def test_a_lone_producer_needs_one_request_for_a_small_batch(
-    shape: type[MemoryBackend],
-) -> None:
-    queue = await Queue(shape(versions_by_content=True)).create()
-    appender, moved = await queue.opened(), Moved(queue.store)
-    await appender.append([batch(1)])
-    assert (await moved.by(lambda: appender.append([batch(2)])))[0] == 1
-    assert (await moved.by(lambda: appender.append([batch(3), batch(4), batch(5)])))[0] == 1
-
-
-@virtual
-async def test_the_floor_is_asked_for_once_in_a_while_and_not_at_every_append() -> None:
-    queue = await Queue().create()
-    appender = await queue.opened()
-    reads = queue.store.stats.of("get")
-    before = reads.requests
-    for sequence in range(1, 61):
-        await appender.append([batch(sequence)])
-        await runtime.sleep(1.0)
-    assert reads.requests - before <= 60 / 10 + 1
-
-
-@shapes
-@virtual
-async def test_a_chunk_that_is_full_is_followed_by_another(shape: type[MemoryBackend]) -> None:
-    queue = await Queue(shape(versions_by_content=True)).create()
-    appender = await queue.opened()
-    places = await appender.append([batch(n) for n in range(1, 701)])
-    assert [place.sequence for place in places] == list(range(700))
-    sizes = [len((await queue.chunk(number)).entries) for number in (1, 2, 3)]
-    assert sizes == [256, 256, 188]
-    large = b"x" * 60_000
-    await appender.append([batch(n, inline=large) for n in range(701, 706)])
-    last = (await queue.chunks.last()).chunk
-    for number in range(1, last.number):
-        assert (await queue.chunk(number)).stored_bytes <= 200_000
-    assert await queue.entries() == [("p", n) for n in range(1, 706)]

@@ -1,18 +1,20 @@
-"""Many who append at once all land, none starves, and a slow object is written slowly."""
+"""Many who append at once all land, and none starves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from itertools import pairwise
 from statistics import median
+
+import pytest
 
 from headwater.core import runtime
 from headwater.store import Store
+from headwater.testing import Faults, FaultyStore, Simulation, simulate
 from tests.buffer.native.given import Cloud, Queue, batch
 from tests.buffer.native.watched import Watched, client
 from tests.store.scripted import virtual
 
+APPENDS_EACH = 12
 REQUEST_S = 0.05
 
 
@@ -40,54 +42,41 @@ async def test_of_sixty_four_appenders_all_land_and_none_starves() -> None:
     assert max(took_s) <= 10 * median(took_s)
 
 
-def _closest_writes_s(backend: Watched) -> float:
-    """The least time between two writes of one object."""
-    at_s: defaultdict[str, list[float]] = defaultdict(list)
-    for (operation, key), when_s in zip(backend.calls, backend.at_s, strict=True):
-        if operation.startswith("put"):
-            at_s[key].append(when_s)
-    return min(later - earlier for times in at_s.values() for earlier, later in pairwise(times))
+async def _many(simulation: Simulation, producers: int) -> tuple[list[float], Queue]:
+    """So many producers, each appending as fast as it is answered; how long each append took."""
+    far = FaultyStore(
+        Cloud(versions_by_content=True),
+        Faults(),
+        simulation.stream("faults"),
+        latency_s=2 * REQUEST_S,
+    )
+    queue = await Queue(far).create()
+    took_s: list[float] = []
+
+    async def produce(name: str) -> None:
+        appender = queue.appender(name, store=Store(far))
+        await appender.open()
+        for sequence in range(1, APPENDS_EACH + 1):
+            started_s = runtime.monotonic_s()
+            await appender.append([batch(sequence)])
+            took_s.append(runtime.monotonic_s() - started_s)
+
+    await asyncio.gather(*(produce(f"p{number}") for number in range(producers)))
+    return took_s, queue
 
 
-@virtual
-async def test_a_hundred_appends_a_second_write_no_object_twice_in_one() -> None:
-    queue = await Queue(Cloud(versions_by_content=True)).create()
-    backend, store = client(queue)
-    appender = queue.appender(store=store, pace_s=1.0)
-    await appender.open()
-    await runtime.sleep(1.0)
-    started_s = runtime.monotonic_s()
-    for sequence in range(1, 1001):
-        await appender.append([batch(sequence)])
-        await runtime.sleep(0.01)
-    # One second is for the chunk that was open at the beginning.
-    assert runtime.monotonic_s() - started_s < 10 + 1.1
-    assert _closest_writes_s(backend) >= 1.0
-    assert await queue.entries() == [("p", n) for n in range(1, 1001)]
+@pytest.mark.parametrize("producers", [1, 4, 16])
+def test_of_some_who_never_pause_all_land_and_none_starves(producers: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        took_s, queue = await _many(simulation, producers)
+        entries = await queue.entries()
+        assert len(entries) == producers * APPENDS_EACH
+        for number in range(producers):
+            own = [sequence for name, sequence in entries if name == f"p{number}"]
+            assert own == list(range(1, APPENDS_EACH + 1))
+        assert max(took_s) < 10 * median(took_s)
 
-
-@virtual
-async def test_whoever_appends_seldom_adds_to_one_chunk_at_any_pace() -> None:
-    queue = await Queue(Cloud(versions_by_content=True)).create()
-    backend, store = client(queue)
-    appender = queue.appender(store=store, pace_s=1.0)
-    await appender.open()
-    for sequence in range(1, 21):
-        await appender.append([batch(sequence)])
-        await runtime.sleep(2.0)
-    assert len((await queue.chunk(1)).entries) == 20
-    assert _closest_writes_s(backend) >= 1.0
-
-
-@virtual
-async def test_without_a_pace_a_lone_appender_never_waits() -> None:
-    queue = await Queue().create()
-    appender = await queue.opened()
-    started_s = runtime.monotonic_s()
-    for sequence in range(1, 51):
-        await appender.append([batch(sequence)])
-    assert runtime.monotonic_s() == started_s
-    assert len((await queue.chunk(1)).entries) == 50
+    simulate(main, seed=3)
 
 
 @virtual

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 
@@ -37,7 +37,7 @@ class Timed(Cloud):
             after - before
             for key, times in self.written_s.items()
             if f"/{folder}/" in key
-            for before, after in itertools.pairwise(times)
+            for before, after in pairwise(times)
         ]
         return min(gaps, default=float("inf"))
 
@@ -61,3 +61,27 @@ async def test_a_hundred_appends_a_second_write_no_object_twice_within_one(produ
     assert len(await queue.entries()) == SECONDS * APPENDS_PER_S
     assert runtime.monotonic_s() < SECONDS * 1.1 + 2
     assert backend.closest_s("chunks") >= 0.999
+
+
+@virtual
+async def test_whoever_appends_seldom_adds_to_one_chunk_at_any_pace() -> None:
+    backend = Timed()
+    queue = await Queue(backend).create()
+    appender = queue.appender(pace_s=1.0)
+    await appender.open()
+    for sequence in range(1, 21):
+        await appender.append([batch(sequence)])
+        await runtime.sleep(2.0)
+    assert len((await queue.chunk(1)).entries) == 20
+    assert backend.closest_s("chunks") >= 1.0
+
+
+@virtual
+async def test_without_a_pace_a_lone_appender_never_waits() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    started_s = runtime.monotonic_s()
+    for sequence in range(1, 51):
+        await appender.append([batch(sequence)])
+    assert runtime.monotonic_s() == started_s
+    assert len((await queue.chunk(1)).entries) == 50

@@ -8,17 +8,12 @@ from headwater.buffer.queue import BelowFloor, Placed, Resumed, Retention
 from headwater.buffer.queue.native.appender import REFRESH_APPENDS, REFRESH_S
 from headwater.buffer.queue.native.records import check_producer_id, shard_name
 from headwater.core import limits, runtime
-from headwater.core.errors import Fenced, Refused, RolledBack, Unavailable
-from tests.buffer.native.given import NOTHING_KEPT, Queue, batch
-from tests.buffer.native.watched import (
-    acknowledge_everything,
-    client,
-    consume_and_collect,
-)
-from tests.store.scripted import after, fails, virtual
+from headwater.core.errors import Fenced, OutcomeUnknown, Refused, RolledBack, Unavailable
+from tests.buffer.native.given import Queue, batch
+from tests.buffer.native.watched import WRITES, client, consume_and_collect
+from tests.store.scripted import LOST, after, fails, virtual
 
 DOWN = Unavailable("500 InternalError")
-EXPIRY_S = limits.PRODUCER_EXPIRY_MS / 1000
 
 
 @virtual
@@ -44,6 +39,19 @@ async def test_a_successor_resumes_exactly(closed: bool, collected: bool) -> Non
     successor = queue.appender()
     assert await successor.open() == Resumed(5, b"offset 5", 8)
     assert await successor.append([batch(6)]) == [Placed(10, 11)]
+
+
+@virtual
+async def test_a_producer_learns_what_its_predecessor_had_accepted() -> None:
+    queue = await Queue().create()
+    first = queue.appender()
+    assert await first.open() == Resumed(0, None)
+    await first.append([batch(1, metadata=b"one"), batch(2, metadata=b"two")])
+    second = queue.appender()
+    assert await second.open() == Resumed(2, b"two", 1)
+    await second.append([batch(3)])
+    assert await queue.appender().open() == Resumed(3, None, 2)
+    assert await queue.appender("another").open() == Resumed(0, None)
 
 
 @virtual
@@ -152,16 +160,39 @@ async def test_a_predecessor_is_fenced_though_the_chunks_have_forgotten_the_open
 
 
 @virtual
-async def test_of_two_that_open_at_once_the_one_that_the_record_names_goes_on() -> None:
+async def test_a_fenced_producer_that_is_in_doubt_is_told_so() -> None:
     queue = await Queue().create()
-    first = await queue.opened()
+    backend, store = client(queue)
+    first = await queue.opened(store=store)
     await first.append([batch(1)])
+    backend.on("put_if_unchanged", "chunks/", fails(LOST))
+    with pytest.raises(OutcomeUnknown):
+        await first.append([batch(2)])
+    second = queue.appender()
+    assert (await second.open()).producer_sequence == 1
+    with pytest.raises(Fenced):
+        await first.append([batch(2)])
+    await second.append([batch(2)])
+    assert await queue.entries() == [("p", 1), ("p", 2)]
+
+
+@pytest.mark.parametrize("operation", WRITES)
+@virtual
+async def test_of_two_that_open_at_once_the_one_that_the_record_names_goes_on(
+    operation: str,
+) -> None:
+    queue = await Queue().create()
+    first, landed = await queue.opened(), 0
+    if operation == "put_if_unchanged":
+        await first.append([batch(1)])
+        landed = 1
     backend, store = client(queue)
     slow, quick = queue.appender(store=store), queue.appender()
-    backend.on("put_if_unchanged", "chunks/", after(quick.open))
+    # Its record is written; before its opening stands in the queue, somebody else opens.
+    backend.on(operation, "chunks/", after(quick.open))
     with pytest.raises(Fenced):
         await slow.open()
-    assert await quick.append([batch(2)]) == [Placed(1, 2)]
+    assert await quick.append([batch(landed + 1)]) == [Placed(landed, landed + 1)]
 
 
 @virtual
@@ -195,47 +226,6 @@ async def test_what_rides_in_its_entry_is_never_below_the_floor() -> None:
     assert await appender.append([inline]) == [Placed(0, 1)]
 
 
-async def _silent(queue: Queue) -> None:
-    """Somebody else goes on for longer than a silent producer is remembered."""
-    other = await queue.opened("other")
-    await other.append([batch(1)])
-    await acknowledge_everything(queue)
-    await queue.collector().collect(NOTHING_KEPT)
-    await runtime.sleep(EXPIRY_S + 1000)
-    await other.append([batch(2, min_ms=runtime.wall_ms())])
-    await acknowledge_everything(queue)
-    for sequence in range(3, 6):
-        await queue.collector().collect(NOTHING_KEPT)
-        await other.append([batch(sequence, min_ms=runtime.wall_ms())])
-        await acknowledge_everything(queue)
-
-
-@virtual
-async def test_a_forgotten_producer_is_refused_and_its_id_begins_anew() -> None:
-    queue = await Queue().create()
-    forgotten = await queue.opened()
-    await forgotten.append([batch(1)])
-    assert forgotten._keeping is not None
-    forgotten._keeping.cancel()  # its machine stands still
-    await _silent(queue)
-    shard = await queue.store.get(f"{queue.chunks.prefix}/producers/{shard_name('p')}.json")
-    assert b'"dropped":1' in bytes(shard.data)
-    with pytest.raises(Fenced, match="silent for so long"):
-        await forgotten.append([batch(2)])
-    assert ("p", 2) not in await queue.entries()
-    assert await queue.appender().open() == Resumed(0, None)
-
-
-@virtual
-async def test_an_open_producer_without_anything_to_append_stays_known() -> None:
-    queue = await Queue().create()
-    idle = await queue.opened()
-    await idle.append([batch(1)])
-    await _silent(queue)
-    assert (await idle.append([batch(2)]))[0].sequence == 6
-    assert (await queue.appender().open()).producer_sequence == 2
-
-
 @virtual
 async def test_a_queue_that_went_back_behind_a_producer_is_refused() -> None:
     queue = await Queue().create()
@@ -265,40 +255,3 @@ async def test_a_running_producer_notices_that_its_queue_went_back() -> None:
 def test_an_id_that_cannot_be_is_refused(wrong: str) -> None:
     with pytest.raises(Refused, match="producer id"):
         check_producer_id(wrong)
-
-
-@virtual
-async def test_a_silent_producer_of_which_something_is_kept_is_not_forgotten() -> None:
-    queue = await Queue().create()
-    silent, other = await queue.opened(), await queue.opened("other")
-    await silent.append([batch(1, metadata=b"mine")])
-    await silent.stay_known()
-    assert silent._keeping is not None
-    silent._keeping.cancel()
-    await runtime.sleep(EXPIRY_S + 1000)
-    for sequence in range(1, 5):
-        await other.append([batch(sequence, min_ms=runtime.wall_ms())])
-        await acknowledge_everything(queue)
-        report = await queue.collector().collect(Retention(None))
-        assert report.producers_forgotten == 0
-    await silent.append([batch(2, metadata=b"mine too")])  # nor was it told to stop
-    assert await queue.appender().open() == Resumed(2, b"mine too", 5)
-
-
-@virtual
-async def test_what_is_forgotten_is_reported_once() -> None:
-    queue = await Queue().create()
-    silent = await queue.opened()
-    await silent.append([batch(1)])
-    assert silent._keeping is not None
-    silent._keeping.cancel()
-    await acknowledge_everything(queue)
-    await queue.collector().collect(NOTHING_KEPT)
-    await runtime.sleep(EXPIRY_S + 1000)
-    other, forgotten = await queue.opened("other"), []
-    for sequence in range(1, 6):
-        await other.append([batch(sequence, min_ms=runtime.wall_ms())])
-        await acknowledge_everything(queue)
-        forgotten.append((await queue.collector().collect(NOTHING_KEPT)).producers_forgotten)
-    assert sum(forgotten) == 1
-    assert forgotten[0] == 0  # it is told to stop first, and forgotten once that has been passed

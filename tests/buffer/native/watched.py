@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwater.buffer.queue import Descriptor
+from headwater.buffer.queue.native import NativeTaker
+from headwater.buffer.queue.native.reading import LAST_POLLS
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import OutcomeUnknown, Unavailable
@@ -15,6 +18,8 @@ from tests.store.scripted import Apply, Scripted, Step
 # One attempt, for as long as it takes: what a request stands still for is up to the test.
 PATIENT = RetryPolicy(attempts=1, attempt_timeout_s=1e7, deadline_s=1e7)
 INSIST_TIMES = 8
+WRITES = ["put_if_absent", "put_if_unchanged"]
+"""How an append is written: into a chunk that it creates, or into one that is there."""
 
 
 class Watched(Scripted):
@@ -29,6 +34,10 @@ class Watched(Scripted):
     def on(self, operation: str, part: str, step: Step) -> None:
         """What is done with the next such request whose key has this part."""
         self._once.append((operation, part, step))
+
+    def forget(self) -> None:
+        """From here on every request goes through."""
+        self._once.clear()
 
     def requests(self) -> list[tuple[str, str]]:
         """Operation and the last two parts of the key of what arrived; forgets it."""
@@ -69,10 +78,23 @@ async def acknowledge_everything(queue: Queue) -> None:
         await taker.dequeue(state.next_sequence - 1)
 
 
+async def acknowledge_through(queue: Queue, sequence: int) -> None:
+    """As a consumer that came so far."""
+    await (await queue.taken()).dequeue(sequence)
+
+
 async def consume_and_collect(queue: Queue) -> None:
     """Everything is acknowledged and deleted; the floor stands behind it."""
     await acknowledge_everything(queue)
     await queue.collector().collect(NOTHING_KEPT, full=True)
+
+
+async def polled(taker: NativeTaker, sequence: int, *, times: int = LAST_POLLS) -> list[Descriptor]:
+    """Read on as often as it may take until a reader looks at what it need not look at always."""
+    for _ in range(times):
+        if found := await taker.after(sequence, 10):
+            return found
+    return []
 
 
 async def insist(call: Any, *args: Any) -> Any:

@@ -17,12 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch, decode_batch, encode_batch
+from headwater.buffer.batch import Batch, decode_batch, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import (
     Appender,
     BelowFloor,
     Counters,
+    Encoded,
     NewBatch,
     Placed,
     Resumed,
@@ -43,6 +44,16 @@ def fails(error: Exception) -> Step:
     """Not carried out."""
 
     async def step(_: Apply) -> None:
+        raise error
+
+    return step
+
+
+def fails_after(seconds: float, error: Exception) -> Step:
+    """Not carried out, which takes so long."""
+
+    async def step(_: Apply) -> None:
+        await runtime.sleep(seconds)
         raise error
 
     return step
@@ -138,6 +149,8 @@ class FakeQueue:
 class FakeAppender(Appender):
     """One producer's door to a FakeQueue."""
 
+    takes_loose = True
+
     def __init__(self, queue: FakeQueue, producer: str) -> None:
         self.counters = Counters()
         self.inline_max_bytes = queue.inline_max_bytes
@@ -151,10 +164,10 @@ class FakeAppender(Appender):
         self._queue.opened += 1
         return self._queue.resumed
 
-    def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
-        return encode_batch(batch, compression)
+    def encode(self, batch: Batch, compression: Compression) -> Encoded:
+        return encode_parts(batch, compression)
 
-    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
+    async def upload(self, batch_id: str, data: Encoded) -> None:
         queue = self._queue
 
         async def apply() -> None:

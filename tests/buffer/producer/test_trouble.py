@@ -18,6 +18,7 @@ from headwater.core.errors import (
     HeadwaterError,
     NoSpace,
     OutcomeUnknown,
+    Refused,
     Throttled,
     Unavailable,
 )
@@ -28,6 +29,7 @@ from tests.buffer.producer.fakes import (
     FakeStream,
     Step,
     fails,
+    fails_after,
     fake_stream,
     hangs,
     lands_partly,
@@ -237,6 +239,64 @@ async def test_closing_ends_although_an_outcome_stays_unknown() -> None:
     with pytest.raises(OutcomeUnknown):
         await producer.close()
     assert queue.closed == 1
+
+
+# What may be resumed
+
+
+@pytest.mark.parametrize("trouble", [hangs(), fails_after(1, Denied("no"))])
+@virtual
+async def test_of_a_producer_with_an_id_nothing_is_accepted_past_what_was_dropped(
+    trouble: Step,
+) -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    producer = await opened(stream, producer_id="source", delivery_timeout_ms=5_000)
+    (before,) = await one_by_one(producer, b"a")
+    await before
+    queue.next_upload(takes(4), trouble, takes(0.1))
+    ahead, dropped, behind = await one_by_one(producer, b"b", b"c", b"d")
+    with pytest.raises((Unavailable, Denied)):
+        await dropped
+    with pytest.raises(Unavailable, match="a successor would resume past them"):
+        await behind
+    with pytest.raises(Refused, match="'source' stopped where records were dropped"):
+        await producer.produce([b"e"])
+    assert (await ahead).sequence == 1, "what came before it is seen through"
+    await producer.close()
+    assert queue.values() == [b"a", b"b"]
+
+
+@virtual
+async def test_what_was_attempted_when_others_were_dropped_is_still_being_tried() -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    queue.always["append"] = fails(LOST)
+    producer = await opened(stream, producer_id="source", delivery_timeout_ms=5_000)
+    (tried,) = await one_by_one(producer, b"a")
+    queue.next_upload(fails_after(1, Denied("no")))
+    dropped, behind = await one_by_one(producer, b"b", b"c")
+    for handle, error in ((dropped, Denied), (behind, Unavailable), (tried, OutcomeUnknown)):
+        with pytest.raises(error):
+            await handle
+    queue.always["append"] = None
+    await runtime.sleep(10)
+    assert [part.sequence for part in tried.accepted()] == [0]
+    await producer.close()
+    assert queue.values() == [b"a"]
+
+
+@virtual
+async def test_who_waits_for_room_learns_that_records_were_dropped() -> None:
+    stream = fake_stream()
+    stream.queues[0].next_upload(takes(1), fails_after(0.5, Denied("no")))
+    producer = await opened(stream, producer_id="source", buffer_calls=2)
+    await one_by_one(producer, b"a", b"b")
+    with pytest.raises(Refused, match="open it again under its id"):
+        await producer.produce([b"c"])
+    with pytest.raises(Denied):
+        await producer.close()
+    assert stream.queues[0].values() == [b"a"]
 
 
 # The collector's floor

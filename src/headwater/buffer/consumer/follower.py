@@ -117,6 +117,10 @@ class Follower:
             register = _register(stream, partition, group)
             kept = await register.update(lambda now: begin if reset or now is None else now)
             position = kept.value
+            if position.next_sequence > state.next_sequence:
+                # Perhaps only ahead of the earlier look: another process of the group went on.
+                async with telling_of_deletion(stream):
+                    state = await looker.state()
             _check_not_ahead(stream, partition, group, position, state)
         delivery.cursor = position.next_sequence - 1
         return cls(stream, partition, group, position, delivery, looker, owned)

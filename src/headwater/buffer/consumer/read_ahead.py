@@ -32,17 +32,17 @@ class _Slot:
     def __init__(self, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.task: asyncio.Task[Outcome] | None = None
+        self._decoded_bytes: int | None = None
 
     @property
     def size_bytes(self) -> int:
         """What the batch takes: decoded, it may be larger than it was in the store."""
-        stored = self.descriptor.size_bytes
-        if self.task is None or not self.task.done() or self.task.cancelled():
-            return stored
-        outcome = self.task.result()
-        if not isinstance(outcome, ConsumedBatch):
-            return stored
-        return max(stored, int(outcome.records.nbytes))
+        # Asked for each batch whenever one is handed over, and Arrow goes through all columns.
+        if self._decoded_bytes is None and self.task is not None and self.task.done():
+            outcome = None if self.task.cancelled() else self.task.result()
+            if isinstance(outcome, ConsumedBatch):
+                self._decoded_bytes = int(outcome.records.nbytes)
+        return max(self.descriptor.size_bytes, self._decoded_bytes or 0)
 
 
 class ReadAhead:

@@ -90,6 +90,8 @@ def read(
 ) -> Reader:
     """Read a stream as Arrow record batches. Opens nothing and fences nobody.
 
+        table = headwater.read("file:///data", "orders", start="2026-01-31").to_table()
+
     `start` (inclusive) and `end` (exclusive) are LSNs, "earliest", "latest" or times; a mapping
     gives each partition its own. Without `start`, from the oldest record that is retained;
     without `end`, to the latest one at this moment, or with `follow` for ever.

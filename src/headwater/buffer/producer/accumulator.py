@@ -132,6 +132,12 @@ class Accumulator(Drafts):
         with self._lock:
             return self.take_one(value, key, metadata, now_ms)
 
+    def takes_time(self, parcel: Parcel) -> bool:
+        """Whether `arrange` looks at the records of a large call, and not at its columns alone."""
+        if parcel.values is not None:
+            return parcel.size_bytes > self._current_bytes
+        return parcel.partition is None and self._by_key
+
     def arrange(self, parcel: Parcel) -> Parcel:
         """Cut and split a call that is not a small one. Computes only; may run in a thread."""
         if parcel.values is not None:
@@ -180,7 +186,12 @@ class Accumulator(Drafts):
         row = found.rows
         found.begin_call(now_ms, parcel.metadata)
         found.lists().extend(
-            parcel.values, parcel.keys, parcel.headers, parcel.timestamps, parcel.operations
+            parcel.values,
+            parcel.keys,
+            parcel.headers,
+            parcel.timestamps,
+            parcel.operations,
+            parcel.sizes,
         )
         found.rows += parcel.rows
         found.size_bytes += parcel.size_bytes

@@ -16,10 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.producer.config import Settings
+from headwater.buffer.producer.about import AboutProducer
 from headwater.buffer.producer.engine import Engine
 from headwater.buffer.producer.handle import Acceptance, Handle
-from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.parcel import (
     Entries,
     Extras,
@@ -29,8 +28,7 @@ from headwater.buffer.producer.parcel import (
     Parcel,
     Timestamps,
 )
-from headwater.buffer.producer.producer import stream_of, warn_dropped
-from headwater.buffer.queue.contract import Resumed
+from headwater.buffer.producer.producer import stream_of
 from headwater.buffer.stream import Stream
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError
@@ -51,7 +49,7 @@ class BlockingHandle(Handle, eq=False, gc=False, kw_only=True):
         return self._portal.call(self.wait(), timeout_s=timeout)
 
 
-class BlockingProducer:
+class BlockingProducer(AboutProducer):
     """Sends records to a stream, from any thread."""
 
     def __init__(self, engine: Engine, home: Portal, owned: Store | None) -> None:
@@ -174,39 +172,6 @@ class BlockingProducer:
             owned, self._owned = self._owned, None
             if owned is not None and self._engine.is_closed:
                 self._portal.call(owned.close())
-
-    @property
-    def resumed(self) -> dict[int, Resumed]:
-        """By partition: how far the last producer under this id came."""
-        return {lane.partition: lane.resumed for lane in self._engine.lanes}
-
-    @property
-    def producer_id(self) -> str:
-        """The id under which batches are appended."""
-        return self._engine.producer_id
-
-    @property
-    def stream(self) -> Stream:
-        """The stream as it was when the producer was opened."""
-        return self._engine.stream
-
-    @property
-    def settings(self) -> Settings:
-        """The settings in force."""
-        return self._engine.settings
-
-    @property
-    def metrics(self) -> ProducerMetrics:
-        """What was done so far."""
-        return self._engine.metrics
-
-    def __repr__(self) -> str:
-        return f"BlockingProducer({self.stream.name!r}, producer_id={self.producer_id!r})"
-
-    def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            warn_dropped(self, engine)
 
     def _keep(self, parcel: Parcel, entries: Any) -> BlockingHandle:
         # Here and not over there: the loop is to upload, not to hash the keys of every thread.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from headwater.buffer.batch import Batch
 from headwater.buffer.calls import Calls
 from headwater.buffer.producer.gathering import Gathering
 from headwater.buffer.producer.pieces import joined, without_nulls
@@ -55,12 +56,26 @@ class Draft(Gathering):
         """Whether somebody was told of the error."""
         self._event: asyncio.Event | None = None
 
-    def build(self, defaults: Mapping[str, pa.Scalar]) -> tuple[pa.RecordBatch, Calls]:
-        """All records and calls as columns. Computes only; may run in a thread, once sealed."""
-        pieces = [piece.to_arrow() if isinstance(piece, Rows) else piece for piece in self.pieces]
+    def build(
+        self, batch_id: str, defaults: Mapping[str, pa.Scalar], *, loose: bool = False
+    ) -> Batch:
+        """All records and calls as columns, in memory that no caller can change.
+
+        With `loose`, values that came as bytes may stay where they are. Computes only; may run in
+        a thread, once sealed.
+        """
         calls = Calls.from_columns(self.starts, self.times_ms, self.metadata)
-        records = joined(pieces)
-        return without_nulls(records, defaults, lambda: calls.per_record(self.rows)[0]), calls
+        values = None
+        first = self.pieces[0]
+        if len(self.pieces) > 1 or not isinstance(first, Rows):
+            pieces = [one.to_arrow() if isinstance(one, Rows) else one for one in self.pieces]
+            records = joined(pieces)
+        elif loose:
+            records, values = first.to_loose_arrow()
+        else:
+            records = first.to_arrow()
+        records = without_nulls(records, defaults, lambda: calls.per_record(self.rows)[0])
+        return Batch(batch_id, records, calls, values)
 
     def accept(self, placed: Placed) -> None:
         """It stands in the queue. Also one that failed with an unknown outcome may come to this."""

@@ -50,7 +50,10 @@ class Engine:
         settings: Settings,
         opened: list[tuple[Appender, Resumed]],
         handle_type: Callable[..., Handle],
+        *,
+        resumable: bool,
     ) -> None:
+        """`resumable`: a successor under the id goes on after the last accepted batch."""
         self.stream = stream
         self.producer_id = producer_id
         self.settings = settings
@@ -70,6 +73,8 @@ class Engine:
         self._failures: deque[Draft] = deque(maxlen=FAILURES_KEPT)
         self._closing = asyncio.Lock()
         self._is_v1 = stream.config.format == "v1"
+        self._carried: pa.Schema | None = None
+        """Columns that came last and were carried as they are: nearly always the next ones too."""
         carrier = Carrier(
             settings,
             self.metrics,
@@ -77,6 +82,7 @@ class Engine:
             defaults_for(stream.name),
             schema_version=stream.schema_version,
             packs_calls=self._is_v1,
+            resumable=resumable and not self._is_v1,
         )
         self.lanes = [
             Lane(partition, appender, resumed, carrier)
@@ -110,7 +116,8 @@ class Engine:
             if isinstance(outcome, BaseException):
                 raise outcome
             opened.append(outcome)
-        return cls(stream, chosen, settings, opened, handle_type)
+        resumable = producer_id is not None
+        return cls(stream, chosen, settings, opened, handle_type, resumable=resumable)
 
     # Checking: plain functions, for any thread
 
@@ -132,11 +139,19 @@ class Engine:
     ) -> Parcel:
         """A call of columns, checked."""
         self._check_partition(partition)
-        parcel = typed(data, metadata, partition)
+        parcel = typed(data, metadata, partition, self._carried)
         parcel.batches = [self.stream.fit(batch) for batch in parcel.batches]
+        if parcel.batches and parcel.batches[0].schema == data.schema:
+            self._carried = data.schema
         if self._is_v1:
             _check_v1(parcel)
         return _checked(parcel)
+
+    def takes_time(self, data: Any) -> bool:
+        """Whether `typed` looks at the values of a large call, or copies them."""
+        return not isinstance(data, pa.RecordBatch) or (
+            data.nbytes > limits.RECORD_MAX_BYTES or data.schema != self._carried
+        )
 
     def dicts(
         self, rows: Iterable[Mapping[str, Any]], metadata: bytes | None, partition: int | None
@@ -158,7 +173,7 @@ class Engine:
     async def keep(self, parcel: Parcel, entries: Any) -> Handle:
         """Keep a checked call, after waiting for room if it must; `BufferFull` if there is none."""
         accumulator = self.accumulator
-        if parcel.size_bytes > INLINE_ARRANGE_BYTES:
+        if parcel.size_bytes > INLINE_ARRANGE_BYTES and accumulator.takes_time(parcel):
             await runtime.run_blocking(accumulator.arrange, parcel)
         else:
             accumulator.arrange(parcel)
@@ -270,6 +285,17 @@ class Engine:
         self.accumulator.seal_all()
         for lane in self.lanes:
             lane.stop(error)
+        self._line.move()
+
+    def break_off(self, cause: BaseException) -> None:
+        """Take nothing more; what was taken before the hole is seen through."""
+        self.accumulator.refuse(
+            Refused(
+                f"the producer {self.producer_id!r} stopped where records were dropped: open it "
+                f"again under its id, and go on from `resumed`. {cause}"
+            )
+        )
+        self.accumulator.seal_all()
         self._line.move()
 
     def _begin_in_child(self) -> None:

@@ -10,7 +10,9 @@ Always holds:
   that append may have landed, whatever was answered. Such a draft is *attempted*; it stands at the
   front of the lane until it has landed, and nothing overtakes it. Its handles are told
   `OutcomeUnknown` when their time is up; the lane goes on with it all the same;
-- a draft that was never attempted can be dropped, and leaves no gap.
+- a draft that was never attempted can be dropped, and leaves no gap;
+- of a producer that can be resumed, nothing is accepted that comes after what was dropped: its
+  successor goes on after the last accepted batch, and would pass over the hole.
 """
 
 from __future__ import annotations
@@ -23,11 +25,17 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Calls
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.draft import Draft
 from headwater.buffer.producer.metrics import ProducerMetrics
-from headwater.buffer.queue.contract import Appender, BelowFloor, NewBatch, Placed, Resumed
+from headwater.buffer.queue.contract import (
+    Appender,
+    BelowFloor,
+    Encoded,
+    NewBatch,
+    Placed,
+    Resumed,
+)
 from headwater.buffer.queue.v1.items import pack_calls
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
@@ -66,6 +74,9 @@ class Desk(Protocol):
     def stop(self, error: HeadwaterError) -> None:
         """Nothing of this producer will be accepted any more."""
 
+    def break_off(self, cause: BaseException) -> None:
+        """Records were dropped: nothing that is not in a lane by now will be accepted."""
+
 
 class Carrier:
     """What all lanes of a producer share."""
@@ -79,6 +90,7 @@ class Carrier:
         *,
         schema_version: int,
         packs_calls: bool,
+        resumable: bool,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
@@ -86,6 +98,7 @@ class Carrier:
         self.defaults = defaults
         self.schema_version = schema_version
         self.packs_calls = packs_calls
+        self.resumable = resumable
         self.slots = asyncio.Semaphore(settings.max_in_flight)
 
 
@@ -94,8 +107,8 @@ class _Flight:
 
     __slots__ = (
         "attempted",
+        "batch",
         "batch_id",
-        "calls",
         "cause",
         "draft",
         "expiry",
@@ -103,7 +116,6 @@ class _Flight:
         "is_ready",
         "metadata",
         "packed",
-        "records",
         "size_bytes",
         "task",
         "times_ms",
@@ -112,8 +124,7 @@ class _Flight:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.batch_id = ""
-        self.records: pa.RecordBatch | None = None
-        self.calls: Calls | None = None
+        self.batch: Batch | None = None
         self.size_bytes = 0
         self.times_ms = (0, 0)
         self.inline: bytes | None = None
@@ -145,11 +156,14 @@ class Lane:
         self._resume_metadata = resumed.metadata
         self._appending: asyncio.Task[None] | None = None
         self._stopped: HeadwaterError | None = None
+        self._broken: HeadwaterError | None = None
+        """Why nothing more is taken, while what was taken before is seen through."""
 
     def put(self, draft: Draft) -> None:
         """Take over a sealed draft."""
-        if self._stopped is not None:
-            draft.fail(self._stopped)
+        refusal = self._stopped or self._broken
+        if refusal is not None:
+            draft.fail(refusal)
             self._carrier.desk.told(draft)
             self._carrier.desk.release(draft)
             return
@@ -194,18 +208,19 @@ class Lane:
         inline = len(data) <= self._appender.inline_max_bytes
         if not inline:
             await self._appender.upload(flight.batch_id, data)
-        assert flight.calls is not None
+        assert flight.batch is not None
         flight.size_bytes = len(data)
         flight.inline = bytes(data) if inline else None
-        flight.times_ms = flight.calls.time_range_ms
+        flight.times_ms = flight.batch.calls.time_range_ms
         if self._carrier.packs_calls:
-            flight.packed = pack_calls(flight.calls)
+            flight.packed = pack_calls(flight.batch.calls)
 
-    def _encode(self, flight: _Flight) -> bytes | memoryview:
-        if flight.records is None:
-            flight.records, flight.calls = flight.draft.build(self._carrier.defaults)
-        assert flight.calls is not None
-        batch = Batch(flight.batch_id, flight.records, flight.calls)
+    def _encode(self, flight: _Flight) -> Encoded:
+        if flight.batch is None:
+            flight.batch = flight.draft.build(
+                flight.batch_id, self._carrier.defaults, loose=self._appender.takes_loose
+            )
+        batch = flight.batch._replace(batch_id=flight.batch_id)
         return self._appender.encode(batch, self._carrier.settings.compression)
 
     # Appending
@@ -328,9 +343,25 @@ class Lane:
 
     def _drop(self, flight: _Flight, error: BaseException) -> None:
         """Leave out a draft that was never attempted; the next one gets its sequence."""
+        place = self._flights.index(flight)
         self._flights.remove(flight)
         self._fail(flight, error)
+        if self._carrier.resumable:
+            self._break_off(place, error)
         self._append_soon()
+
+    def _break_off(self, place: int, error: BaseException) -> None:
+        """Leave out everything from this place on: none of it was attempted either."""
+        if self._broken is None:
+            self._broken = Unavailable(
+                "not accepted, and dropped: records before these were dropped, and a successor "
+                f"would resume past them. Open the producer again and go on from there. {error}"
+            )
+            self._broken.__cause__ = error
+        behind = [self._flights.pop() for _ in range(len(self._flights) - place)]
+        for flight in reversed(behind):
+            self._fail(flight, self._broken)
+        self._carrier.desk.break_off(error)
 
     def stop(self, error: HeadwaterError) -> None:
         """Fail everything, and whatever comes later."""
@@ -359,4 +390,4 @@ class Lane:
             flight.expiry.cancel()
         if flight.task is not None and flight.task is not asyncio.current_task():
             flight.task.cancel()
-        flight.records = flight.calls = None
+        flight.batch = None

@@ -121,6 +121,7 @@ class Parcel:
         "pieces",
         "rows",
         "size_bytes",
+        "sizes",
         "timestamps",
         "values",
     )
@@ -134,6 +135,8 @@ class Parcel:
         self.pieces: list[tuple[int | None, pa.RecordBatch, int]] = []
         """What goes into a draft each, with its partition (None: whose turn it is) and bytes."""
         self.values: list[bytes | None] | None = None
+        self.sizes: list[int] | None = None
+        """Of the values, if none of them is null."""
         self.keys: list[bytes | None] | None = None
         self.headers: list[Header | None] | None = None
         self.timestamps: list[int | None] | None = None
@@ -161,7 +164,10 @@ class Parcel:
         count = len(values)
         self.values, self.rows = values, count
         # The limit is one of values and keys; what Arrow keeps beside them is not the caller's.
-        sizes = [len(value) if value is not None else 0 for value in values]
+        try:
+            sizes = self.sizes = list(map(len, values))  # type: ignore[arg-type]
+        except TypeError:
+            sizes = [len(value or b"") for value in values]
         self.size_bytes += OFFSET_BYTES * count
         for name, given in columns.items():
             if len(given) != count:
@@ -211,8 +217,10 @@ def valued(
     return parcel
 
 
-def typed(data: Any, metadata: bytes | None, partition: int | None) -> Parcel:
-    """A call of typed columns and reserved ones."""
+def typed(
+    data: Any, metadata: bytes | None, partition: int | None, carried: pa.Schema | None = None
+) -> Parcel:
+    """A call of typed columns and reserved ones. A batch of the schema `carried` goes as it is."""
     if not isinstance(data, pa.RecordBatch | pa.Table):
         raise Refused(
             f"produce_arrow takes a pyarrow RecordBatch or Table, not {type(data).__name__}; for "
@@ -221,7 +229,8 @@ def typed(data: Any, metadata: bytes | None, partition: int | None) -> Parcel:
     if data.num_rows and not data.num_columns:
         raise Refused(f"{data.num_rows:,} rows without any column: there is nothing to carry them")
     parcel = Parcel(metadata, partition)
-    parcel.take_batches(from_arrow(data))
+    as_it_is = isinstance(data, pa.RecordBatch) and data.schema == carried
+    parcel.take_batches([data] if as_it_is else from_arrow(data))
     return parcel
 
 

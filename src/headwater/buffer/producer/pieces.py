@@ -53,9 +53,7 @@ def cut(
 
 
 def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All records in one batch. The pieces agree in shape."""
-    if len(pieces) == 1:
-        return pieces[0]
+    """All records in one batch, in memory of its own. The pieces agree in shape."""
     first = pieces[0].schema
     if all(piece.schema.equals(first) for piece in pieces):
         return pa.concat_batches(pieces)

@@ -6,14 +6,15 @@ than everything else that happens to the record.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from headwater.buffer.loose import Loose
 from headwater.buffer.records import (
     HEADERS,
-    HEADERS_TYPE,
     KEY,
     OPERATION,
     RESERVED,
@@ -27,12 +28,14 @@ Header = list[dict[str, Any]]
 class Rows:
     """Valued records, column by column. A column that no call has used is None."""
 
-    __slots__ = ("headers", "is_plain", "keys", "operations", "timestamps", "values")
+    __slots__ = ("headers", "is_plain", "keys", "operations", "sizes", "timestamps", "values")
 
     def __init__(self) -> None:
         self.is_plain = True
         """Whether no column but the value is used."""
         self.values: list[bytes | None] = []
+        self.sizes = array("i")
+        """Of the values, as far as calls told them: of all of them, or of no use."""
         self.keys: list[bytes | None] | None = None
         self.headers: list[Header | None] | None = None
         self.timestamps: list[int | None] | None = None
@@ -49,10 +52,13 @@ class Rows:
         headers: Sequence[Header | None] | None = None,
         timestamps: Sequence[int | None] | None = None,
         operations: Sequence[int | None] | None = None,
+        sizes: list[int] | None = None,
     ) -> None:
         """Add records; None in a column that others use means the same as if nobody used it."""
         before, count = len(self.values), len(values)
         self.values.extend(values)
+        if sizes is not None:
+            self.sizes.fromlist(sizes)
         self.keys = _grown(self.keys, keys, before, count)
         self.headers = _grown(self.headers, headers, before, count)
         self.timestamps = _grown(self.timestamps, timestamps, before, count)
@@ -79,16 +85,34 @@ class Rows:
 
     def to_arrow(self) -> pa.RecordBatch:
         """The records as columns, in the order of the record model."""
+        try:
+            return self._with_values(self._loose().column())
+        except TypeError:
+            return self._with_values(pa.array(self.values, RESERVED[VALUE]))
+
+    def to_loose_arrow(self) -> tuple[pa.RecordBatch, Loose | None]:
+        """The same with a stand-in for the values, and the values, where none of them is null."""
+        try:
+            loose = self._loose()
+        except TypeError:
+            return self._with_values(pa.array(self.values, RESERVED[VALUE])), None
+        return self._with_values(loose.stand_in()), loose
+
+    def _loose(self) -> Loose:
+        known = self.sizes if len(self.sizes) == len(self.values) else None
+        return Loose(self.values, known)  # type: ignore[arg-type]
+
+    def _with_values(self, values: pa.Array) -> pa.RecordBatch:
         columns = {
             KEY: self.keys,
-            VALUE: self.values,
+            VALUE: values,
             HEADERS: self.headers,
             TIMESTAMP: self.timestamps,
             OPERATION: self.operations,
         }
         used = {name: column for name, column in columns.items() if column is not None}
         arrays = [
-            pa.array(column, HEADERS_TYPE if name == HEADERS else RESERVED[name])
+            column if name == VALUE else pa.array(column, RESERVED[name])
             for name, column in used.items()
         ]
         return pa.record_batch(arrays, names=list(used))

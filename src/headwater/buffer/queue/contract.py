@@ -20,6 +20,10 @@ import msgspec
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
 from headwater.core.errors import Damaged, Refused
+from headwater.store import Parts
+
+Encoded = bytes | memoryview | Parts
+"""The bytes of a batch."""
 
 
 class BelowFloor(Refused):
@@ -150,17 +154,19 @@ class Appender(ABC):
     counters: Counters
     inline_max_bytes: int
     """Batches of up to this many bytes ride in their entry; 0 if the format cannot."""
+    takes_loose: bool = False
+    """Whether `encode` takes batches with a loose column."""
 
     @abstractmethod
     async def open(self) -> Resumed:
         """Fence every predecessor under this producer id, and learn how far they came."""
 
     @abstractmethod
-    def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
+    def encode(self, batch: Batch, compression: Compression) -> Encoded:
         """The batch in the format of this queue. Computes only; may run in a thread."""
 
     @abstractmethod
-    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
+    async def upload(self, batch_id: str, data: Encoded) -> None:
         """Write a batch object, which nobody sees until it is appended."""
 
     @abstractmethod

@@ -20,12 +20,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from headwater.buffer.batch import Batch, encode_batch
+from headwater.buffer.batch import Batch, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import (
     Appender,
     BelowFloor,
     Counters,
+    Encoded,
     NewBatch,
     Placed,
     Resumed,
@@ -44,7 +45,7 @@ from headwater.core.errors import (
     OutcomeUnknown,
     RolledBack,
 )
-from headwater.store import Store, Version
+from headwater.store import Parts, Store, Version
 
 # A mark is renewed after so many appends or so long, so that a successor need not search further.
 REFRESH_APPENDS: Final = 4096
@@ -67,6 +68,7 @@ class NativeAppender(Appender):
     """One life of one producer id on one partition."""
 
     inline_max_bytes = limits.INLINE_MAX_BYTES
+    takes_loose = True
 
     def __init__(
         self, store: Store, prefix: str, queue_id: str, producer_id: str, *, pace_s: float = 0.0
@@ -90,10 +92,10 @@ class NativeAppender(Appender):
         self._keeping: asyncio.Task[None] | None = None
         self._is_open = False
 
-    def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
-        return encode_batch(batch, compression)
+    def encode(self, batch: Batch, compression: Compression) -> Parts:
+        return encode_parts(batch, compression)
 
-    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
+    async def upload(self, batch_id: str, data: Encoded) -> None:
         await self._chunks.store.put(self._chunks.batch_key(batch_id), data)
 
     async def open(self) -> Resumed:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Appender, Counters, NewBatch, Placed, Resumed
+from headwater.buffer.queue.contract import Appender, Counters, Encoded, NewBatch, Placed, Resumed
 from headwater.buffer.queue.v1.acked import Acked
 from headwater.buffer.queue.v1.counts import Count
 from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race
@@ -70,6 +70,8 @@ class V1Appender(Appender):
         self._acked = Acked(store, names)
         self._numbering = Numbering(store, names, self._manifest, self._side, self._acked)
         self._base: Found | None = None
+        self._in_company = False
+        """Whether somebody else won a race lately: then it is better to look before writing."""
         self._doubts: dict[str, Doubt] = {}
         self._placed: dict[str, int] = {}
 
@@ -90,7 +92,7 @@ class V1Appender(Appender):
             return encode_batch([], compression)
         return encode_batch(batch.records.column(VALUE), compression)
 
-    async def upload(self, batch_id: str, data: bytes | memoryview) -> None:
+    async def upload(self, batch_id: str, data: Encoded) -> None:
         await self._store.put(self._names.batch(batch_id), data)
 
     async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
@@ -114,7 +116,8 @@ class V1Appender(Appender):
         # Forgotten until all has landed: after a doubt, what was known before it proves nothing.
         base, self._base = self._base, None
         try:
-            base = base or await self._manifest.read()
+            if base is None or self._in_company:
+                base = await self._manifest.read()
             while True:
                 await self._settle(base)
                 rest = {at: batch for at, batch in wanted.items() if at not in self._placed}
@@ -134,7 +137,7 @@ class V1Appender(Appender):
                     f"and may not: append them again, which looks first. {error}"
                 ) from error
             raise
-        self._base = base
+        self._base, self._in_company = base, race.losses > 0
 
     async def _write(self, base: Found, rest: dict[str, NewBatch]) -> Found:
         """One attempt. It is noted as one that may land before it is sent."""

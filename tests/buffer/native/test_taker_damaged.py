@@ -6,9 +6,8 @@ import pytest
 
 from headwater.core.errors import NotFound, Refused, RolledBack
 from headwater.store import MemoryBackend, Object
-from tests.buffer.native.given import PREFIX, Queue, batch
-from tests.buffer.native.test_take import a_queue, collect_some, polled
-from tests.buffer.native.watched import acknowledge_everything
+from tests.buffer.native.given import NOTHING_KEPT, PREFIX, Queue, batch, filled
+from tests.buffer.native.watched import acknowledge_everything, acknowledge_through, polled
 from tests.store.scripted import virtual
 
 
@@ -29,7 +28,7 @@ def restored(queue: Queue, copy: dict[str, Object], *, part: str = "") -> None:
 
 @virtual
 async def test_a_chunk_deleted_by_hand_is_reported_and_nothing_after_it_is_acknowledged() -> None:
-    queue = await a_queue(4)
+    queue = await filled(4)
     taker = await queue.taken()
     await taker.after(None, 1)
     await queue.delete_chunk(2)
@@ -46,7 +45,7 @@ async def test_a_chunk_deleted_by_hand_is_reported_and_nothing_after_it_is_ackno
 
 @virtual
 async def test_the_last_chunk_deleted_by_hand_is_reported_by_an_idle_reader() -> None:
-    queue = await a_queue(4)
+    queue = await filled(4)
     taker = await queue.taken()
     assert len(await taker.after(None, 10)) == 4
     assert await taker.after(3, 10) == []
@@ -57,7 +56,7 @@ async def test_the_last_chunk_deleted_by_hand_is_reported_by_an_idle_reader() ->
 
 @virtual
 async def test_chunks_restored_from_an_older_copy_are_refused() -> None:
-    queue = await a_queue(3)
+    queue = await filled(3)
     older = copied(queue)
     await queue.fill(2)
     taker = await queue.taken()
@@ -85,7 +84,7 @@ async def test_a_last_chunk_restored_from_an_older_copy_is_refused() -> None:
 
 @virtual
 async def test_a_whole_older_copy_is_refused_by_whoever_knew_better() -> None:
-    queue = await a_queue(3)
+    queue = await filled(3)
     await queue.taken()
     older = copied(queue)
     await queue.fill(2)
@@ -103,8 +102,9 @@ async def test_a_whole_older_copy_is_refused_by_whoever_knew_better() -> None:
 
 @virtual
 async def test_a_consumer_record_that_vanished_is_refused() -> None:
-    queue = await a_queue(3)
-    await collect_some(queue, 1)
+    queue = await filled(3)
+    await acknowledge_through(queue, 1)
+    await queue.collector().collect(NOTHING_KEPT, full=True)
     taker = await queue.taken()
     await queue.store.delete(f"{PREFIX}/consumer.json")
     with pytest.raises(RolledBack):
@@ -119,10 +119,11 @@ async def test_a_consumer_record_that_vanished_is_refused() -> None:
 
 @virtual
 async def test_a_consumer_record_that_went_back_is_refused() -> None:
-    queue = await a_queue(3)
+    queue = await filled(3)
     await queue.taken()
     older = copied(queue)
-    await collect_some(queue, 1)
+    await acknowledge_through(queue, 1)
+    await queue.collector().collect(NOTHING_KEPT, full=True)
     restored(queue, older, part="consumer.json")
     with pytest.raises(RolledBack, match="it went back"):
         await queue.taker().open("g")

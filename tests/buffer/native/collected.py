@@ -1,0 +1,49 @@
+"""A queue for the collector to work on, and what it has left of it."""
+
+from __future__ import annotations
+
+from headwater.buffer.queue import Retention
+from headwater.buffer.queue.native import NativeAppender
+from headwater.core import runtime
+from headwater.store import MemoryBackend
+from tests.buffer.native.given import PREFIX, Queue
+
+HOUR_MS = 3_600_000
+FOREVER = Retention(None, grace_ms=0)
+
+
+async def produce(queue: Queue, appender: NativeAppender, count: int) -> list[str]:
+    """Batches in objects of their own, one chunk each; their ids."""
+    ids = []
+    for _ in range(count):
+        new = await queue.upload(appender, appender._landed + 1)
+        await appender.append([new])
+        await queue.close_last(appender)
+        ids.append(new.batch_id)
+    return ids
+
+
+async def a_queue(
+    count: int, *, acked: int = 0, shape: type[MemoryBackend] = MemoryBackend
+) -> tuple[Queue, list[str]]:
+    """A queue with so many batches, of which the first are acknowledged."""
+    queue = await Queue(shape(versions_by_content=True)).create()
+    ids = await produce(queue, await queue.opened(), count)
+    if acked:
+        await (await queue.taken()).dequeue(acked - 1)
+    await runtime.sleep(1.0)
+    return queue, ids
+
+
+async def uploads(queue: Queue) -> list[str]:
+    """The names below batches/."""
+    folder = f"{PREFIX}/batches"
+    return [meta.key.removeprefix(f"{folder}/") async for meta in queue.store.list(folder)]
+
+
+async def chunk_numbers(queue: Queue) -> list[int]:
+    """The chunks there are."""
+    found = [
+        queue.chunks.number_of(meta.key) async for meta in queue.store.list(f"{PREFIX}/chunks")
+    ]
+    return [number for number in found if number is not None]

@@ -1,0 +1,173 @@
+"""Histories of whole streams under every fault: a sample, and proof that they can fail.
+
+Each planted bug is a mistake somebody would make in a producer, a consumer or a follower, above a
+queue that is right. What a queue could get wrong is planted in its own histories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, UnreadableBatch
+from headwater.buffer.consumer.delivery import Delivery
+from headwater.buffer.consumer.follower import Position
+from headwater.buffer.producer import Handle, Producer
+from headwater.buffer.producer.lane import Lane
+from headwater.buffer.queue import NewBatch
+from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.v1 import V1Appender
+from headwater.core import runtime
+from headwater.core.errors import HeadwaterError, Unavailable
+from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.torture.stack_scenarios import SCENARIOS, native_history, v1_history
+from tests.torture.surroundings import Replacement
+
+HISTORIES_TO_CATCH_A_BUG = 100
+CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
+
+
+async def acknowledges_first(self: Consumer, sequence: int) -> None:
+    """Moves the frontier, and then asks the queue to dequeue."""
+    self._advance(sequence)
+    self._frontier.settle()
+    await self._ask(lambda: self._taker.dequeue(sequence))
+
+
+async def moves_first(self: Delivery) -> ConsumedBatch | None:
+    """Moves the cursor, and then fetches."""
+    if not len(self._ahead):
+        return None
+    descriptor = self._ahead.pop()
+    self.cursor = descriptor.sequence
+    return await self.handle.fetch(descriptor)
+
+
+async def looks_at_no_fence(self: Consumer) -> None:
+    """Hands out what it has read ahead, whoever the owner is."""
+
+
+async def closes_at_once(self: Consumer) -> None:
+    """Leaves the last acknowledgements to the next owner."""
+
+
+async def passes_over(self: Delivery, error: HeadwaterError) -> ConsumedBatch:
+    """Delivers nothing in the place of a batch that cannot be read."""
+    assert isinstance(error, UnreadableBatch)
+    name, partition = self._stream.name, self._partition
+    return ConsumedBatch.empty(error.descriptor, stream=name, partition=partition)
+
+
+async def commits_first(self: Follower) -> ConsumedBatch | None:
+    """Keeps as processed what it is about to hand over."""
+    batch = await _next_batch(self)
+    if batch is not None:
+        done = Position(batch.sequence + 1, runtime.wall_ms())
+        await self._register.update(lambda _: done)
+    return batch
+
+
+_next_batch = Follower.next_batch
+
+
+async def appends_blindly(self: NativeAppender, doubt: Any, todo: Any) -> bool:
+    """Appends again after an unknown outcome, without asking what became of it."""
+    await self._tail.find()
+    return True
+
+
+async def appends_blindly_v1(self: V1Appender, base: Any) -> None:
+    """The same on the published format."""
+    self._doubts.clear()
+
+
+def drops_what_was_tried(self: Lane, flight: Any) -> None:
+    """Takes no answer for a no."""
+    self._drop(flight, Unavailable("no answer"))
+
+
+def goes_on(self: Lane, place: int, error: BaseException) -> None:
+    """Accepts what comes after records that were dropped."""
+
+
+def marks_the_latest(self: Lane, flight: Any, place: int) -> NewBatch:
+    """Lets a successor resume from what is yet to land."""
+    entry, latest = _entry(self, flight, place), self._flights[-1].draft.complete
+    return entry if isinstance(latest, bool) else msgspec.structs.replace(entry, metadata=latest)
+
+
+_entry = Lane._entry
+
+
+async def keeps_then_waits(self: Producer, *args: Any, **options: Any) -> Handle:
+    """May be cancelled after it has kept the call."""
+    handle = await _produce(self, *args, **options)
+    await runtime.sleep(0.1)
+    return handle
+
+
+_produce = Producer.produce
+
+
+def counts_from_its_batch(self: Handle) -> list[Any]:
+    """Tells every call the LSNs of the first one in its batch."""
+    return [
+        part._replace(first_lsn=part.first_lsn - start, last_lsn=part.last_lsn - start)
+        for part, (_, start, _) in zip(_accepted(self), self._parts(), strict=False)
+    ]
+
+
+_accepted = Handle.accepted
+
+
+EITHER: dict[str, Replacement] = {
+    "ack-before-dequeue": (Consumer, "_dequeue", acknowledges_first),
+    "cursor-before-fetch": (Delivery, "next_batch", moves_first),
+    "read-unfenced": (Consumer, "_check_fence", looks_at_no_fence),
+    "closed-unflushed": (Consumer, "_flush", closes_at_once),
+    "bad-batch-passed-over": (Delivery, "_bad", passes_over),
+    "commit-before-delivery": (Follower, "next_batch", commits_first),
+    "unknown-is-a-failure": (Lane, "_expire", drops_what_was_tried),
+    "cancelled-call-kept": (Producer, "produce", keeps_then_waits),
+    "lsn-of-the-batch": (Handle, "accepted", counts_from_its_batch),
+}
+NATIVE: dict[str, Replacement] = EITHER | {
+    "blind-re-append": (NativeAppender, "_settle", appends_blindly),
+    "accepted-past-a-hole": (Lane, "_break_off", goes_on),
+    "resumed-past-what-landed": (Lane, "_entry", marks_the_latest),
+}
+V1: dict[str, Replacement] = EITHER | {
+    "blind-re-append": (V1Appender, "_settle", appends_blindly_v1),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_breaks_a_promise(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", NATIVE)
+def test_a_bug_planted_above_a_native_queue_is_caught(bug: str) -> None:
+    _expect_caught(native_history, NATIVE[bug])
+
+
+@pytest.mark.parametrize("bug", V1)
+def test_a_bug_planted_above_a_v1_queue_is_caught(bug: str) -> None:
+    _expect_caught(v1_history, V1[bug])
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert native_history(5) == native_history(5)
+    assert native_history(5) != native_history(6)
+
+
+def _expect_caught(history: Callable[..., str], bug: Replacement) -> None:
+    for seed in range(HISTORIES_TO_CATCH_A_BUG):
+        try:
+            history(seed, bug)
+        except CAUGHT:
+            return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")

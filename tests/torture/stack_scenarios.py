@@ -1,0 +1,146 @@
+"""Histories of a stream: the real producers, consumers, followers, readers and collectors.
+
+As the histories of a queue, one floor up: whatever an application holds in its hands runs here
+under every fault of the store, with clocks that are wrong by days, kills, freezes, calls that are
+cancelled, batches that rot, and limits that a short history reaches. On the native format:
+
+- accepted is delivered exactly once and in order, byte for byte, to the owner and to followers,
+  across their restarts, under the LSNs that the producer was told;
+- a source that resumes from what it learns lands each of its positions once;
+- what was dropped never lands, what is unknown lands at most once;
+- whoever is fenced is told so; what fails or is cancelled has changed nothing;
+- what is kept can be fetched, what is not needed is deleted in the end;
+- once the faults are over everybody is answered, and nobody lags.
+
+On the published v1 format the same, but for sources: its producers have nothing to resume from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from headwater.buffer.consumer import Consumer, Lag, lag, list_dead_letters
+from headwater.buffer.queue import Retention
+from headwater.core import runtime
+from headwater.testing import Scenario, Simulation, simulate
+from tests.torture.buffer_actors import CollectorActor
+from tests.torture.buffer_truth import check_nothing_left
+from tests.torture.stack_owners import OwnerActor, Owning
+from tests.torture.stack_producers import ProducerActor, SourceActor
+from tests.torture.stack_readers import FollowerActor, ReaderActor
+from tests.torture.stack_world import StackWorld
+from tests.torture.surroundings import DAY_S, Replacement, replaced
+
+LIVES = 3
+STEPS_MAX = 1_000_000
+"""Ten times what the longest history takes."""
+
+
+def native_history(seed: int, *bug: Replacement) -> str:
+    """One history of a native stream; returns its fingerprint."""
+    return _history("native", "stack", seed, bug)
+
+
+def v1_history(seed: int, *bug: Replacement) -> str:
+    """One history of a stream in the published v1 format; returns its fingerprint."""
+    return _history("v1", "stack-v1", seed, bug)
+
+
+def _history(format_name: str, name: str, seed: int, bug: tuple[Replacement, ...]) -> str:
+    worlds: list[StackWorld] = []
+
+    async def main(simulation: Simulation) -> None:
+        world = StackWorld(simulation, format_name)
+        worlds.append(world)
+        with world.small_limits():
+            await world.create()
+            producers, followers = await _run(world)
+            await _settle(world, producers, followers)
+
+    replay = f"make torture ROOM=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
+    with replaced(*bug):
+        try:
+            return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
+        finally:
+            for front in worlds[0].fronts if worlds else ():
+                # It ended with its process, and nobody is left to be warned of that.
+                front._engine.is_closed = True
+
+
+async def _run(world: StackWorld) -> tuple[list[ProducerActor], list[FollowerActor]]:
+    """Let everybody work until the producers have done theirs."""
+    random = world.random
+    sources = 0 if world.is_v1 else random.randint(0, 2)
+    others = random.randint(0, 1) if sources else random.randint(1, 2)
+    producers = [
+        *(SourceActor(world, f"source{n}") for n in range(sources)),
+        *(ProducerActor(world, f"p{n}") for n in range(others)),
+    ]
+    followers = [FollowerActor(world, f"f{n}") for n in range(random.randint(0, 1))]
+    beside: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        *(OwnerActor(world, f"g{random.randint(0, 1)}").work for _ in range(random.randint(1, 2))),
+        *(one.work for one in followers),
+        *(ReaderActor(world).work for _ in range(random.randint(0, 1))),
+        *(
+            CollectorActor(world, world.stream().retention()).work
+            for _ in range(random.randint(0, 1))
+        ),
+    ]
+    running = [_start(world, f"beside{number}", work) for number, work in enumerate(beside)]
+    for task in [_start(world, one.name, one.work) for one in producers]:
+        await task
+    world.over = True
+    for task in running:
+        await task
+    return producers, followers
+
+
+def _start(world: StackWorld, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+    return world.simulation.spawn(world.run(name, work, lives=LIVES), name=f"run {name}")
+
+
+async def _settle(
+    world: StackWorld, producers: list[ProducerActor], followers: list[FollowerActor]
+) -> None:
+    """No more faults, and every request under way has landed or failed: everybody goes on."""
+    world.network.calm = True
+    await runtime.sleep(30 * DAY_S)
+    for one in producers:
+        before = len(world.log.batches)
+        await one.work(calls=3)
+        world.check(len(world.log.batches) > before, f"{one.name} could not produce")
+    await ReaderActor(world).read(None, None)
+    await _drain(world)
+    for follower in followers:
+        await follower.drain()
+    for letter in await list_dead_letters(world.stream()):
+        world.check(letter.sequence in world.log.damaged, f"{letter} is no loss")
+    retention = Retention(0, grace_ms=0)
+    world.retentions.append(retention)
+    await check_nothing_left(world.truth, world.backend, world.collector(), retention)
+
+
+async def _drain(world: StackWorld) -> None:
+    """A last owner takes what is left."""
+    stream, end = world.stream(), len(world.log.batches)
+    consumer = await Consumer.open(
+        stream, group="last", take_over=True, on_bad_batch="dead_letter", gc=False
+    )
+    owning = Owning(world, consumer)
+    while await owning.take_batch():
+        await consumer.ack(owning.unacked.popleft())
+    world.check(world.sink.last == end - 1, f"{world.sink.last + 1} of {end} were processed")
+    acknowledged = await consumer.lag()
+    world.check(acknowledged == Lag(), f"everything is acknowledged, and {acknowledged} lags")
+    await owning.close()
+    world.check(world.truth.acked_sequence == end, "not everything was dequeued")
+    behind = await lag(stream)
+    world.check(behind == Lag(), f"everything is dequeued, and {behind} lags")
+    world.check(len(consumer) == 0, "the queue is not empty")
+
+
+SCENARIOS = [
+    Scenario("buffer", "stack", native_history, rounds=2000, sample=20),
+    Scenario("buffer", "stack-v1", v1_history, rounds=1000, sample=15),
+]

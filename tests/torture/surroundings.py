@@ -1,0 +1,205 @@
+"""One history's network, faults, clocks and processes, whatever lives in it.
+
+A network here does what `FaultyStore` does, and one thing more: a request may be carried out a
+second time, much later, as when a proxy or a socket's buffer comes back to life. To a queue whose
+chunks are deleted these are the worst: they find a number free that was taken before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+from unittest import mock
+
+from headwater.buffer.queue import Collector, Retention
+from headwater.core import runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import OutcomeUnknown, Unavailable
+from headwater.store import MemoryBackend, Store, Version
+from headwater.store.backend import Condition, PreconditionFailed
+from headwater.store.objects import Buffer
+from headwater.testing import Faults, FaultyStore, Process, Simulation
+
+T = TypeVar("T")
+
+DAY_S = 24 * 3600.0
+DAY_MS = 24 * 3600 * 1000
+SKEW_MAX_MS = 3 * DAY_MS
+SKEWS_MS = (0, 0, 1_000, -60_000, DAY_MS, -DAY_MS, SKEW_MAX_MS, -SKEW_MAX_MS)
+FREEZES_S = (1.0, 60.0, 3600.0, 2 * DAY_S, 10 * DAY_S)
+
+Replacement = tuple[Any, str, Any]
+"""Owner, name, and what stands there instead."""
+
+
+@contextlib.contextmanager
+def replaced(*replacements: Replacement) -> Iterator[None]:
+    """Let other things stand in the place of some, for a while."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, instead in replacements:
+            stack.enter_context(mock.patch.object(owner, name, instead))
+        yield
+
+
+class Failed(Exception):
+    """A call was cancelled, or told to try again: nothing may have changed for who made it."""
+
+
+def require(simulation: Simulation, holds: bool, message: str) -> None:
+    """End the history if a promise is broken."""
+    if not holds:
+        broken = AssertionError(message)
+        # Also where the code under test would swallow the error.
+        simulation._loop.fail(broken)
+        raise broken
+
+
+class EchoingStore(FaultyStore):
+    """A faulty store that may carry out a conditional write once more, long after."""
+
+    def __init__(self, *args: Any, echo: float, echo_after_s: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._echo = echo
+        self._echo_after_s = echo_after_s
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        if condition is not None and not self.calm and self._random.random() < self._echo:
+            self._spawn(self._again(key, bytes(data), condition), name=f"echo {key}")
+        return await super().put(key, data, condition)
+
+    async def _again(self, key: str, data: bytes, condition: Condition) -> None:
+        await runtime.sleep(self._random.random() * self._echo_after_s)
+        with contextlib.suppress(PreconditionFailed):
+            await self._inner.put(key, data, condition)
+            self._record(f"echo of a put {key} applied")
+
+
+class Surroundings:
+    """What all actors of a history share, whatever it is about."""
+
+    def __init__(self, simulation: Simulation, objects: MemoryBackend) -> None:
+        self.simulation = simulation
+        self.random = simulation.random
+        self.gentle = self.random.random() < 0.1
+        self.haunted = not self.gentle and self.random.random() < 0.3
+        """What is not needed is deleted soon, and requests come again soon after."""
+        self._outside = contextvars.copy_context()
+        self.network = EchoingStore(
+            objects,
+            self._draw_faults(),
+            simulation.stream("faults"),
+            echo=0.0 if self.gentle else 0.9 if self.haunted else self.random.choice((0.0, 0.1)),
+            echo_after_s=300.0 if self.haunted else 3 * DAY_S,
+            record=simulation.record,
+            spawn=self._spawn_outside,
+        )
+        # Where a request costs no network, the end is found by asking and not by listing.
+        self.network.is_local = self.random.random() < 0.5
+        patient = self.random.random() < 0.5
+        # Without timeouts a stall is a client that stands still; with them it is a lost response.
+        self.policy = (
+            RetryPolicy(attempts=12, deadline_s=1e9, attempt_timeout_s=1e8)
+            if patient
+            else RetryPolicy(attempts=3, deadline_s=40, attempt_timeout_s=10)
+        )
+        self.retentions: list[Retention] = []
+        """Those that any collector goes by."""
+        self.collectors = (1, 3) if self.haunted else (0, 3)
+        self.collects_every_s = (5,) if self.haunted else (1, 10, 1000, 30_000)
+        self.lives_s = 60.0 if self.haunted else 2.0
+        """How long those live on average who are killed."""
+        self.idles_s = 5.0 if self.haunted else 3600.0
+        """The longest wait of a consumer that found nothing."""
+        self.over = False
+
+    def check(self, holds: bool, message: str) -> None:
+        """End the history if a promise is broken."""
+        require(self.simulation, holds, message)
+
+    def patience(self) -> asyncio.Timeout:
+        """How long somebody waits for an answer; now and then not long enough for one."""
+        short = not self.network.calm and self.random.random() < 0.1
+        return asyncio.timeout(self.random.expovariate(5.0) if short else None)
+
+    async def tried(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The answer; `Failed` if it was not waited for, or if something was wrong."""
+        was_calm = self.is_calm
+        try:
+            async with self.patience():
+                return await call()
+        except TimeoutError as error:
+            raise Failed("not waited for") from error
+        except (Unavailable, OutcomeUnknown) as error:
+            self.check(not was_calm, f"nothing was wrong, and yet {error!r}")
+            raise Failed(str(error)) from error
+
+    def collector(self) -> Collector:
+        """The collector's door."""
+        raise NotImplementedError
+
+    def _draw_faults(self) -> Faults:
+        if self.gentle or (self.haunted and self.random.random() < 0.5):
+            return Faults()
+        return Faults.swarm(self.simulation.stream("swarm"))
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong: then nobody is told anything but answers."""
+        return self.gentle or self.network.calm
+
+    def may_expire(self, max_ms: int, bytes_after: int) -> bool:
+        """Whether any collector, however wrong its clock, may let such a batch go."""
+        drifted_ms = int(self.simulation.now_s)
+        at_ms = self.simulation.runtime.wall_ms() + SKEW_MAX_MS + drifted_ms
+        return any(
+            (one.retention_ms is not None and max_ms <= at_ms - one.retention_ms)
+            or (one.retention_bytes is not None and bytes_after >= one.retention_bytes)
+            for one in self.retentions
+        )
+
+    def _spawn_outside(self, coroutine: Coroutine[Any, Any, Any], *, name: str) -> object:
+        """A request on its way outlives the process that sent it."""
+        return self._outside.copy().run(self.simulation.spawn, coroutine, name=name)
+
+    def store(self) -> Store:
+        """A client of its own, over the shared network."""
+        return Store(self.network, policy=self.policy)
+
+    def process(self, name: str) -> Process:
+        """A process whose clock is off by up to days."""
+        skew_ms, drift_ppm = self.random.choice(SKEWS_MS), self.random.choice((0, 500))
+        return self.simulation.process(name, skew_ms=skew_ms, drift_ppm=drift_ppm)
+
+    async def run(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, lives: int
+    ) -> None:
+        """Run lives of an actor one after the other, killing and freezing them on the way.
+
+        A life that is frozen may be left behind: the next one begins, and it wakes up later.
+        """
+        for life in range(lives):
+            process = self.process(name)
+            process.spawn(_then_exit(process, work()))
+            if self.gentle:
+                await process.wait()
+                continue
+            if self.random.random() < 0.4:
+                await runtime.sleep(self.random.expovariate(2.0) * self.lives_s)
+                longest_s = 300.0 if self.haunted else self.random.choice(FREEZES_S)
+                process.freeze(longest_s * self.random.random())
+                if self.random.random() < 0.5:
+                    await runtime.sleep(self.random.expovariate(1.0))
+                    continue
+            if life < lives - 1 and self.random.random() < 0.5:
+                await runtime.sleep(self.random.expovariate(1.0) * self.lives_s)
+                process.kill()
+            await process.wait()
+
+
+async def _then_exit(process: Process, work: Coroutine[Any, Any, None]) -> None:
+    """A process ends with its work, and with it whatever it does beside."""
+    await work
+    process.kill()
