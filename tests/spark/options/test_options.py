@@ -24,10 +24,8 @@ def _stream(**more: str) -> ReadOptions:
 
 
 def test_defaults_are_those_of_kafkas_source() -> None:
-    assert _read() == ReadOptions(url=URL, subscribe=("orders",), starting_offsets="earliest")
-    assert _stream() == ReadOptions(
-        url=URL, subscribe=("orders",), starting_offsets="latest", group_id="billing"
-    )
+    assert _read() == ReadOptions(url=URL, subscribe=("orders",))
+    assert _stream() == ReadOptions(url=URL, subscribe=("orders",), group_id="billing")
     assert WriteOptions.parse(WRITE, Mode.WRITE) == WriteOptions(url=URL, topic="orders")
 
 

@@ -9,9 +9,9 @@ import msgspec
 
 from headwater.core.errors import Refused
 from headwater.spark.options.mode import Mode
-from headwater.spark.options.offsets import LATEST, Offsets
+from headwater.spark.options.offsets import LATEST
 from headwater.spark.options.parse import parse_options
-from headwater.spark.options.table import MAX_PARTITION_BYTES, STARTING
+from headwater.spark.options.table import MAX_PARTITION_BYTES
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,9 +22,10 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     subscribe_pattern: str | None = None
     assign: dict[str, list[int]] = {}
     starting_offsets: Any = None
-    """An `Offsets`; None for the default of the mode, which was not asked for."""
+    """An `Offsets`; None where nothing was asked for."""
     starting_timestamp_ms: int | None = None
     ending_offsets: Any = LATEST
+    """An `Offsets`."""
     ending_timestamp_ms: int | None = None
     group_id: str = ""
     take_over: bool = False
@@ -51,13 +52,12 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         _check_bad_batches(parsed["onBadBatch"], mode)
         columns = parsed["columns"]
-        starting: Offsets = parsed["startingOffsets"] or STARTING[mode]
         return cls(
             url=parsed["url"],
             subscribe=tuple(parsed["subscribe"] or ()),
             subscribe_pattern=parsed["subscribePattern"],
             assign=parsed["assign"] or {},
-            starting_offsets=starting,
+            starting_offsets=parsed["startingOffsets"],
             starting_timestamp_ms=parsed["startingTimestamp"],
             ending_offsets=parsed.get("endingOffsets", LATEST),
             ending_timestamp_ms=parsed.get("endingTimestamp"),

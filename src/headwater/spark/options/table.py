@@ -9,7 +9,6 @@ from headwater.core.limits import MIB
 from headwater.spark.options import values
 from headwater.spark.options.mode import READING, WRITING, Mode
 from headwater.spark.options.offsets import (
-    EARLIEST,
     LATEST,
     parse_assignment,
     parse_moment_ms,
@@ -184,9 +183,6 @@ _ROWS: Final = (
 )
 
 OPTIONS: Final[dict[str, Option]] = {option.name: option for option in _ROWS}
-
-STARTING: Final = {Mode.READ: EARLIEST, Mode.READ_STREAM: LATEST}
-"""Where to begin, unless it is said."""
 
 SPARKS_OWN: Final = frozenset({"checkpointLocation", "queryName"})
 """What Spark hands on to sources and sinks though it is meant for Spark itself."""
