@@ -21,22 +21,24 @@ class Limits(NamedTuple):
 
 
 def shares(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[int]:
-    """The limit, shared out in proportion. What is left over goes to the largest remainders.
+    """The limit shared out in proportion, but one at least to each in which anything waits.
 
-    Among equal ones `turn` decides, so that not always the same ones wait.
+    Where there is not even that, and among equal remainders, `turn` decides, so that not always
+    the same ones go without.
     """
     bounded = [min(limit, amount) for amount in waiting]
-    total = sum(bounded)
-    if total <= limit:
+    if sum(bounded) <= limit:
         return bounded
-    given = [limit * amount // total for amount in bounded]
-    left = limit - sum(given)
     count = len(bounded)
-    order = sorted(
-        (index for index in range(count) if bounded[index] > given[index]),
-        key=lambda index: (-(limit * bounded[index] % total), (index - turn) % count),
-    )
-    for index in order[:left]:
+    order = sorted(range(count), key=lambda index: (index - turn) % count)
+    firsts = [index for index in order if bounded[index]][:limit]
+    given = [int(index in firsts) for index in range(count)]
+    rest, left = [max(0, amount - 1) for amount in bounded], limit - len(firsts)
+    total = sum(rest)
+    for index in firsts:
+        given[index] += left * rest[index] // total
+    order.sort(key=lambda index: -(left * rest[index] % total))
+    for index in order[: limit - sum(given)]:
         given[index] += 1
     return given
 
@@ -52,37 +54,59 @@ def end_by_rows(slices: Sequence[Slice], rows: int) -> Place | None:
     return end
 
 
-def end_by_bytes(slices: Sequence[Slice], size_bytes: int) -> Place | None:
-    """The place after the whole batches that fit; within the first one if it does not."""
-    if size_bytes < 1:
-        return None
-    end: Place | None = None
-    for one in slices:
-        if one.size_bytes > size_bytes and one.take:
-            if end is None:
-                rows = max(1, one.take * size_bytes // one.size_bytes)
-                end = Place(one.sequence, one.first_lsn + rows)
-            return end
+def ends_by_bytes(
+    waiting: Sequence[Sequence[Slice]], size_bytes: int, *, turn: int = 0
+) -> list[Place | None]:
+    """The places after whole batches that fit; within one, if it alone is more than that.
+
+    Batches stay whole because each micro-batch that has a part of one fetches all of it.
+    """
+    sizes = [sum(one.size_bytes for one in slices) for slices in waiting]
+    given = shares(size_bytes, sizes, turn=turn)
+    counts = [_that_fit(slices, share) for slices, share in zip(waiting, given, strict=True)]
+    left = size_bytes - sum(
+        one.size_bytes for s, count in zip(waiting, counts, strict=True) for one in s[:count]
+    )
+    order = sorted(range(len(waiting)), key=lambda index: (index - turn) % len(waiting))
+    for index in order:
+        more = _that_fit(waiting[index][counts[index] :], left)
+        left -= sum(one.size_bytes for one in waiting[index][counts[index] :][:more])
+        counts[index] += more
+    found = [_after(slices[:count]) for slices, count in zip(waiting, counts, strict=True)]
+    if not any(one.take for s, count in zip(waiting, counts, strict=True) for one in s[:count]):
+        for index in order:
+            if counts[index] < len(waiting[index]):
+                one = waiting[index][counts[index]]
+                rows = max(1, one.take * size_bytes // max(1, one.size_bytes))
+                found[index] = Place(one.sequence, one.first_lsn + rows)
+                break
+    return found
+
+
+def _that_fit(slices: Sequence[Slice], size_bytes: int) -> int:
+    """How many of the first slices have so many bytes together."""
+    for count, one in enumerate(slices):
         size_bytes -= one.size_bytes
-        end = Place(one.sequence + 1, one.end_lsn)
-    return end
+        if size_bytes < 0:
+            return count
+    return len(slices)
+
+
+def _after(slices: Sequence[Slice]) -> Place | None:
+    return Place(slices[-1].sequence + 1, slices[-1].end_lsn) if slices else None
 
 
 def ends(
     waiting: Sequence[Sequence[Slice]], limits: Limits, *, turn: int = 0
 ) -> list[Place | None]:
     """Where each partition's part of a micro-batch ends; None where nothing is taken."""
-    found: list[Place | None] = [
-        Place(slices[-1].sequence + 1, slices[-1].end_lsn) if slices else None for slices in waiting
-    ]
+    found = [_after(slices) for slices in waiting]
     if limits.rows is not None:
         rows = shares(limits.rows, [sum(one.take for one in s) for s in waiting], turn=turn)
         by_rows = [end_by_rows(s, share) for s, share in zip(waiting, rows, strict=True)]
         found = [_earlier(a, b) for a, b in zip(found, by_rows, strict=True)]
     if limits.size_bytes is not None:
-        sizes = [sum(max(one.size_bytes, 1) for one in s) for s in waiting]
-        given = shares(limits.size_bytes, sizes, turn=turn)
-        by_bytes = [end_by_bytes(s, share) for s, share in zip(waiting, given, strict=True)]
+        by_bytes = ends_by_bytes(waiting, limits.size_bytes, turn=turn)
         found = [_earlier(a, b) for a, b in zip(found, by_bytes, strict=True)]
     return found
 

@@ -82,7 +82,8 @@ class MicroBatches:
         here = {part: start.places[part] for part in self._feeds if part in start.places}
         added = [feed for part, feed in self._feeds.items() if part not in start.places]
         await self._membership.join([self._feeds[part] for part in here], here)
-        if self._fixed is not None or self._polling.is_due:
+        is_new = not here.keys() <= self._known.keys()
+        if is_new or self._fixed is not None or self._polling.is_due:
             await self._look(here, limits)
         ends = self._ends_of(here, limits)
         for feed in added:

@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.consumer import FetchHandle
+from headwater.buffer.consumer import FetchHandle, UnreadableBatch
 from headwater.buffer.records import HEADERS_TYPE
 from headwater.buffer.stream import Stream
-from headwater.core.errors import NotFound, Refused, Trimmed
+from headwater.core.errors import Refused
 from headwater.spark.options import ReadOptions
 
 PLACED: Final[dict[str, pa.DataType]] = {
@@ -30,6 +30,8 @@ PLACED: Final[dict[str, pa.DataType]] = {
 }
 KAFKA: Final[dict[str, pa.DataType]] = {"key": pa.binary(), "value": pa.binary(), **PLACED}
 EXTRA: Final[dict[str, pa.DataType]] = {"headers": HEADERS_TYPE, "metadata": pa.binary()}
+LOOKED_AT: Final = 16
+"""Batches of a partition that are looked at for one with rows."""
 ON_REQUEST: Final[dict[str, pa.DataType]] = {
     "_operation": pa.string(),
     "_collection": pa.string(),
@@ -107,11 +109,11 @@ async def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
 async def _shape_of_first_batch(stream: Stream) -> Shape:
     for partition in range(stream.partitions):
         handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
-        for descriptor in await stream.looker(partition).after(None, 1):
+        for descriptor in await stream.looker(partition).after(None, LOOKED_AT):
             try:
                 records = (await handle.fetch(descriptor)).records
-            except (NotFound, Trimmed):
-                continue
+            except UnreadableBatch:
+                continue  # whoever reads it is told
             if records.num_rows:
                 kept = [field for field in records.schema if not field.name.startswith("_")]
                 return Shape(_typed(pa.schema(kept)))

@@ -92,6 +92,7 @@ class SliceReading:
             LOG.warning("%s", loss)
             return
         if self._on_bad_batch == "fail":
+            error.add_note("In Spark: onBadBatch=deadLetter for readStream, skip for read.")
             raise error
         if self._on_bad_batch == "deadLetter":
             await write_dead_letter(self._stream, self._partition, lost, error.cause)
