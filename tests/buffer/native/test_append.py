@@ -277,13 +277,13 @@ async def _nothing() -> None:
 async def test_a_producer_learns_what_its_predecessor_had_accepted() -> None:
     queue = await Queue().create()
     first = queue.appender()
-    assert await first.open() == Resumed(0, None)
+    assert await first.open() == Resumed(0, None, is_known=False)
     await first.append([batch(1, metadata=b"one"), batch(2, metadata=b"two")])
     second = queue.appender()
     assert await second.open() == Resumed(2, b"two", 1)
     await second.append([batch(3)])
     assert await queue.appender().open() == Resumed(3, None, 2)
-    assert await queue.appender("another").open() == Resumed(0, None)
+    assert await queue.appender("another").open() == Resumed(0, None, is_known=False)
 
 
 @virtual

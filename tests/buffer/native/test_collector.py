@@ -224,7 +224,7 @@ async def test_nothing_is_folded_from_a_chunk_that_was_never_in_the_queue() -> N
 
     slow._chunks.run = stall  # type: ignore[method-assign,assignment]
     await slow.collect(NOTHING_KEPT)
-    assert await queue.appender("stalled").open() == Resumed(0, None)
+    assert await queue.appender("stalled").open() == Resumed(0, None, is_known=False)
 
 
 # Producers that were silent for long
@@ -250,7 +250,7 @@ async def test_who_was_silent_for_long_is_closed_and_forgotten() -> None:
     lively = await queue.opened("lively")
     await lively.append([batch(1, min_ms=runtime.wall_ms())])
     assert await _expired(queue, passes=4) == 1
-    assert await queue.appender("gone").open() == Resumed(0, None)
+    assert await queue.appender("gone").open() == Resumed(0, None, is_known=False)
 
 
 @virtual

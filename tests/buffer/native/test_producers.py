@@ -24,7 +24,7 @@ EXPIRY_S = limits.PRODUCER_EXPIRY_MS / 1000
 @virtual
 async def test_a_first_life_begins_at_nothing() -> None:
     queue = await Queue().create()
-    assert await queue.appender().open() == Resumed(0, None)
+    assert await queue.appender().open() == Resumed(0, None, is_known=False)
     assert await queue.appender().open() == Resumed(0, None)
 
 
