@@ -224,7 +224,7 @@ async def test_nothing_is_folded_from_a_chunk_that_was_never_in_the_queue() -> N
 
     slow._chunks.run = stall  # type: ignore[method-assign,assignment]
     await slow.collect(NOTHING_KEPT)
-    assert await queue.appender("stalled").open() == Resumed(0, None, is_known=False)
+    assert await queue.appender("stalled").open() == Resumed(0, None)
 
 
 # Producers that were silent for long
