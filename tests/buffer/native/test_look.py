@@ -55,10 +55,13 @@ async def test_the_state_of_a_queue_from_its_first_batch_to_its_last(
     assert await looker.state() == QueueState(0, "", 0, 1, 0, 1, 3, 10, 90, AT_MS)
     taker = await queue.taken("readers")
     await taker.dequeue(0)
-    assert await looker.state() == QueueState(1, "readers", 0, 1, 1, 4, 3, 10, 60, AT_MS + 5)
+    state = await looker.state()
+    opened_ms = state.opened_ms
+    assert opened_ms > 0
+    assert state == QueueState(1, "readers", 0, 1, 1, 4, 3, 10, 60, AT_MS + 5, opened_ms)
     await taker.dequeue(2)
     state = await looker.state()
-    assert state == QueueState(1, "readers", 0, 1, 3, 10, 3, 10, 0, None)
+    assert state == QueueState(1, "readers", 0, 1, 3, 10, 3, 10, 0, None, opened_ms)
     assert state.pending == 0
     await queue.collector().collect(NOTHING_KEPT)
     state = await looker.state()

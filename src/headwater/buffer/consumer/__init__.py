@@ -3,6 +3,7 @@
 Enters: descriptors from a queue and batches from a store. Leaves: records as Arrow, numbered.
 
     Consumer    the owner of a partition: one at a time, acknowledges
+    Ownership   the same without reading: for whoever plans, and lets others fetch
     Follower    any other group: a position of its own, acknowledges nothing
     read        looks at what is retained, opens nothing
 
@@ -20,10 +21,13 @@ from headwater.buffer.consumer.consumer import Consumer
 from headwater.buffer.consumer.dead_letter import DeadLetter, list_dead_letters
 from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.follower import Follower
+from headwater.buffer.consumer.group import GroupRegister, Place
 from headwater.buffer.consumer.lag import Lag, lag
 from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.ownership import Ownership, TakenOver
 from headwater.buffer.consumer.reader import Reader, read
 from headwater.buffer.consumer.reading import lsn_at_time
+from headwater.buffer.consumer.riding import shipped
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 
 __all__ = [
@@ -35,14 +39,19 @@ __all__ = [
     "DeadLetter",
     "FetchHandle",
     "Follower",
+    "GroupRegister",
     "Lag",
     "Lost",
     "Metadata",
+    "Ownership",
+    "Place",
     "Reader",
+    "TakenOver",
     "UnreadableBatch",
     "lag",
     "list_dead_letters",
     "lsn_at_time",
     "read",
     "read_async",
+    "shipped",
 ]

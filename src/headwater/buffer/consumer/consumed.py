@@ -32,6 +32,17 @@ class Lost(msgspec.Struct, frozen=True):
     cause: str
 
 
+def described_calls(descriptor: Descriptor, rows: int) -> Calls:
+    """The produce calls of a published v1 batch, which its descriptor knows."""
+    items = unpack_metadata(descriptor.calls)
+    runs = Entry(descriptor.sequence, descriptor.location, items).metadata_runs(rows)
+    calls = [Call(first, item.ingestion_time_ms, item.payload) for first, _, item in runs]
+    if rows and (not runs or runs[0][0] > 0):
+        # The published format obliges nobody to say anything of a record.
+        calls.insert(0, Call(0, descriptor.min_ms, None))
+    return Calls.of(calls)
+
+
 class ConsumedBatch:
     """One batch of a partition, decoded.
 
@@ -129,16 +140,7 @@ class ConsumedBatch:
     @functools.cached_property
     def calls(self) -> Calls:
         """The produce calls, each with the records it covers."""
-        if self._calls is not None:
-            return self._calls
-        rows, described = len(self), self.descriptor
-        entry = Entry(described.sequence, described.location, unpack_metadata(described.calls))
-        runs = entry.metadata_runs(rows)
-        calls = [Call(first, item.ingestion_time_ms, item.payload) for first, _, item in runs]
-        if rows and (not runs or runs[0][0] > 0):
-            # The published format obliges nobody to say anything of a record.
-            calls.insert(0, Call(0, described.min_ms, None))
-        return Calls.of(calls)
+        return described_calls(self.descriptor, len(self)) if self._calls is None else self._calls
 
     def table(self) -> pa.Table:
         """The records in the columns that `headwater.read` shows, defaults filled in."""

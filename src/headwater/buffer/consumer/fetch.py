@@ -2,8 +2,8 @@
 
 Always holds:
 
-- a handle has no state that a fetch reads or changes: tasks, threads and processes share it, or
-  each has its own; two fetches of one descriptor give equal batches;
+- two fetches of one descriptor give equal batches: tasks share a handle, other processes get their
+  own. All it keeps are chunks of the queue that were read last, of which a batch never changes;
 - what is handed out agrees with its descriptor: the batch's id, where the format has one, and the
   number of records. Otherwise every LSN after it would name another record;
 - a handle knows no fence. Whoever asked for the descriptors learns of a successor, from the queue.
@@ -15,18 +15,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer import v1_batch
-from headwater.buffer.batch import decode_batch
+from headwater.buffer import arrow_stream, v1_batch
+from headwater.buffer.batch import FOOTER_BYTES, decode_batch, read_footer
+from headwater.buffer.calls import SCHEMA as CALLS_SCHEMA
 from headwater.buffer.calls import Calls
-from headwater.buffer.consumer.consumed import ConsumedBatch
+from headwater.buffer.consumer.consumed import ConsumedBatch, described_calls
 from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.riding import IN_ITS_CHUNK, Riding
 from headwater.buffer.consumer.unreadable import unreadable
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import from_values
 from headwater.core import portal, runtime
 from headwater.core.errors import BadKey, Corrupt, LimitExceeded, NotFound, NotSupported
 from headwater.core.limits import DECODE_INLINE_BYTES
-from headwater.store import Store
+from headwater.store import ByteRange, Store
 
 Decoded = tuple[pa.RecordBatch, Calls | None]
 
@@ -46,6 +48,7 @@ class FetchHandle:
         self._stream = stream
         self._partition = partition
         self._metrics = metrics or ConsumerMetrics()
+        self._riding = Riding(store)
 
     def __repr__(self) -> str:
         return f"<fetches batches of {self._stream}/{self._partition} from {self._store.url}>"
@@ -62,7 +65,7 @@ class FetchHandle:
         # of error (NotSupported) from the first is for the caller, from the second of bad data.
         try:
             data = await self._read(descriptor)
-        except (NotFound, BadKey) as error:
+        except (NotFound, BadKey, Corrupt) as error:
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         try:
             if len(data) <= DECODE_INLINE_BYTES:
@@ -76,11 +79,37 @@ class FetchHandle:
             descriptor, records, calls, stream=self._stream, partition=self._partition
         )
 
+    async def fetch_calls(self, descriptor: Descriptor) -> Calls:
+        """The produce calls of a batch, without its records: when each was ingested.
+
+        Not covered by the checksum, which is over the whole batch: for searching, not for keeping.
+        """
+        if descriptor.format == "v1" or not descriptor.rows:
+            return described_calls(descriptor, descriptor.rows)
+        if descriptor.inline is not None:
+            return (await self.fetch(descriptor)).calls
+        try:
+            tail = (await self._store.get(descriptor.location, ByteRange(-FOOTER_BYTES))).data
+            footer = read_footer(tail)
+            end = descriptor.size_bytes - FOOTER_BYTES
+            part = ByteRange(max(0, end - footer.calls_bytes), end)
+            calls = Calls(
+                arrow_stream.read((await self._store.get(descriptor.location, part)).data)
+            )
+            if calls.columns.schema != CALLS_SCHEMA:
+                raise Corrupt("the batch's calls have other columns")
+            calls.check(descriptor.rows)
+        except (NotFound, BadKey, Corrupt, NotSupported) as error:
+            raise unreadable(self._stream, self._partition, descriptor, error) from error
+        return calls
+
     def fetch_blocking(self, descriptor: Descriptor) -> ConsumedBatch:
         """Fetch and decode one batch from code that has no event loop."""
         return portal.shared().call(self.fetch(descriptor))
 
     async def _read(self, descriptor: Descriptor) -> bytes | memoryview:
+        if descriptor.inline == IN_ITS_CHUNK:
+            return await self._riding.batch(descriptor)
         if descriptor.inline is not None:
             return descriptor.inline
         foreign = descriptor.format == "v1"  # other software may have chosen the name

@@ -7,6 +7,7 @@
 
 The position is a register beside the queue. The owner's consumer, and other followers, see nothing
 of it: a follower holds nothing back, and what the retention takes before it came by is `Trimmed`.
+A position within a batch, as a query on Spark may leave it, delivers that batch again as a whole.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal
 
-import msgspec
-
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.group import GroupRegister, Position
 from headwater.buffer.consumer.lag import Lag, lag_behind
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.own_process import OwnProcess
 from headwater.buffer.consumer.source import consumable, resolve
-from headwater.buffer.layout import group_key
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
@@ -40,14 +39,6 @@ Start = Literal["earliest", "latest"]
 BEFORE_THE_FIRST: Final = -1
 """What precedes batch 0. Not None, which asks a queue for whatever is retained: to a group that
 stands here, batches that the retention took are missing."""
-
-
-class Position(msgspec.Struct, frozen=True):
-    """How far a group has come."""
-
-    next_sequence: int
-    """The first batch that was not processed."""
-    committed_ms: int
 
 
 class Follower:
@@ -206,8 +197,7 @@ class Follower:
 
 
 def _register(stream: Stream, partition: int, group: str) -> Register[Position]:
-    key = group_key(stream.name, partition, stream.id, group)
-    return Register(stream.store, key, Position)
+    return GroupRegister(stream, partition, group).register
 
 
 def _last(sequence: int | None) -> int | None:

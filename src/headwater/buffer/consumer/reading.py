@@ -14,7 +14,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import Stream
@@ -84,14 +83,10 @@ async def lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | Non
     if descriptor.min_ms >= time_ms:
         return descriptor.first_lsn
     handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
-    return _first_at(await handle.fetch(descriptor), time_ms)
-
-
-def _first_at(batch: ConsumedBatch, time_ms: int) -> int:
-    times, _ = batch.calls.per_record(len(batch))
-    since = pa.scalar(time_ms * 1000, pa.timestamp("us", "UTC"))
-    row = pc.index(pc.greater_equal(times, since), pa.scalar(True)).as_py()
-    return batch.first_lsn + max(int(row), 0)
+    calls = (await handle.fetch_calls(descriptor)).columns
+    late = pc.greater_equal(calls.column("ingestion_time_ms"), time_ms)
+    call = max(int(pc.index(late, pa.scalar(True)).as_py()), 0)
+    return descriptor.first_lsn + int(calls.column("start_index")[call].as_py())
 
 
 async def _resolve(stream: Stream, partition: int, place: Place, state: QueueState) -> int:

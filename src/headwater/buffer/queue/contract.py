@@ -127,6 +127,8 @@ class QueueState(msgspec.Struct, frozen=True):
     pending_bytes: int
     oldest_pending_ms: int | None
     """The ingestion time of the oldest record that is not acknowledged; None when drained."""
+    opened_ms: int = 0
+    """When the consumer was last opened, by its own clock; 0 if that is not known."""
 
     @property
     def pending(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.follower import Position
+from headwater.buffer.consumer.group import Position
 from headwater.buffer.queue.native.records import Consumer, Queue, Scanned, Shard, shard_name
 from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
 from headwater.buffer.stream.config import StreamConfig

@@ -57,6 +57,7 @@ class NativeLooker(Looker):
             next_lsn=last.next_lsn,
             pending_bytes=last.bytes_through - consumer.bytes,
             oldest_pending_ms=oldest_ms,
+            opened_ms=consumer.opened_ms,
         )
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:

@@ -39,6 +39,7 @@ class V1Looker(Looker):
                 next_lsn=ledger.next_lsn,
                 pending_bytes=ledger.size_bytes,
                 oldest_pending_ms=oldest,
+                opened_ms=side.opened_ms,
             )
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:

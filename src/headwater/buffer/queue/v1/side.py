@@ -42,6 +42,8 @@ class Side(msgspec.Struct, frozen=True):
     """A nonce of the consumer that opened last: no other may acknowledge."""
     epoch: int = 0
     """The manifest's, as that consumer raised it."""
+    opened_ms: int = 0
+    """When that was, by its own clock; 0 if it was not written down."""
     sequence: int = 0
     """The first that is not acknowledged."""
     lsn: int = 1

@@ -74,7 +74,9 @@ class V1Taker(Taker):
 
         def claimed(side: Side) -> Side:
             _check_group(side, group, take_over)
-            return msgspec.structs.replace(side, group=group, claim=claim)
+            return msgspec.structs.replace(
+                side, group=group, claim=claim, opened_ms=runtime.wall_ms()
+            )
 
         side = await self._beside.update(claimed)
         try:

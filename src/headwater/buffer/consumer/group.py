@@ -1,0 +1,80 @@
+"""How far a group has come in one partition: a register beside the queue.
+
+Whoever follows keeps its whole position here. The owner's is the queue's own, but for what the
+queue cannot say: that a position lies within a batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.buffer.layout import group_key
+from headwater.buffer.stream import Stream
+from headwater.core import runtime
+from headwater.core.errors import NotFound
+from headwater.store import Register
+
+
+class Position(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is kept of a group."""
+
+    next_sequence: int
+    """The first batch that was not wholly processed."""
+    committed_ms: int
+    lsn: int | None = None
+    """The first record that was not processed; None for the first one of that batch."""
+
+
+class Place(NamedTuple):
+    """Between two records: everything before it in two numbers, which rise together."""
+
+    sequence: int
+    """The batch with the record that comes next, or the next batch."""
+    lsn: int
+
+
+class GroupRegister:
+    """One group's position in one partition. Only moves forward."""
+
+    def __init__(self, stream: Stream, partition: int, group: str) -> None:
+        key = group_key(stream.name, partition, stream.id, group)
+        self._register = Register(stream.store, key, Position)
+
+    @property
+    def register(self) -> Register[Position]:
+        """Where it stands."""
+        return self._register
+
+    async def read(self) -> Position | None:
+        """The position; None if the group never began."""
+        try:
+            return (await self._register.read()).value
+        except NotFound:
+            return None
+
+    async def begin(self, place: Place) -> Position:
+        """Let the group begin here, unless it has begun; returns where it stands.
+
+        Whoever asks twice, or at the same time as another, gets one answer.
+        """
+        first = _kept(place)
+        return (await self._register.update(lambda now: first if now is None else now)).value
+
+    async def advance(self, place: Place) -> Position:
+        """Move forward to this place; a position at or past it stays."""
+        later = _kept(place)
+
+        def forward(now: Position | None) -> Position:
+            return later if now is None or _order(now) < _order(later) else now
+
+        return (await self._register.update(forward)).value
+
+
+def _kept(place: Place) -> Position:
+    return Position(place.sequence, runtime.wall_ms(), place.lsn)
+
+
+def _order(position: Position) -> tuple[int, int]:
+    return position.next_sequence, position.lsn or 0

@@ -1,0 +1,24 @@
+"""What may be asked of the data source: every option in one table.
+
+Enters: the options of a DataFrame reader or writer, as text. Leaves: `ReadOptions`, `WriteOptions`.
+
+Always holds: an option that is not in the table, or not for what is being done, is an error that
+says what was meant; nothing is asked of any store to find that out.
+"""
+
+from headwater.spark.options.mode import Mode
+from headwater.spark.options.offsets import Offsets
+from headwater.spark.options.parse import parse_options
+from headwater.spark.options.read import ReadOptions
+from headwater.spark.options.table import OPTIONS, Option
+from headwater.spark.options.write import WriteOptions
+
+__all__ = [
+    "Mode",
+    "OPTIONS",
+    "Offsets",
+    "Option",
+    "ReadOptions",
+    "WriteOptions",
+    "parse_options",
+]

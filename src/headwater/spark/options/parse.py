@@ -1,0 +1,71 @@
+"""Options from what Spark hands on: known, for what is being done, and with a value that fits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headwater.core.errors import Refused
+from headwater.spark.options.mode import READING, WRITING, Mode
+from headwater.spark.options.table import ELSEWHERE, OPTIONS, SPARKS_OWN
+
+_BY_LOWER: Final = {name.lower(): option for name, option in OPTIONS.items()}
+_OWN_LOWER: Final = {name.lower() for name in SPARKS_OWN}
+_ELSEWHERE_LOWER: Final = {name.lower(): cure for name, cure in ELSEWHERE.items()}
+
+
+def parse_options(given: Mapping[str, str], mode: Mode) -> dict[str, Any]:
+    """The value of every option that there is for this mode, by name.
+
+    Spark does not tell capitals apart in the names of options. A value that is not for an option
+    of ours is never shown: it may be a secret.
+    """
+    parsed = {name: option.default for name, option in OPTIONS.items() if mode in option.modes}
+    for name, text in given.items():
+        option = _BY_LOWER.get(name.lower())
+        if option is None:
+            if name.lower() in _OWN_LOWER:
+                continue
+            raise _unknown(name, mode)
+        if mode not in option.modes:
+            raise _misplaced(option.name, option.modes, mode)
+        parsed[option.name] = option.parse(option.name, str(text))
+    return _addressed(parsed)
+
+
+def _addressed(parsed: dict[str, Any]) -> dict[str, Any]:
+    """With the address under `url`, whichever way it was given."""
+    url, path = parsed.pop("url"), parsed.pop("path")
+    if url is not None and path is not None and url != path:
+        raise Refused("the address is given twice, as a path and as option url: give one")
+    if url is None and path is None:
+        raise Refused(
+            'the address of the store is missing: .load("s3://bucket/prefix"), or option url'
+        )
+    return {"url": url or path, **parsed}
+
+
+def _misplaced(name: str, modes: frozenset[Mode], mode: Mode) -> Refused:
+    if name == "topic":
+        return Refused("topic names the stream to write to; to read, use subscribe")
+    if name == "subscribe":
+        return Refused("subscribe names the streams to read; to write, use topic")
+    where = " and ".join(str(known) for known in Mode if known in modes)
+    return Refused(f"{name} is an option of {where}, and this is {mode}: leave it out")
+
+
+def _unknown(name: str, mode: Mode) -> Refused:
+    lower = name.lower()
+    if lower in _ELSEWHERE_LOWER:
+        return Refused(f"there is no option {name}: {_ELSEWHERE_LOWER[lower]}")
+    if lower.startswith("kafka."):
+        return Refused(f"there is no option {name}: there is no Kafka client to configure here")
+    known = {key: option.name for key, option in _BY_LOWER.items() if mode in option.modes}
+    near = difflib.get_close_matches(lower, list(known), n=1, cutoff=0.6)
+    if near:
+        return Refused(f"there is no option {name}; did you mean {known[near[0]]}?")
+    kind = "reading" if mode in READING else "writing"
+    side = READING if mode in READING else WRITING
+    names = sorted(option.name for option in OPTIONS.values() if option.modes & side)
+    return Refused(f"there is no option {name}; for {kind} there are {', '.join(names)}")

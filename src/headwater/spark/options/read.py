@@ -1,0 +1,95 @@
+"""What a reader was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headwater.core.errors import Refused
+from headwater.spark.options.mode import Mode
+from headwater.spark.options.offsets import LATEST
+from headwater.spark.options.parse import parse_options
+from headwater.spark.options.table import MAX_PARTITION_BYTES
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `spark.read` and `spark.readStream`. Cheap, and safe to send elsewhere."""
+
+    url: str
+    subscribe: tuple[str, ...] = ()
+    subscribe_pattern: str | None = None
+    assign: dict[str, list[int]] = {}
+    starting_offsets: Any = None
+    """An `Offsets`; None where nothing was asked for."""
+    starting_timestamp_ms: int | None = None
+    ending_offsets: Any = LATEST
+    """An `Offsets`."""
+    ending_timestamp_ms: int | None = None
+    group_id: str = ""
+    take_over: bool = False
+    max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    min_partitions: int | None = None
+    max_partition_bytes: int = MAX_PARTITION_BYTES
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] | None = None
+    include_headers: bool = False
+    include_metadata: bool = False
+    value_format: str | None = None
+    on_bad_batch: str = "fail"
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], mode: Mode) -> ReadOptions:
+        """From what Spark hands on; `Refused` says what to mend."""
+        parsed = parse_options(given, mode)
+        _check_source(parsed)
+        if mode is Mode.READ_STREAM and parsed["groupId"] is None:
+            raise Refused(
+                "groupId is missing: the name under which this query's position is kept, as in "
+                '.option("groupId", "billing")'
+            )
+        _check_bad_batches(parsed["onBadBatch"], mode)
+        columns = parsed["columns"]
+        return cls(
+            url=parsed["url"],
+            subscribe=tuple(parsed["subscribe"] or ()),
+            subscribe_pattern=parsed["subscribePattern"],
+            assign=parsed["assign"] or {},
+            starting_offsets=parsed["startingOffsets"],
+            starting_timestamp_ms=parsed["startingTimestamp"],
+            ending_offsets=parsed.get("endingOffsets", LATEST),
+            ending_timestamp_ms=parsed.get("endingTimestamp"),
+            group_id=parsed.get("groupId") or "",
+            take_over=parsed.get("takeOver", False),
+            max_offsets_per_trigger=parsed.get("maxOffsetsPerTrigger"),
+            max_bytes_per_trigger=parsed.get("maxBytesPerTrigger"),
+            min_partitions=parsed["minPartitions"],
+            max_partition_bytes=parsed["maxPartitionBytes"],
+            fail_on_data_loss=parsed["failOnDataLoss"],
+            columns=None if columns is None else tuple(columns),
+            include_headers=parsed["includeHeaders"],
+            include_metadata=parsed["includeMetadata"],
+            value_format=parsed["valueFormat"],
+            on_bad_batch=parsed["onBadBatch"],
+        )
+
+
+def _check_source(parsed: Mapping[str, Any]) -> None:
+    names = ("subscribe", "subscribePattern", "assign")
+    given = [name for name in names if parsed[name] is not None]
+    if not given:
+        raise Refused(
+            'which stream? Name it: .option("subscribe", "orders"); or use subscribePattern or '
+            "assign"
+        )
+    if len(given) > 1:
+        raise Refused(f"{' and '.join(given)} both say what to read: give one of them")
+
+
+def _check_bad_batches(choice: str, mode: Mode) -> None:
+    if choice == "skip" and mode is Mode.READ_STREAM:
+        raise Refused("onBadBatch=skip is for read; a query keeps a note: onBadBatch=deadLetter")
+    if choice == "deadLetter" and mode is Mode.READ:
+        raise Refused("onBadBatch=deadLetter is for readStream; a read only looks: onBadBatch=skip")

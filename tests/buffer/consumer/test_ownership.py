@@ -1,0 +1,186 @@
+"""For whoever plans and lets others fetch: ownership, positions of groups, small descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from headwater.buffer.consumer import (
+    FetchHandle,
+    Follower,
+    GroupRegister,
+    Ownership,
+    Place,
+    TakenOver,
+    UnreadableBatch,
+    list_dead_letters,
+    lsn_at_time,
+    shipped,
+)
+from headwater.buffer.queue.contract import Uncounted
+from headwater.buffer.stream import Stream, create_stream
+from headwater.core import runtime
+from headwater.core.errors import Refused
+from headwater.store import MemoryBackend, Store
+from tests.buffer.consumer.fakes import FakeQueue
+from tests.buffer.consumer.produced import produce
+from tests.store.scripted import virtual
+
+Test = Callable[[Stream], Awaitable[None]]
+
+
+@pytest.fixture(params=["native", "v1"])
+def on_a_stream(request: pytest.FixtureRequest) -> Callable[[Test], None]:
+    """Runs a test on a stream of each format, in virtual time."""
+
+    def run(test: Test) -> None:
+        @virtual
+        async def inside() -> None:
+            store = Store(MemoryBackend())
+            await test(await create_stream(store, "orders", format=request.param))
+
+        inside()
+
+    return run
+
+
+def test_an_owner_acknowledges_by_batch_and_only_forward(
+    on_a_stream: Callable[[Test], None],
+) -> None:
+    async def test(stream: Stream) -> None:
+        await produce(stream, [b"a", b"b"], [b"c"], [b"d"])
+        owner = await Ownership.open(stream, 0, "billing")
+        await owner.acknowledge(1)
+        await owner.acknowledge(0)
+        state = await stream.looker(0).state()
+        assert (state.group, state.acked_sequence, state.acked_lsn) == ("billing", 2, 4)
+        again = await Ownership.open(stream, 0, "billing", acked_through=2)
+        assert (await stream.looker(0).state()).acked_sequence == 3
+        await again.close()
+        await owner.close()
+
+    on_a_stream(test)
+
+
+def test_who_took_over_is_told_with_the_time(on_a_stream: Callable[[Test], None]) -> None:
+    async def test(stream: Stream) -> None:
+        await produce(stream, [b"a"])
+        first = await Ownership.open(stream, 0, "billing")
+        with pytest.raises(Refused, match="billing"):
+            await Ownership.open(stream, 0, "audit")
+        await first.check()
+        second = await Ownership.open(stream, 0, "audit", take_over=True)
+        opened_ms = (await stream.looker(0).state()).opened_ms
+        assert opened_ms == runtime.wall_ms()
+        for refused in (first.check, lambda: first.acknowledge(0)):
+            with pytest.raises(TakenOver, match=r"group 'audit' opened .* at \d{4}-.*\(epoch 2\)"):
+                await refused()
+        assert (await stream.looker(0).state()).acked_sequence == 0
+        await second.acknowledge(0)
+
+    on_a_stream(test)
+
+
+@virtual
+async def test_a_batch_that_nobody_can_count_is_noted_and_given_up() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    queue.uncounted = {1}
+    stream = queue.stream()
+    owner = await Ownership.open(stream, 0, "billing", gc=False)
+    with pytest.raises(Uncounted) as uncounted:
+        await stream.looker(0).after(0, 10)
+    await owner.give_up(uncounted.value)
+    assert [d.sequence for d in await stream.looker(0).after(0, 10)] == [1, 2]
+    assert [letter.sequence for letter in await list_dead_letters(stream)] == [1]
+
+
+@virtual
+async def test_garbage_is_collected_until_the_owner_is_fenced() -> None:
+    queue = FakeQueue()
+    stream = queue.stream()
+    owner = await Ownership.open(stream, 0, "billing")
+    queue.asked.clear()
+    await Ownership.open(stream, 0, "billing", gc=False)
+    with pytest.raises(TakenOver):
+        await owner.check()
+    queue.asked.clear()
+    await runtime.sleep(1000)
+    assert "collect" not in queue.asked
+
+
+@virtual
+async def test_a_group_begins_once_and_moves_forward_only() -> None:
+    queue = FakeQueue()
+    await queue.add_many(5)
+    group = GroupRegister(queue.stream(), 0, "audit")
+    assert await group.read() is None
+    begun = await asyncio.gather(group.begin(Place(1, 4)), group.begin(Place(3, 9)))
+    assert begun[0] == begun[1] == await group.read()
+    await group.advance(Place(4, 13))
+    await group.advance(Place(4, 14))
+    await group.advance(Place(4, 13))
+    await group.advance(Place(2, 7))
+    kept = await group.read()
+    assert kept is not None
+    assert (kept.next_sequence, kept.lsn) == (4, 14)
+    # A position within a batch is, to a follower, that of the batch.
+    follower = await Follower.open(queue.stream(), group="audit")
+    assert follower.committed == 3
+
+
+def test_small_descriptors_fetch_the_same_batches(on_a_stream: Callable[[Test], None]) -> None:
+    async def test(stream: Stream) -> None:
+        rides = stream.config.format == "native"
+        await produce(stream, [b"a", b"b"], [b"c"], inline=rides)
+        await produce(stream, [b"d"])
+        found = await stream.looker(0).after(None, 10)
+        handle = FetchHandle(stream.store, stream="orders", partition=0)
+        small = [shipped(descriptor) for descriptor in found]
+        assert [one.inline for one in small] == ([b"", b"", None] if rides else [None] * 3)
+        assert all(len(msgspec.msgpack.encode(one)) < 400 for one in small)
+        asked = stream.store.stats.operations["get"].requests
+        batches = await asyncio.gather(*(handle.fetch(one) for one in small))
+        assert [batch.entries for batch in batches] == [[b"a", b"b"], [b"c"], [b"d"]]
+        if rides:
+            # One request for all that ride in a chunk.
+            assert stream.store.stats.operations["get"].requests - asked == 2
+
+    on_a_stream(test)
+
+
+@virtual
+async def test_a_batch_that_came_after_its_chunk_was_read_is_found() -> None:
+    stream = await create_stream(Store(MemoryBackend()), "orders")
+    handle = FetchHandle(stream.store, stream="orders", partition=0)
+    await produce(stream, [b"a"], inline=True)
+    (first,) = await stream.looker(0).after(None, 10)
+    await handle.fetch(shipped(first))
+    await produce(stream, [b"b"], inline=True)
+    second = (await stream.looker(0).after(0, 10))[0]
+    assert second.location == first.location
+    assert (await handle.fetch(shipped(second))).entries == [b"b"]
+    missing = msgspec.structs.replace(shipped(second), batch_id="0" * 26)
+    with pytest.raises(UnreadableBatch, match="is not in"):
+        await handle.fetch(missing)
+
+
+def test_a_time_is_found_without_reading_records(on_a_stream: Callable[[Test], None]) -> None:
+    async def test(stream: Stream) -> None:
+        from headwater.buffer.producer import Producer
+
+        async with await Producer.open(stream, linger_ms=60_000) as producer:
+            start_ms = runtime.wall_ms()
+            await producer.produce([b"a" * 1000] * 100)
+            await runtime.sleep(10)
+            await producer.produce([b"b"] * 50)
+            await producer.flush()
+        assert await lsn_at_time(stream, 0, start_ms) == 1
+        assert await lsn_at_time(stream, 0, start_ms + 1) == 101
+        assert await lsn_at_time(stream, 0, start_ms + 10_000) == 101
+        assert await lsn_at_time(stream, 0, start_ms + 10_001) is None
+
+    on_a_stream(test)
