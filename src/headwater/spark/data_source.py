@@ -7,6 +7,10 @@ executors. Making it, and making a reader or writer from it, opens nothing and a
 from __future__ import annotations
 
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from headwater.spark.options import Mode, WriteOptions
+from headwater.spark.sink import BatchWriter, StreamWriter
 
 
 class HeadwaterDataSource(DataSource):
@@ -16,3 +20,14 @@ class HeadwaterDataSource(DataSource):
     def name(cls) -> str:
         """What `format(…)` is given."""
         return "headwater"
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """What writes a DataFrame."""
+        return BatchWriter(
+            WriteOptions.parse(self.options, Mode.WRITE), schema, overwrite=overwrite
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """What writes the micro-batches of a query."""
+        options = WriteOptions.parse(self.options, Mode.WRITE_STREAM)
+        return StreamWriter(options, schema, overwrite=overwrite)

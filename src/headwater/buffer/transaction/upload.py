@@ -11,6 +11,7 @@ Always holds: the hold is taken before the first upload has its id, and every id
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -86,6 +87,11 @@ class Uploader:
         check_sizes(records)
         for piece in split(records, self._batch_bytes):
             await self._add(partition, piece)
+
+    async def add_all(self, parts: Sequence[tuple[int, pa.RecordBatch]]) -> None:
+        """Take records for several partitions."""
+        for partition, records in parts:
+            await self.add(partition, records)
 
     async def finish(self) -> TaskUploads:
         """Upload what is left; what was uploaded, for the driver."""
