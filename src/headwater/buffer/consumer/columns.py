@@ -58,10 +58,12 @@ class Columns:
         chosen: Sequence[str] | None = None,
         *,
         may_grow: bool = False,
+        shows_all: bool | None = None,
     ) -> None:
         """`typed` is the stream's schema, None for opaque values; `chosen` picks and orders.
 
         `may_grow`: columns that a batch has beyond `typed` were declared later, and are left out.
+        `shows_all`: a batch with any other values is refused; so it is where nothing is chosen.
         """
         opaque = pa.field(VALUE, pa.binary())
         value = list(typed) if typed else [opaque]
@@ -74,7 +76,7 @@ class Columns:
         if len(set(names)) < len(names) or not names:
             raise Refused(f"columns {', '.join(names) or '()'}: name one or more, each once")
         self.schema = pa.schema([offered[name] for name in names])
-        self._shows_all = chosen is None
+        self._shows_all = chosen is None if shows_all is None else shows_all
         self._may_grow = may_grow
 
     def of(self, batch: ConsumedBatch) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ says what was meant; nothing is asked of any store to find that out.
 
 from headwater.spark.options.mode import Mode
 from headwater.spark.options.offsets import Offsets
-from headwater.spark.options.parse import parse_options
+from headwater.spark.options.parse import parse_options, reading_mode
 from headwater.spark.options.read import ReadOptions
 from headwater.spark.options.table import OPTIONS, Option
 from headwater.spark.options.write import WriteOptions
@@ -21,4 +21,5 @@ __all__ = [
     "ReadOptions",
     "WriteOptions",
     "parse_options",
+    "reading_mode",
 ]

@@ -34,6 +34,12 @@ def parse_options(given: Mapping[str, str], mode: Mode) -> dict[str, Any]:
     return _addressed(parsed)
 
 
+def reading_mode(given: Mapping[str, str]) -> Mode:
+    """Whether a batch or a stream is meant, from options that only one of them has."""
+    modes = (_BY_LOWER[name.lower()].modes for name in given if name.lower() in _BY_LOWER)
+    return Mode.READ_STREAM if frozenset({Mode.READ_STREAM}) in modes else Mode.READ
+
+
 def _addressed(parsed: dict[str, Any]) -> dict[str, Any]:
     """With the address under `url`, whichever way it was given."""
     url, path = parsed.pop("url"), parsed.pop("path")

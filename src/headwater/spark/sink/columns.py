@@ -75,14 +75,18 @@ class Columns:
             if field.name in self.kept:
                 _check_type(field.name, self.kept[field.name], field.dataType)
 
-    def check(self, stream: Stream) -> None:
-        """Refuse a stream that such rows cannot go to."""
-        if self.is_raw and stream.schema is not None:
+    def settle(self, stream: Stream) -> None:
+        """See what the columns mean to this stream; `Refused` if it cannot take such rows."""
+        if not self.is_raw or stream.schema is None:
+            return
+        declared = stream.schema.names
+        if not all(name in declared for name in self.kept):
             raise Refused(
-                f"stream {stream.name!r} declares the columns {', '.join(stream.schema.names)}, and "
-                f"the DataFrame has only {', '.join(self.kept)}, which is opaque values: select the "
+                f"stream {stream.name!r} declares the columns {', '.join(declared)}, and the "
+                f"DataFrame has only {', '.join(self.kept)}, which are opaque values: select the "
                 "declared columns, with _key, _headers, … for what goes beside them"
             )
+        self.is_raw, self.kept = False, {name: name for name in self.kept}
 
     def records(self, batch: pa.RecordBatch, stream: Stream) -> Records:
         """The rows of an Arrow batch as records that fit the stream."""

@@ -41,7 +41,7 @@ def write_task(
     """Upload whatever the task is given."""
     portal, task = shared(), task_context().partitionId()
     stream = portal.call(open_target(options))
-    columns.check(stream)
+    columns.settle(stream)
     uploader = portal.call(_uploader(options, stream, attempt, task))
     router = Router(stream, task, options.batch_bytes)
     try:

@@ -1,0 +1,142 @@
+"""A partition of the buffer as a feed: its queue, and the positions of groups beside it."""
+
+from __future__ import annotations
+
+from headwater.buffer.consumer import GroupRegister, Ownership, Place, lsn_at_time, shipped
+from headwater.buffer.consumer.group import Position
+from headwater.buffer.queue import Descriptor, QueueState, Uncounted
+from headwater.buffer.stream import Stream
+from headwater.buffer.stream.config import encode_config
+from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.core.errors import Refused, Trimmed
+from headwater.spark.source.feed import Bounds, Owner
+from headwater.spark.source.offset import Part
+from headwater.spark.source.slices import Slice
+
+
+class BufferFeed:
+    """One partition of a stream in the buffer."""
+
+    def __init__(self, stream: Stream, partition: int, *, gives_up: bool = False) -> None:
+        """`gives_up`: the owner goes on without a batch that nobody can count (published v1)."""
+        self.part = Part(stream.name, partition)
+        self.stream_id = stream.id
+        self.origin = bytes(encode_config(stream.config))
+        self._stream = stream
+        self._partition = partition
+        self._gives_up = gives_up
+        self._looker = stream.looker(partition)
+        self._ownership: Ownership | None = None
+
+    async def bounds(self) -> Bounds:
+        """What is retained at this moment."""
+        state = await self._state()
+        return Bounds(
+            Place(state.floor_sequence, state.floor_lsn), Place(state.next_sequence, state.next_lsn)
+        )
+
+    async def at_lsn(self, lsn: int) -> Place:
+        """`Trimmed`, with the oldest LSN as its floor, or `Refused` if it lies ahead."""
+        state = await self._state()
+        if lsn < state.floor_lsn:
+            raise Trimmed(f"{self.part}: LSN {lsn} is not retained any more", floor=state.floor_lsn)
+        if lsn > state.next_lsn:
+            raise Refused(
+                f"{self.part}: offset {lsn} lies ahead; the next record will be {state.next_lsn}"
+            )
+        sequence = None
+        if lsn < state.next_lsn:
+            async with telling_of_deletion(self._stream):
+                sequence = await self._looker.sequence_at_lsn(lsn)
+        return Place(state.next_sequence if sequence is None else sequence, lsn)
+
+    async def at_time(self, time_ms: int) -> Place | None:
+        """Reads the times of one batch at most, and no record."""
+        async with telling_of_deletion(self._stream):
+            lsn = await lsn_at_time(self._stream, self._partition, time_ms)
+        return None if lsn is None else await self.at_lsn(lsn)
+
+    async def more(self, sequence: int, limit: int) -> list[Slice]:
+        """Descriptors from the queue, without the batches that ride in it."""
+        found = await self._after(sequence - 1, limit)
+        return [Slice.whole(shipped(descriptor)) for descriptor in found]
+
+    async def owner(self) -> Owner:
+        """As the queue says."""
+        state = await self._state()
+        return Owner(state.group, Place(state.acked_sequence, state.acked_lsn))
+
+    async def place_of(self, group: str) -> Place | None:
+        """The register's, or the queue's own if the group owns it: whichever is ahead."""
+        owner = await self.owner()
+        acked = owner.acked if owner.group == group else None
+        kept = await self._register(group).read()
+        if kept is None:
+            return acked
+        place = await self._placed(kept)
+        return place if acked is None else max(place, acked)
+
+    async def begin(self, group: str, place: Place) -> Place:
+        """Kept in the group's register, once."""
+        return await self._placed(await self._register(group).begin(place))
+
+    async def own(self, group: str, start: Place, *, take_over: bool) -> None:
+        """Open the queue's consumer."""
+        owner = await self.owner()
+        if take_over and owner.group not in ("", group):
+            # The queue forgets whom it served; the group may go on as a follower.
+            await self._register(owner.group).advance(owner.acked)
+        ahead = start.sequence > owner.acked.sequence
+        self._ownership = await Ownership.open(
+            self._stream,
+            self._partition,
+            group,
+            take_over=take_over,
+            acked_through=start.sequence - 1 if ahead else None,
+        )
+
+    async def check(self) -> None:
+        """Ask the queue, where this is the owner."""
+        if self._ownership is not None:
+            await self._ownership.check()
+
+    async def commit(self, group: str, place: Place, *, inside: bool) -> None:
+        """An owner acknowledges whole batches; what goes beyond them stands in the register."""
+        if self._ownership is None:
+            await self._register(group).advance(place)
+            return
+        if inside:
+            # Before the queue: whichever is ahead counts, so nothing is read twice after a crash.
+            await self._register(group).advance(place)
+        if place.sequence:
+            await self._ownership.acknowledge(place.sequence - 1)
+
+    async def _after(self, sequence: int, limit: int) -> list[Descriptor]:
+        while True:
+            try:
+                async with telling_of_deletion(self._stream):
+                    return await self._looker.after(sequence, limit)
+            except Uncounted as error:
+                if self._ownership is None or not self._gives_up:
+                    raise
+                await self._ownership.give_up(error)
+
+    async def _state(self) -> QueueState:
+        async with telling_of_deletion(self._stream):
+            return await self._looker.state()
+
+    async def _placed(self, kept: Position) -> Place:
+        """A kept position with its LSN, which followers without a query leave out."""
+        if kept.lsn is not None:
+            return Place(kept.next_sequence, kept.lsn)
+        state = await self._state()
+        if kept.next_sequence >= state.next_sequence:
+            return Place(kept.next_sequence, state.next_lsn)
+        if kept.next_sequence < state.floor_sequence:
+            # Which record it was nobody knows any more; that it is gone is all that matters.
+            return Place(kept.next_sequence, 1)
+        (found,) = await self._after(kept.next_sequence - 1, 1)
+        return Place(found.sequence, found.first_lsn)
+
+    def _register(self, group: str) -> GroupRegister:
+        return GroupRegister(self._stream, self._partition, group)

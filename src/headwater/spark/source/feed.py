@@ -1,0 +1,71 @@
+"""One partition as a query sees it, whatever holds its records.
+
+The buffer's queue is the only feed there is (`BufferFeed`). A log that nodes keep is to be another:
+the planning, the limits, the offsets and the readers know this and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from headwater.buffer.consumer import Place
+from headwater.spark.source.offset import Part
+from headwater.spark.source.slices import Slice
+
+
+class Bounds(NamedTuple):
+    """What is retained."""
+
+    oldest: Place
+    latest: Place
+    """The place after the last record."""
+
+
+class Owner(NamedTuple):
+    """Who acknowledges, and how far that is."""
+
+    group: str
+    """Empty if nobody ever did."""
+    acked: Place
+
+
+class Feed(Protocol):
+    """One partition of one stream."""
+
+    part: Part
+    stream_id: str
+    origin: bytes
+    """What whoever reads the slices has to know of it."""
+
+    async def bounds(self) -> Bounds:
+        """The oldest and the latest place."""
+
+    async def at_lsn(self, lsn: int) -> Place:
+        """The place before a record that is retained, or after the last one."""
+
+    async def at_time(self, time_ms: int) -> Place | None:
+        """The place before the first record ingested at or after a time; None if there is none."""
+
+    async def more(self, sequence: int, limit: int) -> list[Slice]:
+        """Up to so many batches from a sequence on; fewer if there are no more.
+
+        `Trimmed` if that one is not retained any more.
+        """
+
+    async def owner(self) -> Owner:
+        """Who owns the partition. Opens nothing."""
+
+    async def place_of(self, group: str) -> Place | None:
+        """How far a group has come; None if it is not known."""
+
+    async def begin(self, group: str, place: Place) -> Place:
+        """Where a group begins: here, unless it has begun."""
+
+    async def own(self, group: str, start: Place, *, take_over: bool) -> None:
+        """Become the owner; everything before `start` is processed."""
+
+    async def check(self) -> None:
+        """Raise `Fenced` if this was the owner and is not any more."""
+
+    async def commit(self, group: str, place: Place, *, inside: bool) -> None:
+        """Everything before this place is processed. `inside`: it lies within a batch."""

@@ -1,0 +1,278 @@
+"""A streaming query's reading: where it begins, what the next micro-batch is, what is done.
+
+Always holds:
+
+- nothing is opened before `latest` is asked, which only a started query does;
+- where the group begins is kept in the store before it is told: it is told the same every time;
+- a micro-batch's end is told once and kept by Spark; `plan` gives the same rows for the same two
+  offsets, today and after a restart, for as long as they are retained;
+- `commit` acknowledges what Spark has written down as done, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from headwater.buffer.consumer import Place
+from headwater.core import runtime
+from headwater.core.errors import Refused, Trimmed
+from headwater.spark.options import ReadOptions
+from headwater.spark.options.offsets import LATEST
+from headwater.spark.source import asked, limits
+from headwater.spark.source.buffer_feed import BufferFeed
+from headwater.spark.source.feed import Feed
+from headwater.spark.source.known import Known
+from headwater.spark.source.limits import Limits
+from headwater.spark.source.loss import lost_before
+from headwater.spark.source.membership import Membership, at_once
+from headwater.spark.source.offset import Offset, Part
+from headwater.spark.source.plan import tasks
+from headwater.spark.source.polling import Polling
+from headwater.spark.source.slices import Slice, SlicePartition
+from headwater.spark.source.subscription import parts_of, subscribed_streams
+from headwater.store import Store
+
+LOG: Final = logging.getLogger("headwater.spark")
+REFRESH_S: Final = 60.0
+"""How often streams and partitions that came since are looked for."""
+CLOSE_AFTER_S: Final = 1.0
+"""So long after the last record a query that goes on has its last micro-batch acknowledged."""
+REPORT_S: Final = 5.0
+"""How old a reported end may be where less than all is known."""
+
+
+class MicroBatches:
+    """The reading half of one query. Lives where Spark keeps the query's source."""
+
+    def __init__(self, store: Store, options: ReadOptions) -> None:
+        self._store = store
+        self._options = options
+        self._membership = Membership(options.group_id, take_over=options.take_over)
+        self._polling = Polling(is_local=store.is_local)
+        self._feeds: dict[Part, Feed] = {}
+        self._known: dict[Part, Known] = {}
+        self._ids: dict[str, str] = {}
+        self._refreshed_s: float | None = None
+        self._initial: Offset | None = None
+        self._fixed: dict[Part, Place] | None = None
+        self._committed: dict[Part, Place] = {}
+        self._quiet_since_s = runtime.monotonic_s()
+        self._ends: tuple[float, dict[Part, Place]] | None = None
+        self._turn = 0
+
+    async def initial(self) -> Offset:
+        """Where the group stands, or begins if it is not known. Asked twice, told the same."""
+        if self._initial is None:
+            await self._refresh()
+            places = await self._begin(list(self._feeds.values()))
+            self._initial = Offset(places, dict(self._ids), closed=True)
+        return self._initial
+
+    async def fix_end(self) -> None:
+        """From here on nothing counts that is appended later (AvailableNow)."""
+        await self._refresh()
+        self._fixed = await self._latest_places()
+
+    async def latest(self, start: Offset, limits: Limits) -> Offset:
+        """The end of the micro-batch that begins at `start`; `start` itself if there is none."""
+        await self._refresh()
+        self._check_ids(start)
+        here = {part: start.places[part] for part in self._feeds if part in start.places}
+        added = [feed for part, feed in self._feeds.items() if part not in start.places]
+        await self._membership.join([self._feeds[part] for part in here], here)
+        is_new = not here.keys() <= self._known.keys()
+        if is_new or self._fixed is not None or self._polling.is_due:
+            await self._look(here, limits)
+        ends = self._ends_of(here, limits)
+        for feed in added:
+            # Said where it begins before anything of it is read: the next micro-batch begins there.
+            ends[feed.part] = await self._begin_added(feed)
+        if ends:
+            self._quiet_since_s = runtime.monotonic_s()
+            return start.moved(ends, self._ids)
+        quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
+        if start.closed or not (quiet or self._fixed is not None):
+            return start
+        return start.marked()
+
+    async def plan(self, start: Offset, end: Offset) -> list[SlicePartition]:
+        """The tasks that read everything from `start` to `end`."""
+        await self._refresh()
+        self._check_ids(end)
+        planned: list[tuple[Feed, list[Slice]]] = []
+        for part, until in sorted(end.places.items()):
+            since = start.places.get(part)
+            if since is None or since == until:
+                continue
+            if since > until:
+                raise Refused(
+                    f"{part}: the micro-batch would begin at offset {since.lsn} and end at "
+                    f"{until.lsn}. Another query of group {self._options.group_id!r} went on from "
+                    "here, or the checkpoint is an older copy: give this query a checkpoint or a "
+                    "groupId of its own"
+                )
+            if part not in self._feeds:
+                raise Refused(f"{part}: the checkpoint asks for it, and the options do not")
+            planned.append((self._feeds[part], await self._slices(part, since, until)))
+        return pack(planned, self._options)
+
+    async def commit(self, end: Offset) -> None:
+        """Everything before `end` is processed."""
+
+        async def one(part: Part, place: Place) -> None:
+            known = self._known.get(part)
+            inside = known is not None and known.is_inside(place)
+            await self._membership.commit(self._feeds[part], place, inside=inside)
+            self._committed[part] = place
+
+        await at_once(
+            one(part, place)
+            for part, place in end.places.items()
+            if part in self._feeds and self._committed.get(part) != place
+        )
+
+    async def report(self) -> Offset:
+        """The end of everything, for the query's progress: from memory, or nearly."""
+        if all(known.is_all for known in self._known.values()):
+            places = {part: known.end for part, known in self._known.items()}
+            return Offset(places, self._ids)
+        now_s = runtime.monotonic_s()
+        if self._ends is None or now_s - self._ends[0] >= REPORT_S:
+            self._ends = (now_s, await self._latest_places())
+        return Offset(self._ends[1], self._ids)
+
+    # What there is to read
+
+    async def _refresh(self) -> None:
+        """Look for streams and partitions, now and then."""
+        now_s = runtime.monotonic_s()
+        if self._refreshed_s is not None and (
+            self._fixed is not None or now_s - self._refreshed_s < REFRESH_S
+        ):
+            return
+        streams = await subscribed_streams(self._store, self._options)
+        for stream, part in parts_of(streams, self._options):
+            if part not in self._feeds:
+                gives_up = self._options.on_bad_batch == "deadLetter"
+                self._feeds[part] = BufferFeed(stream, part.partition, gives_up=gives_up)
+                self._ids[part.stream] = stream.id
+        self._refreshed_s = now_s
+
+    def _check_ids(self, offset: Offset) -> None:
+        for stream, known in self._ids.items():
+            if offset.ids.get(stream, known) != known:
+                raise Refused(
+                    f"stream {stream!r} was deleted and made again since the checkpoint was "
+                    "written, and has other records at the same offsets: give the query a new "
+                    "checkpoint"
+                )
+
+    async def _begin(self, feeds: list[Feed]) -> dict[Part, Place]:
+        """Where the group stands in each partition; a partition that came later: its oldest."""
+        options = self._options
+        kept = await at_once(feed.place_of(options.group_id) for feed in feeds)
+        is_known = any(place is not None for place in kept)
+        if not is_known:
+            asked.check_named("startingOffsets", options.starting_offsets, self._feeds)
+        places: dict[Part, Place] = {}
+        for feed, place in zip(feeds, kept, strict=True):
+            if place is None:
+                first = await self._first_place(feed, is_known=is_known)
+                place = await feed.begin(options.group_id, first)
+            places[feed.part] = place
+        return places
+
+    async def _first_place(self, feed: Feed, *, is_known: bool) -> Place:
+        if is_known:
+            return (await feed.bounds()).oldest
+        if self._options.take_over and self._options.starting_offsets is None:
+            owner = await feed.owner()
+            if owner.group:
+                return owner.acked  # to take over is to go on where the other one stood
+        return await asked.starting_place(feed, self._options, LATEST)
+
+    async def _begin_added(self, feed: Feed) -> Place:
+        kept = await feed.place_of(self._options.group_id)
+        if kept is not None:
+            return kept
+        return await feed.begin(self._options.group_id, (await feed.bounds()).oldest)
+
+    async def _latest_places(self) -> dict[Part, Place]:
+        feeds = list(self._feeds.values())
+        bounds = await at_once(feed.bounds() for feed in feeds)
+        return {feed.part: found.latest for feed, found in zip(feeds, bounds, strict=True)}
+
+    # What comes next
+
+    async def _look(self, here: dict[Part, Place], limits: Limits) -> None:
+        """Ask the queues for more, and whether this is still their owner."""
+        await self._membership.check(self._feeds[part] for part in here)
+        found = await at_once(self._learn(part, place, limits) for part, place in here.items())
+        self._polling.found(any(found))
+
+    async def _learn(self, part: Part, place: Place, limits: Limits) -> bool:
+        known = self._known.get(part)
+        if known is None:
+            known = self._known[part] = Known(self._feeds[part], place)
+        known.begin_at(place)
+        if self._fixed is not None and known.end >= self._fixed.get(part, place):
+            return False
+        try:
+            return await known.learn(rows=limits.rows, size_bytes=limits.size_bytes)
+        except Trimmed as trimmed:
+            oldest = await self._after_loss(part, place, trimmed)
+            known.begin_at(oldest, instead_of=place)
+            return await known.learn(rows=limits.rows, size_bytes=limits.size_bytes)
+
+    def _ends_of(self, here: dict[Part, Place], asked_for: Limits) -> dict[Part, Place]:
+        """Where each partition's part of the next micro-batch ends, if it has one."""
+        parts = [part for part in here if part in self._known]
+        waiting = []
+        for part in parts:
+            known = self._known[part]
+            known.begin_at(here[part])
+            until = None if self._fixed is None else self._fixed.get(part, here[part])
+            waiting.append(known.until(until))
+        self._turn += 1
+        found = limits.ends(waiting, asked_for, turn=self._turn)
+        return {
+            part: end
+            for part, end in zip(parts, found, strict=True)
+            if end is not None and end > here[part]
+        }
+
+    async def _slices(self, part: Part, since: Place, until: Place) -> list[Slice]:
+        known = self._known.get(part)
+        if known is None or not known.begins_at(since):
+            known = Known(self._feeds[part], since)
+        try:
+            return await known.all_until(until)
+        except Trimmed as trimmed:
+            oldest = await self._after_loss(part, since, trimmed)
+            return await Known(self._feeds[part], oldest).all_until(until)
+
+    async def _after_loss(self, part: Part, wanted: Place, trimmed: Trimmed) -> Place:
+        """The oldest place, where it may be gone on with."""
+        oldest = (await self._feeds[part].bounds()).oldest
+        loss = lost_before(part, wanted, oldest)
+        if self._options.fail_on_data_loss:
+            raise loss from trimmed
+        LOG.warning("%s", loss)
+        return oldest
+
+
+def pack(planned: Iterable[tuple[Feed, list[Slice]]], options: ReadOptions) -> list[SlicePartition]:
+    """Tasks for slices, by their size."""
+    several = list(planned)
+    found = tasks(
+        [slices for _, slices in several],
+        target_bytes=options.max_partition_bytes,
+        min_tasks=options.min_partitions,
+    )
+    return [
+        SlicePartition(feed.part, feed.origin, slices)
+        for (feed, _), of_part in zip(several, found, strict=True)
+        for slices in of_part
+    ]

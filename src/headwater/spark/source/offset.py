@@ -1,0 +1,105 @@
+"""Where a query stands in all partitions it reads: what Spark keeps in its checkpoint.
+
+    {"closed": 1, "format": 1,
+     "streams": {"orders": {"id": "6f1b…", "partitions": {"0": {"lsn": 101, "sequence": 3}}}}}
+
+Always holds: keys are sorted on every level, because Spark compares offsets as text, and the same
+place spelled in another order is a micro-batch with nothing in it, for ever.
+
+`closed` says that everything before the place was processed and acknowledged. Spark acknowledges a
+micro-batch when the next one begins; where nothing follows, one that differs by this mark alone
+makes it acknowledge the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headwater.buffer.consumer import Place
+from headwater.core.errors import Refused
+
+FORMAT: Final = 1
+
+
+class Part(NamedTuple):
+    """One partition of one stream."""
+
+    stream: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"stream {self.stream!r}, partition {self.partition}"
+
+
+class Offset(msgspec.Struct, frozen=True):
+    """A place in each partition."""
+
+    places: Mapping[Part, Place]
+    ids: Mapping[str, str]
+    """The id of each stream: another of the same name has other records at the same places."""
+    closed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark is given: always in the same order."""
+        streams: dict[str, Any] = {}
+        for part in sorted(self.places, key=lambda part: (part.stream, str(part.partition))):
+            stream = streams.setdefault(
+                part.stream, {"id": self.ids[part.stream], "partitions": {}}
+            )
+            place = self.places[part]
+            stream["partitions"][str(part.partition)] = {
+                "lsn": place.lsn,
+                "sequence": place.sequence,
+            }
+        mark = {"closed": 1} if self.closed else {}
+        return {**mark, "format": FORMAT, "streams": streams}
+
+    @classmethod
+    def from_json(cls, given: object) -> Offset:
+        """What Spark kept; `Refused` if it is not ours."""
+        try:
+            kept = msgspec.convert(given, _Kept, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise Refused(
+                f"the checkpoint has an offset that is not of this source ({error}): give the "
+                "query a checkpoint of its own"
+            ) from error
+        if kept.format != FORMAT:
+            raise Refused(
+                f"the checkpoint has offsets of format {kept.format}, and this version reads "
+                f"format {FORMAT}: upgrade Headwater"
+            )
+        places = {
+            Part(name, partition): Place(place.sequence, place.lsn)
+            for name, stream in kept.streams.items()
+            for partition, place in stream.partitions.items()
+        }
+        ids = {name: stream.id for name, stream in kept.streams.items()}
+        return cls(places, ids, bool(kept.closed))
+
+    def moved(self, places: Mapping[Part, Place], ids: Mapping[str, str]) -> Offset:
+        """With these places instead or in addition."""
+        return Offset({**self.places, **places}, {**self.ids, **ids})
+
+    def marked(self) -> Offset:
+        """The same place, closed."""
+        return Offset(self.places, self.ids, closed=True)
+
+
+class _KeptPlace(msgspec.Struct, frozen=True):
+    lsn: int
+    sequence: int
+
+
+class _KeptStream(msgspec.Struct, frozen=True):
+    id: str
+    partitions: dict[int, _KeptPlace]
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    format: int
+    streams: dict[str, _KeptStream]
+    closed: int = 0

@@ -1,0 +1,146 @@
+"""Rows for Spark from batches: exactly the columns and types that it expects, without a loop.
+
+Columns that a batch carries are taken as they are; those that follow from where a record stands
+(topic, partition, offset) are made once for many batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.consumer import ConsumedBatch
+from headwater.buffer.consumer.columns import Columns
+from headwater.buffer.records import TIMESTAMP, operation_names
+from headwater.core.limits import MIB
+from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST
+
+ROWS: Final = 32_768
+"""Rows of an Arrow batch for Spark: below 10,000 and above 50,000 it is slower."""
+BATCH_BYTES: Final = 16 * MIB
+_PRODUCERS_TIME: Final = pa.scalar(0, pa.int32())
+_INGESTION_TIME: Final = pa.scalar(1, pa.int32())
+_CARRIED: Final = ("key", "value", "timestamp", *EXTRA)
+
+
+class Piece(NamedTuple):
+    """Some rows of a batch."""
+
+    batch: ConsumedBatch
+    skip: int
+    take: int
+
+
+class Rows:
+    """One fixed set of columns of one partition, and how pieces of batches become them."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        stream: str,
+        partition: int,
+        is_typed: bool,
+        shows_all: bool,
+        may_grow: bool,
+    ) -> None:
+        """`shows_all`: no value may be missing from these columns; `may_grow`: but new ones."""
+        self._schema = schema
+        self._stream = stream
+        self._partition = partition
+        self._mark = "_" if is_typed else ""
+        own = {f"{self._mark}{name}" for name in (*KAFKA, *EXTRA)} | set(ON_REQUEST)
+        typed = pa.schema([field for field in schema if field.name not in own])
+        self._carried_names = [
+            name for field in schema if (name := self._carried_as(field.name)) is not None
+        ]
+        self._carried = None
+        if self._carried_names or shows_all:
+            self._carried = Columns(
+                typed if len(typed) else None,
+                self._carried_names or [TIMESTAMP],
+                may_grow=may_grow,
+                shows_all=shows_all,
+            )
+
+    def of(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        """Arrow batches of a size that Spark likes."""
+        made = self._made(pieces)
+        if not made.num_rows:
+            return
+        step = min(ROWS, max(1, BATCH_BYTES * made.num_rows // max(1, made.nbytes)))
+        if made.num_rows <= step + step // 2:
+            yield made
+            return
+        for first in range(0, made.num_rows, step):
+            yield made.slice(first, step)
+
+    def _made(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
+        carried = self._all_carried(pieces)
+        rows = sum(piece.take for piece in pieces)
+        columns = []
+        for field in self._schema:
+            name = self._carried_as(field.name)
+            if name is None:
+                column = self._placed(field.name.removeprefix(self._mark), pieces, rows)
+            else:
+                assert carried is not None
+                column = carried.column(name)
+                if field.name == "_operation":
+                    column = operation_names(column)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        return pa.record_batch(columns, schema=self._schema)
+
+    def _all_carried(self, pieces: Sequence[Piece]) -> pa.RecordBatch | None:
+        if self._carried is None:
+            return None
+        parts = [self._carried.of(batch).slice(skip, take) for batch, skip, take in pieces]
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    def _carried_as(self, name: str) -> str | None:
+        """What the batch calls a column; None for one that is not in the batch."""
+        plain = name.removeprefix(self._mark)
+        if self._mark and not name.startswith(self._mark):
+            return name
+        if name in ON_REQUEST:
+            return name
+        if plain in _CARRIED:
+            return f"_{plain}"
+        return None
+
+    def _placed(self, plain: str, pieces: Sequence[Piece], rows: int) -> pa.Array:
+        if plain == "topic":
+            return pa.repeat(pa.scalar(self._stream), rows)
+        if plain == "partition":
+            return pa.repeat(pa.scalar(self._partition, pa.int32()), rows)
+        if plain == "offset":
+            runs = [pa.arange(first, end) for first, end in _runs(pieces)]
+            return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
+        kinds = [_timestamp_types(piece) for piece in pieces]
+        return kinds[0] if len(kinds) == 1 else pa.concat_arrays(kinds)
+
+
+def _runs(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+    """The LSNs of pieces as few ranges: where nothing is missing between them, one."""
+    runs: list[tuple[int, int]] = []
+    for batch, skip, take in pieces:
+        first = batch.first_lsn + skip
+        if runs and runs[-1][1] == first:
+            runs[-1] = (runs[-1][0], first + take)
+        else:
+            runs.append((first, first + take))
+    return runs or [(0, 0)]
+
+
+def _timestamp_types(piece: Piece) -> pa.Array:
+    """0 where the producer gave a time, 1 where it is that of the ingestion."""
+    records = piece.batch.records
+    if TIMESTAMP not in records.schema.names:
+        return pa.repeat(_INGESTION_TIME, piece.take)
+    given = records.column(TIMESTAMP).slice(piece.skip, piece.take)
+    if not given.null_count:
+        return pa.repeat(_PRODUCERS_TIME, piece.take)
+    return pc.is_null(given).cast(pa.int32())

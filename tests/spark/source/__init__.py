@@ -1,0 +1,1 @@
+"""Reading streams, without Spark where it can be done without."""
