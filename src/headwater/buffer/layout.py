@@ -5,6 +5,7 @@
     streams/<stream>/<partition>/ingest/…                     the published v1 manifest and batches
     streams/<stream>/<partition>/dlq/<stream id>/…            batches that could not be read
     streams/<stream>/<partition>/groups/<stream id>/…         positions of groups that follow
+    streams/<stream>/txn/<stream id>/…                        transactions of sinks
 
 The id stands in the native paths: whatever a stalled writer of a deleted stream still writes, it
 never writes into a later stream of the same name. The published layout has no place for it.
@@ -75,3 +76,18 @@ def check_group_name(group: str) -> str:
 def group_key(name: str, partition: int, stream_id: str, group: str) -> str:
     """The register with the position of a group that follows."""
     return f"{partition_prefix(name, partition)}/groups/{stream_id}/{group}.json"
+
+
+def transaction_prefix(name: str, stream_id: str) -> str:
+    """The folder of a stream's transactions."""
+    return f"{STREAMS}/{name}/txn/{stream_id}"
+
+
+def holds_key(name: str, stream_id: str) -> str:
+    """The register with the holds of open transactions."""
+    return f"{transaction_prefix(name, stream_id)}/holds.json"
+
+
+def application_key(name: str, stream_id: str, application: str) -> str:
+    """The register with what an application committed last."""
+    return f"{transaction_prefix(name, stream_id)}/{application}.json"

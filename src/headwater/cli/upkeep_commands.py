@@ -69,7 +69,9 @@ def gc(
 
 async def _collected(stream: Stream, partition: int, *, full: bool) -> Collected:
     """Bounded passes until one finds nothing more; what they did together."""
-    collector, retention = stream.collector(partition), stream.retention()
+    from headwater.buffer.consumer.source import retention_of
+
+    collector, retention = stream.collector(partition), await retention_of(stream)
     total = await collector.collect(retention, full=full)
     last = total
     for _ in range(PASSES_MAX):

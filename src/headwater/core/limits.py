@@ -118,6 +118,11 @@ V1_LOOK_BACK_ENTRIES: Final = 65_536
 V1_COLLECT_BATCHES: Final = 10_000
 """Batches that one pass of the garbage collector deletes."""
 
+# Transactions of sinks. Their registers are moved whole by whoever changes them.
+HOLDS_MAX: Final = 1024
+"""Open transactions of one stream, those that crashed included until they are collected."""
+TRANSACTION_MAX_BATCHES: Final = 40_000
+
 # The collector of a native queue, in one pass.
 GC_CHUNKS: Final = 1000
 GC_LISTED: Final = 10_000

@@ -14,7 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from headwater.core import portal
-from headwater.spark.options import Mode, ReadOptions, reading_mode
+from headwater.spark.options import Mode, ReadOptions, WriteOptions, reading_mode
+from headwater.spark.sink import BatchWriter, StreamWriter
 from headwater.spark.source.batch_reader import BatchReader
 from headwater.spark.source.shape import Shape, shape_of
 from headwater.spark.source.stream_reader import StreamReader
@@ -48,6 +49,16 @@ class HeadwaterDataSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         """For `spark.readStream`."""
         return StreamReader(ReadOptions.parse(self.options, Mode.READ_STREAM), schema, self._shape)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """What writes a DataFrame."""
+        options = WriteOptions.parse(self.options, Mode.WRITE)
+        return BatchWriter(options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """What writes the micro-batches of a query."""
+        options = WriteOptions.parse(self.options, Mode.WRITE_STREAM)
+        return StreamWriter(options, schema, overwrite=overwrite)
 
     def _options_for_schema(self) -> ReadOptions:
         """Spark does not say whether it is for a batch or a stream; the options do."""

@@ -11,6 +11,7 @@ import pytest
 from headwater.buffer import v1_batch
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.producer import Handle, Producer
+from headwater.buffer.queue import Resumed
 from headwater.buffer.queue.v1 import UNKNOWN_LSN
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.buffer.v1_manifest import decode_manifest, encode_manifest
@@ -126,7 +127,7 @@ async def test_the_published_format_knows_nothing_of_predecessors() -> None:
     stream = await create_stream(open_store("memory://"), "orders", format="v1")
     for _ in range(2):
         async with await Producer.open(stream, producer_id="source") as producer:
-            assert producer.resumed[0] == (0, None, None)
+            assert producer.resumed[0] == Resumed(0, None)
             await producer.produce([b"a"], b"1")
     assert await read(stream) == [(1, b"a"), (2, b"a")]
 

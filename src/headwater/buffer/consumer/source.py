@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headwater.buffer.layout import check_group_name
 from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream, open_stream
+from headwater.buffer.transaction.expiry import held_below
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused
 from headwater.store import Store
@@ -42,11 +45,16 @@ def consumable(stream: Stream, partition: int, group: str) -> Stream:
 
 
 async def retention_of(stream: Stream) -> Retention:
-    """How long the stream keeps what is acknowledged, as it says at this moment.
+    """How long the stream keeps what is acknowledged, as it says at this moment, and from which
+    upload on open transactions hold the collector back.
 
     `Refused` if there is another stream of this name by now: its retention is not this one's.
     """
     current = await open_stream(stream.store, stream.name)
     if current.id != stream.id:
         raise Refused(f"stream {stream.name!r} was deleted and made again since it was opened")
-    return current.retention()
+    retention = current.retention()
+    if current.config.format == "v1":
+        return retention
+    held = await held_below(current, retention.grace_ms)
+    return msgspec.structs.replace(retention, hold_below=held)

@@ -68,6 +68,8 @@ class Resumed(NamedTuple):
     metadata: bytes | None
     sequence: int | None = None
     """The queue sequence of that batch, if known."""
+    is_known: bool = True
+    """False: the queue has no record of this id, which was never used or is forgotten."""
 
 
 class Descriptor(msgspec.Struct, frozen=True):
@@ -170,6 +172,10 @@ class Appender(ABC):
     @abstractmethod
     async def upload(self, batch_id: str, data: Encoded) -> None:
         """Write a batch object, which nobody sees until it is appended."""
+
+    async def discard(self, batch_id: str) -> None:
+        """Delete an upload that nobody will ever append."""
+        raise Refused(f"upload {batch_id}: this queue's are deleted by its collector alone")
 
     @abstractmethod
     async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:

@@ -61,6 +61,8 @@ async def delete_stream(store: Store, name: str) -> DeletedReport:
     for partition in range(config.partitions):
         for prefix in _prefixes(config, partition):
             await _clear(store, register, config, prefix, report)
+    transactions = layout.transaction_prefix(config.name, config.id)
+    await _clear(store, register, config, transactions, report)
     if not report.failed:
         await register.update(lambda now: _cleaned(config, now))
     return report

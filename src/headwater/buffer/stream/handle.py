@@ -106,7 +106,7 @@ class Stream:
         return queues.collector(self.store, self.config, partition)
 
     def retention(self) -> Retention:
-        """How long acknowledged batches stay.
+        """How long acknowledged batches stay; what transactions hold, `retention_of` tells.
 
         On a stream of nodes they are acknowledged once the tier has them: then for the grace alone.
         """

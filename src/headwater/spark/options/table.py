@@ -17,6 +17,7 @@ from headwater.spark.options.offsets import (
 
 MAX_PARTITION_BYTES: Final = 32 * MIB
 SINK_TIMEOUT_MS: Final = 24 * 3_600_000
+SINK_BATCH_BYTES: Final = 32 * MIB
 
 
 class Option(NamedTuple):
@@ -178,7 +179,12 @@ _ROWS: Final = (
         "How batches are compressed.",
     ),
     Option(
-        "batchBytes", WRITING, values.parse_bytes, None, "the stream's", "About how large they are."
+        "batchBytes",
+        WRITING,
+        values.parse_bytes,
+        SINK_BATCH_BYTES,
+        "32MiB",
+        "About how large batches are before they are compressed.",
     ),
 )
 

@@ -9,7 +9,7 @@ import msgspec
 from headwater.core.errors import Refused
 from headwater.spark.options.mode import Mode
 from headwater.spark.options.parse import parse_options
-from headwater.spark.options.table import SINK_TIMEOUT_MS
+from headwater.spark.options.table import SINK_BATCH_BYTES, SINK_TIMEOUT_MS
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +22,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     sink_timeout_ms: int = SINK_TIMEOUT_MS
     compression: str | None = None
     """None for the stream's own."""
-    batch_bytes: int | None = None
-    """None for the stream's own."""
+    batch_bytes: int = SINK_BATCH_BYTES
 
     @classmethod
     def parse(cls, given: Mapping[str, str], mode: Mode) -> WriteOptions:

@@ -98,6 +98,9 @@ class NativeAppender(Appender):
     async def upload(self, batch_id: str, data: Encoded) -> None:
         await self._chunks.store.put(self._chunks.batch_key(batch_id), data)
 
+    async def discard(self, batch_id: str) -> None:
+        await self._chunks.store.delete(self._chunks.batch_key(batch_id))
+
     async def open(self) -> Resumed:
         resumed = await self._open()
         self._is_open = True
@@ -121,7 +124,7 @@ class NativeAppender(Appender):
         self._refreshed_s = runtime.monotonic_s()
         if before.is_first:
             self._openings = end.openings
-            return Resumed(0, None)
+            return Resumed(0, None, is_known=False)
         opening = await write_note(
             self._tail,
             lambda last: last.written(runtime.new_token(), opened=[self._marks.owner]),

@@ -1,0 +1,35 @@
+"""Transactions: batches of many writers appended together, exactly once.
+
+Enters: records, from the tasks of a job. Leaves: all of them in the stream, or none.
+
+    identity    who commits: an application, which version, which attempt
+    holds       what keeps the collector from what is uploaded and not appended yet
+    upload      a task's side: records in, uploads and a note for the driver out
+    commit      the driver's side: commit, or abort
+    record      what is committed; appending: its way into the queues
+    expiry      the collector's side: transactions that nobody renews are ended
+
+Always holds:
+
+- a version of an application is committed once, by a change of one register, with all its batches;
+- what is committed is appended exactly once and whole, by whoever finds that it is not;
+- within a partition, a transaction's records stand by task, and within a task as it wrote them;
+- while a transaction is renewed, nothing that it uploaded is collected, whatever the clocks say.
+"""
+
+from headwater.buffer.transaction.commit import Committed, Committer, TaskUploads
+from headwater.buffer.transaction.expiry import held_below
+from headwater.buffer.transaction.holds import HoldLost
+from headwater.buffer.transaction.identity import Attempt
+from headwater.buffer.transaction.upload import Uploader, check_writable
+
+__all__ = [
+    "Attempt",
+    "Committed",
+    "Committer",
+    "HoldLost",
+    "TaskUploads",
+    "Uploader",
+    "check_writable",
+    "held_below",
+]

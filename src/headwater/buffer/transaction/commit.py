@@ -1,0 +1,234 @@
+"""Committing and aborting, on the driver.
+
+A commit is four steps, each of which may be the last one that a driver gets to:
+
+1. read the record. If it has this transaction already, finish its appends, and discard what this
+   attempt uploaded: the rows may be placed otherwise, and the first that committed counts. If it
+   has an earlier one that is not wholly appended, finish that;
+2. look whether the hold still stands, and open the partitions, to learn the producer sequences;
+3. change the record, if nothing in it moved since step 1. *That is the commit*;
+4. append, say so in the record, and let go of the hold.
+
+An abort asks the record first: what was committed, perhaps with its answer lost, is finished and
+not aborted. What was not is made impossible by a change of the record, and deleted after that:
+deleting what a late write may still commit would lose it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from headwater.buffer.stream import Stream
+from headwater.buffer.transaction.appending import Appending
+from headwater.buffer.transaction.holds import TIMEOUT_MS, Holder, HoldLost
+from headwater.buffer.transaction.identity import Attempt, producer_id
+from headwater.buffer.transaction.record import (
+    RECENT_MAX,
+    Application,
+    Share,
+    Upload,
+    application_register,
+    in_order,
+    read_application,
+)
+from headwater.core import limits
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import (
+    Contended,
+    Fenced,
+    HeadwaterError,
+    LimitExceeded,
+    OutcomeUnknown,
+    Unavailable,
+)
+
+COMMIT_ATTEMPTS: Final = 64
+DELETES_AT_ONCE: Final = 32
+# However long a driver stood still: it then looks again, and the record and the hold tell.
+_PATIENT: Final = RetryPolicy(attempts=COMMIT_ATTEMPTS, deadline_s=float("inf"))
+
+
+class TaskUploads(msgspec.Struct, frozen=True):
+    """What one task of a transaction uploaded: all that its driver has to know."""
+
+    task: int
+    """Its number, which orders what it uploaded among the others."""
+    hold_token: str
+    """Empty if it uploaded nothing."""
+    uploads: dict[int, list[Upload]]
+
+    @property
+    def rows(self) -> int:
+        """How many records it uploaded."""
+        return sum(one.rows for batches in self.uploads.values() for one in batches)
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """How a commit came out."""
+
+    version: int
+    by_this_attempt: bool
+    """False: an earlier attempt had committed; what this one uploaded does not count."""
+    rows: int
+
+
+class _Changed(Exception):
+    """The record moved between reading and changing it."""
+
+
+class Committer:
+    """Commits and aborts transactions of one application."""
+
+    def __init__(self, stream: Stream, attempt: Attempt, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        self._stream = stream
+        self._attempt = attempt
+        self._register = application_register(stream, attempt.application)
+        self._appending = Appending(stream, attempt.application)
+        self._holder = Holder(stream, attempt, timeout_ms)
+
+    async def commit(self, tasks: Sequence[TaskUploads]) -> Committed:
+        """Commit what these tasks uploaded, or find that it was committed already.
+
+        `HoldLost`: nothing was committed, and never will be. `OutcomeUnknown`, `Unavailable`: it
+        may have been; commit again, or abort, and both will tell.
+        """
+        _check_count(tasks)
+        uploads = in_order([(one.task, one.uploads) for one in tasks])
+        rows = sum(one.rows for one in tasks)
+        try:
+            record = await self._committed(tasks, uploads)
+            mine = record.is_of(self._attempt) is True
+            if record.is_appending:
+                await self._appending.finish(record)
+        finally:
+            await self._appending.close()
+        if record.is_of(self._attempt) is False:
+            await self._discard(uploads)
+        await self._let_go()
+        return Committed(record.version, mine, rows if mine else 0)
+
+    async def abort(self, tasks: Sequence[TaskUploads]) -> bool:
+        """Give up, unless it is committed; whether it was given up."""
+        attempt = self._attempt
+
+        def revoke(now: Application | None) -> Application:
+            now = now or Application()
+            return now if now.has(attempt) else now.revoked()
+
+        record = (await self._register.update(revoke)).value
+        was_committed = record.has(attempt)
+        try:
+            if was_committed and record.is_appending:
+                await self._appending.finish(record)
+        finally:
+            await self._appending.close()
+        if record.is_of(attempt) is False:
+            await self._discard(in_order([(one.task, one.uploads) for one in tasks]))
+        await self._let_go(for_good=True)
+        return not was_committed
+
+    async def _committed(
+        self, tasks: Sequence[TaskUploads], uploads: dict[int, list[Upload]]
+    ) -> Application:
+        """The record once it has this transaction; its appends may still be to do."""
+        budget = _PATIENT.start()
+        in_doubt: int | None = None
+        while True:
+            found = await read_application(self._register)
+            if found.has(self._attempt):
+                return found
+            if self._is_forgotten(found, in_doubt):
+                raise OutcomeUnknown(
+                    f"{self._attempt}: it may be committed; {found.version - (in_doubt or 0)} "
+                    "others were since, and its record no longer tells"
+                )
+            if found.is_appending:
+                await self._appending.finish(found)
+                continue
+            await self._appending.close()
+            try:
+                return await self._change(found, tasks, uploads)
+            except (_Changed, Fenced):
+                pass  # another attempt is at it, and may be done by now
+            except OutcomeUnknown:
+                # Looking tells; and what may still land does not, once something else has.
+                in_doubt = found.version if in_doubt is None else in_doubt
+            if not await budget.pause():
+                told = f"{self._attempt}: not committed in {budget.used} attempts"
+                if in_doubt is not None:
+                    raise OutcomeUnknown(f"{told}, of which one may still land: commit or abort it")
+                raise Contended(f"{told}: others kept changing its record")
+
+    def _is_forgotten(self, found: Application, in_doubt: int | None) -> bool:
+        return (
+            in_doubt is not None
+            and self._attempt.version is None
+            and found.version - in_doubt > RECENT_MAX
+        )
+
+    async def _change(
+        self, found: Application, tasks: Sequence[TaskUploads], uploads: dict[int, list[Upload]]
+    ) -> Application:
+        """Put the transaction into the record, if that is still as it was found."""
+        if uploads:
+            await self._check_held(tasks, uploads)
+        first = await self._appending.next_sequences(uploads)
+        shares = tuple(Share(one, first[one], tuple(found)) for one, found in uploads.items())
+
+        def change(now: Application | None) -> Application:
+            now = now or Application()
+            if now != found:
+                raise _Changed
+            return now.committed(self._attempt, shares)
+
+        return (await self._register.update(change)).value
+
+    async def _check_held(
+        self, tasks: Sequence[TaskUploads], uploads: dict[int, list[Upload]]
+    ) -> None:
+        hold = await self._holder.read()
+        tokens = {one.hold_token for one in tasks if one.uploads}
+        lowest = min(one.batch_id for batches in uploads.values() for one in batches)
+        if tokens != {hold.token} or lowest <= hold.above:
+            raise HoldLost(
+                f"{self._attempt}: some of it was uploaded under an earlier hold, and may have "
+                "been collected since; nothing of it is committed. Run it again"
+            )
+
+    async def _discard(self, uploads: dict[int, list[Upload]]) -> None:
+        """Delete uploads that will never be appended; what fails, the collector deletes."""
+        slots = asyncio.Semaphore(DELETES_AT_ONCE)
+
+        async def delete(partition: int, batch_id: str) -> None:
+            producer = producer_id(self._attempt.application)
+            async with slots:
+                with contextlib.suppress(HeadwaterError):
+                    await self._stream.appender(partition, producer).discard(batch_id)
+
+        await asyncio.gather(
+            *(delete(one, batch.batch_id) for one, batches in uploads.items() for batch in batches)
+        )
+
+    async def _let_go(self, *, for_good: bool = False) -> None:
+        # Nothing depends on it but how soon leftovers can be collected: a hold that stays is moved
+        # by the next commit, or ends when nobody renews it.
+        with contextlib.suppress(Unavailable, OutcomeUnknown):
+            if self._attempt.follows_on and not for_good:
+                await self._holder.move()
+            else:
+                await self._holder.drop()
+
+
+def _check_count(tasks: Sequence[TaskUploads]) -> None:
+    count = sum(len(batches) for one in tasks for batches in one.uploads.values())
+    if count > limits.TRANSACTION_MAX_BATCHES:
+        raise LimitExceeded(
+            f"{count:,} batches in one transaction; TRANSACTION_MAX_BATCHES is "
+            f"{limits.TRANSACTION_MAX_BATCHES:,}. Write fewer and larger ones: with fewer tasks, "
+            "rows repartitioned by their key first, or a larger batchBytes"
+        )

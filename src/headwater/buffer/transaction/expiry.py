@@ -1,0 +1,112 @@
+"""The collector's side: end the holds that nobody renews, and say how far the floor may rise.
+
+A hold is ended in three steps, in this order:
+
+1. it is marked as ending, in `holds.json`;
+2. its application's record is changed: `revocations` counts up. A driver commits only if that
+   count is what it was *before* it looked whether its hold stands. So either it looked after
+   step 1, and saw; or its commit came before step 2, which is seen here, and finished;
+3. it is dropped, and the floor may pass what it held.
+
+Dropping the hold at once is the obvious alternative: a driver that has looked, and not yet
+committed, then commits uploads that are gone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.buffer.stream import Stream
+from headwater.buffer.transaction.appending import finish
+from headwater.buffer.transaction.holds import Hold, Holds, holds_register, read_holds
+from headwater.buffer.transaction.record import Application, application_register
+from headwater.core import runtime
+from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.store import Register
+
+
+async def held_below(stream: Stream, grace_ms: int) -> str:
+    """The id from which on somebody may still append what was uploaded.
+
+    Raises the floor of the holds first, as far as open transactions allow. What is answered holds
+    for ever: no transaction begins below it later.
+    """
+    register = holds_register(stream)
+    holds = await read_holds(register)
+    if holds.holds:
+        holds = await _look(stream, register)
+        ending = {name: hold for name, hold in holds.holds.items() if hold.is_ending}
+        if ending:
+            await _end(stream, register, ending)
+    now_ms = runtime.wall_ms()
+    wanted, most = _ulid_at(now_ms - grace_ms), _ulid_at(now_ms)
+
+    def rise(now: Holds | None) -> Holds:
+        now = now or Holds()
+        lowest = min((hold.above for hold in now.holds.values()), default=most)
+        # To the present where anything is to be gained at all: the next passes then need not.
+        if now.floor >= min(wanted, lowest):
+            return now
+        return msgspec.structs.replace(now, floor=max(now.floor, min(most, lowest)))
+
+    holds = (await register.update(rise)).value
+    return encode_ulid(decode_ulid(holds.floor) + 1)
+
+
+async def _look(stream: Stream, register: Register[Holds]) -> Holds:
+    """Note which holds were renewed since the last look, and mark those that were not for long."""
+
+    def count(now: Holds | None) -> Holds:
+        now = now or Holds()
+        return msgspec.structs.replace(now, passes=now.passes + 1)
+
+    before = (await register.update(count)).value
+    # The time of the store, at or after the count was written: what is still the same later on was
+    # not renewed since.
+    at_ms = (await stream.store.head(register.key)).modified_ms
+
+    def note(now: Holds | None) -> Holds:
+        now = now or Holds()
+        for name, hold in list(now.holds.items()):
+            if _is_unchanged(before.holds.get(name), hold):
+                now = now.with_hold(name, _noted(hold, at_ms))
+        return now
+
+    return (await register.update(note)).value
+
+
+def _is_unchanged(before: Hold | None, now: Hold) -> bool:
+    return before is not None and (before.token, before.renewals) == (now.token, now.renewals)
+
+
+def _noted(hold: Hold, at_ms: int) -> Hold:
+    if hold.seen_renewals != hold.renewals:
+        return msgspec.structs.replace(hold, seen_renewals=hold.renewals, seen_ms=at_ms)
+    if at_ms - hold.seen_ms >= hold.timeout_ms:
+        return msgspec.structs.replace(hold, is_ending=True)
+    return hold
+
+
+async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold]) -> None:
+    for application in sorted({hold.application for hold in ending.values()}):
+        record = (await application_register(stream, application).update(_revoked)).value
+        if record.is_appending and f"{application}.{record.attempt}" in ending:
+            await finish(stream, application, record)
+
+    def drop(now: Holds | None) -> Holds:
+        now = now or Holds()
+        for name, hold in ending.items():
+            if name in now.holds and now.holds[name].token == hold.token:
+                now = now.with_hold(name, None)
+        return now
+
+    await register.update(drop)
+
+
+def _revoked(now: Application | None) -> Application:
+    return (now or Application()).revoked()
+
+
+def _ulid_at(time_ms: int) -> str:
+    """The highest ULID of this time."""
+    return encode_ulid(max(0, time_ms) << 80 | (1 << 80) - 1)

@@ -1,0 +1,221 @@
+"""A task's uploads: rows in, batches out, while the task reads on.
+
+Rows are gathered by partition and sealed when there are `batch_bytes` of them; of what is gathered
+and not sealed there is never more than GATHERED_BATCHES times that, however many partitions there
+are. Sealed batches are encoded on threads and uploaded beside the caller, IN_FLIGHT at a time;
+`add` waits for room. Nobody sees an upload before its transaction commits.
+
+Always holds: the hold is taken before the first upload has its id, and every id is above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from headwater.buffer.batch import Batch
+from headwater.buffer.calls import Call, Calls
+from headwater.buffer.compression import Compression
+from headwater.buffer.queue.contract import Appender
+from headwater.buffer.records import check_sizes
+from headwater.buffer.stream import Stream
+from headwater.buffer.transaction.commit import TaskUploads
+from headwater.buffer.transaction.holds import (
+    RENEWALS_IN_TIMEOUT,
+    TIMEOUT_MS,
+    Hold,
+    Holder,
+)
+from headwater.buffer.transaction.identity import Attempt, producer_id
+from headwater.buffer.transaction.record import Upload
+from headwater.core import limits, runtime
+from headwater.core.errors import Bug, OutcomeUnknown, Refused, Unavailable
+
+BATCH_BYTES: Final = 32 * limits.MIB
+BATCH_BYTES_MOST: Final = limits.BATCH_MAX_BYTES // 2
+GATHERED_BATCHES: Final = 2
+IN_FLIGHT: Final = 3
+
+
+class _Gathered(msgspec.Struct):
+    pieces: list[pa.RecordBatch]
+    size_bytes: int = 0
+    rows: int = 0
+
+
+class Uploader:
+    """Uploads what one task of a transaction writes."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        attempt: Attempt,
+        task: int,
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        batch_bytes: int = BATCH_BYTES,
+        compression: Compression | None = None,
+    ) -> None:
+        check_writable(stream)
+        if not 1 <= batch_bytes <= BATCH_BYTES_MOST:
+            raise Refused(f"batchBytes is {batch_bytes:,}: it is 1 to {BATCH_BYTES_MOST:,}")
+        self._stream = stream
+        self._task = task
+        self._timeout_ms = timeout_ms
+        self._batch_bytes = batch_bytes
+        self._compression = stream.compression if compression is None else compression
+        self._producer = producer_id(attempt.application)
+        self._holder = Holder(stream, attempt, timeout_ms)
+        self._hold: Hold | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._gathered: dict[int, _Gathered] = {}
+        self._gathered_bytes = 0
+        self._doors: dict[int, Appender] = {}
+        self._uploads: dict[int, list[Upload | None]] = {}
+        self._flights: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(IN_FLIGHT)
+        self.sealed = 0
+        """How many batches were sealed so far."""
+
+    async def add(self, partition: int, records: pa.RecordBatch) -> None:
+        """Take records for one partition, in the form in which the stream carries them."""
+        self._raise_failure()
+        check_sizes(records)
+        for piece in split(records, self._batch_bytes):
+            await self._add(partition, piece)
+
+    async def add_all(self, parts: Sequence[tuple[int, pa.RecordBatch]]) -> None:
+        """Take records for several partitions."""
+        for partition, records in parts:
+            await self.add(partition, records)
+
+    async def finish(self) -> TaskUploads:
+        """Upload what is left; what was uploaded, for the driver."""
+        for partition in list(self._gathered):
+            await self._seal(partition)
+        if self._flights:
+            await asyncio.wait(self._flights)
+        self._stop_renewing()
+        self._raise_failure()
+        token = "" if self._hold is None else self._hold.token
+        return TaskUploads(self._task, token, {p: _all(u) for p, u in self._uploads.items()})
+
+    async def cancel(self) -> None:
+        """Stop. What was uploaded is collected once the transaction's hold is gone."""
+        self._stop_renewing()
+        self._gathered.clear()
+        for flight in self._flights:
+            flight.cancel()
+        if self._flights:
+            await asyncio.wait(self._flights)
+
+    async def _add(self, partition: int, piece: pa.RecordBatch) -> None:
+        gathered = self._gathered.get(partition)
+        if gathered is not None and (
+            gathered.size_bytes + piece.nbytes > self._batch_bytes
+            or gathered.rows + piece.num_rows > limits.BATCH_MAX_ROWS
+            or gathered.pieces[-1].schema != piece.schema
+        ):
+            await self._seal(partition)
+            gathered = None
+        if gathered is None:
+            gathered = self._gathered[partition] = _Gathered([])
+        gathered.pieces.append(piece)
+        gathered.size_bytes += piece.nbytes
+        gathered.rows += piece.num_rows
+        self._gathered_bytes += piece.nbytes
+        if gathered.size_bytes >= self._batch_bytes:
+            await self._seal(partition)
+        while self._gathered_bytes > GATHERED_BATCHES * self._batch_bytes:
+            sizes = {one: held.size_bytes for one, held in self._gathered.items()}
+            await self._seal(max(sizes, key=sizes.__getitem__))
+
+    async def _seal(self, partition: int) -> None:
+        gathered = self._gathered.pop(partition)
+        self._gathered_bytes -= gathered.size_bytes
+        self.sealed += 1
+        if self._hold is None:
+            self._hold = await self._holder.take()
+            self._renewing = runtime.spawn(self._renew(), name="headwater-hold")
+        await self._slots.acquire()
+        places = self._uploads.setdefault(partition, [])
+        places.append(None)
+        flight = self._upload(partition, len(places) - 1, gathered, self._hold)
+        task = runtime.spawn(flight, name=f"sink-upload-{partition}")
+        self._flights.add(task)
+        task.add_done_callback(self._landed)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._slots.release()
+        if task.cancelled() or task.exception() is None:
+            self._flights.discard(task)
+
+    async def _upload(self, partition: int, place: int, gathered: _Gathered, hold: Hold) -> None:
+        batch_id, at_ms = runtime.new_ulid(above=hold.above), runtime.wall_ms()
+        door = self._door(partition)
+        data = await runtime.run_blocking(self._encode, door, batch_id, gathered.pieces, at_ms)
+        await door.upload(batch_id, data)
+        self._uploads[partition][place] = Upload(
+            batch_id, gathered.rows, len(data), at_ms, at_ms, self._stream.schema_version
+        )
+
+    def _encode(
+        self, door: Appender, batch_id: str, pieces: list[pa.RecordBatch], at_ms: int
+    ) -> bytes | memoryview:
+        records = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+        calls = Calls.of([Call(0, at_ms, None)])
+        return door.encode(Batch(batch_id, records, calls), self._compression)
+
+    def _door(self, partition: int) -> Appender:
+        if partition not in self._doors:
+            self._doors[partition] = self._stream.appender(partition, self._producer)
+        return self._doors[partition]
+
+    async def _renew(self) -> None:
+        assert self._hold is not None
+        while True:
+            await runtime.sleep(self._timeout_ms / 1000 / RENEWALS_IN_TIMEOUT)
+            try:
+                await self._holder.renew(self._hold.token)
+            except (Unavailable, OutcomeUnknown):
+                continue  # it is due again long before the hold ends
+
+    def _stop_renewing(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    def _raise_failure(self) -> None:
+        """What went wrong beside the caller: an upload, or the hold is gone."""
+        beside = [self._renewing] if self._renewing is not None else []
+        for task in (*self._flights, *beside):
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]
+
+
+def check_writable(stream: Stream) -> None:
+    """Refuse a stream that transactions cannot write to."""
+    if stream.config.format == "v1":
+        raise Refused(
+            f"stream {stream.name!r} is in the published v1 format, which has no marks of "
+            "producers: a sink could not write exactly once. Write to a native stream "
+            "(headwater stream create … --set format=native)"
+        )
+
+
+def split(records: pa.RecordBatch, most_bytes: int) -> list[pa.RecordBatch]:
+    """The records in pieces of at most so many bytes, or of one record."""
+    if records.num_rows <= 1 or records.nbytes <= most_bytes:
+        return [records] if records.num_rows else []
+    half = records.num_rows // 2
+    return [*split(records.slice(0, half), most_bytes), *split(records.slice(half), most_bytes)]
+
+
+def _all(uploads: list[Upload | None]) -> list[Upload]:
+    found = [upload for upload in uploads if upload is not None]
+    if len(found) != len(uploads):
+        raise Bug("an upload ended without saying how")
+    return found

@@ -1,0 +1,157 @@
+"""The columns of a DataFrame that is written, and the records they become.
+
+A DataFrame whose columns are all among those of Kafka's sink and source is written raw: `value`,
+and of `key`, `headers`, `partition` and `timestamp` those that are there. Any other is written
+typed: its columns are the record's, and the reserved ones begin with an underscore. What a read
+adds and a write cannot set (`topic`, `offset`, …) is left out, so that what was read can be
+written as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, TIMESTAMP, VALUE, from_arrow
+from headwater.buffer.stream import Stream
+from headwater.core.errors import Refused
+
+PARTITION: Final = "_partition"
+_RAW: Final = {
+    "key": KEY,
+    "value": VALUE,
+    "headers": HEADERS,
+    "timestamp": TIMESTAMP,
+    "partition": PARTITION,
+}
+_RAW_IGNORED: Final = frozenset({"topic", "offset", "timestampType", "metadata"})
+_TYPED_IGNORED: Final = frozenset({"_topic", "_offset", "_timestampType", "_metadata"})
+_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+_TEXT: Final = (BinaryType, StringType)
+_TIMES: Final = (TimestampType, TimestampNTZType)
+_WANTED: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
+    KEY: (_TEXT, "binary or string"),
+    VALUE: (_TEXT, "binary or string"),
+    HEADERS: ((ArrayType,), "array<struct<key: string, value: binary>>"),
+    TIMESTAMP: (_TIMES, "timestamp"),
+    PARTITION: (_WHOLE, "int"),
+}
+"""What Spark's types may be where a reserved column takes only one kind of thing."""
+
+
+class Records(NamedTuple):
+    """Some rows, as the stream carries them, and which partitions were asked for."""
+
+    records: pa.RecordBatch
+    partitions: pa.Array | None
+    """Null where the key decides, or nobody."""
+
+
+class Columns:
+    """What becomes of each column. Made from the schema alone; cheap, and safe to send."""
+
+    def __init__(self, schema: StructType) -> None:
+        names = schema.fieldNames()
+        self.is_raw = all(name in _RAW or name in _RAW_IGNORED for name in names)
+        self.kept = dict(_raw(names) if self.is_raw else _typed(names))
+        """Name in the DataFrame → name in the record."""
+        for field in schema.fields:
+            if field.name in self.kept:
+                _check_type(field.name, self.kept[field.name], field.dataType)
+
+    def settle(self, stream: Stream) -> None:
+        """See what the columns mean to this stream; `Refused` if it cannot take such rows."""
+        if not self.is_raw or stream.schema is None:
+            return
+        declared = stream.schema.names
+        if not all(name in declared for name in self.kept):
+            raise Refused(
+                f"stream {stream.name!r} declares the columns {', '.join(declared)}, and the "
+                f"DataFrame has only {', '.join(self.kept)}, which are opaque values: select the "
+                "declared columns, with _key, _headers, … for what goes beside them"
+            )
+        self.is_raw, self.kept = False, {name: name for name in self.kept}
+
+    def records(self, batch: pa.RecordBatch, stream: Stream) -> Records:
+        """The rows of an Arrow batch as records that fit the stream."""
+        columns = {self.kept[name]: batch.column(name) for name in self.kept}
+        partitions = columns.pop(PARTITION, None)
+        if OPERATION in columns and columns[OPERATION].null_count:
+            columns[OPERATION] = _insert_where_null(columns[OPERATION])
+        if HEADERS in columns:
+            columns[HEADERS] = _headers(columns[HEADERS])
+        arranged = pa.table(columns) if columns else pa.table({})
+        found = from_arrow(arranged.combine_chunks())
+        fitted = stream.fit(found[0]) if found else None
+        if fitted is None:
+            return Records(pa.record_batch([], schema=pa.schema([])), None)
+        return Records(fitted, None if partitions is None else partitions.cast(pa.int64()))
+
+
+def _raw(names: list[str]) -> Mapping[str, str]:
+    if "value" not in names:
+        raise Refused(
+            f"the DataFrame has the columns {', '.join(names) or 'of nothing'}, and no `value`: a "
+            "raw write takes value, and key, headers, partition and timestamp if they are there; "
+            "any other column makes it a typed one"
+        )
+    return {name: _RAW[name] for name in names if name in _RAW}
+
+
+def _typed(names: list[str]) -> Mapping[str, str]:
+    known = {*RESERVED, PARTITION, *_TYPED_IGNORED}
+    unknown = [name for name in names if name.startswith("_") and name not in known]
+    if unknown:
+        raise Refused(
+            f"column {unknown[0]!r}: names that begin with '_' are reserved; known are "
+            f"{', '.join(sorted(known - {VALUE}))}"
+        )
+    kept = {name: name for name in names if name not in _TYPED_IGNORED}
+    typed = [name for name in kept if not name.startswith("_")]
+    if VALUE in kept and typed:
+        raise Refused(f"a record has {VALUE} or typed columns ({typed[0]!r}, …), not both")
+    if not typed and VALUE not in kept and KEY not in kept:
+        raise Refused("the DataFrame has no column that a record could be made of")
+    return kept
+
+
+def _check_type(name: str, target: str, kind: DataType) -> None:
+    if target not in _WANTED:
+        return
+    wanted, shown = _WANTED[target]
+    if not isinstance(kind, wanted):
+        raise Refused(
+            f"column {name!r} is {kind.simpleString()}, and {shown} is needed: cast it"
+            + (", or write it as a typed column under another name" if target == VALUE else "")
+        )
+
+
+def _insert_where_null(operations: pa.Array) -> pa.Array:
+    filler = "insert" if pa.types.is_string(operations.type) else 0
+    return pc.fill_null(operations, pa.scalar(filler, operations.type))
+
+
+def _headers(column: pa.Array) -> pa.Array:
+    try:
+        return column.cast(RESERVED[HEADERS])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise Refused(
+            f"headers are {column.type}, and array<struct<key: string, value: binary>> is needed "
+            f"({error})"
+        ) from error

@@ -1,0 +1,76 @@
+"""An executor's side of a write: Arrow batches in, uploads out, and a message for the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from headwater.buffer.compression import Compression
+from headwater.buffer.stream import Stream, open_stream
+from headwater.buffer.transaction import Attempt, TaskUploads, Uploader
+from headwater.core.errors import Bug
+from headwater.core.portal import Portal, shared
+from headwater.spark.options import WriteOptions
+from headwater.spark.sink.columns import Columns
+from headwater.spark.sink.routing import Router
+from headwater.spark.stores import store_at
+
+
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    def __init__(self, attempt: Attempt, uploads: TaskUploads) -> None:
+        self.attempt = attempt
+        self.uploads = uploads
+
+
+def task_context() -> TaskContext:
+    """The context of the task that is running."""
+    context = TaskContext.get()
+    if context is None:
+        raise Bug("a task writes, and Spark says that none is running")
+    return context
+
+
+def write_task(
+    options: WriteOptions, columns: Columns, attempt: Attempt, batches: Iterator[pa.RecordBatch]
+) -> Written:
+    """Upload whatever the task is given."""
+    portal, task = shared(), task_context().partitionId()
+    stream = portal.call(open_target(options))
+    columns.settle(stream)
+    uploader = portal.call(_uploader(options, stream, attempt, task))
+    router = Router(stream, task, options.batch_bytes)
+    try:
+        for batch in batches:
+            records, asked = columns.records(batch, stream)
+            portal.call(uploader.add_all(router.route(records, asked)))
+        return Written(attempt, portal.call(uploader.finish()))
+    except BaseException:
+        _cancel(portal, uploader)
+        raise
+
+
+async def open_target(options: WriteOptions) -> Stream:
+    """The stream that is written to."""
+    return await open_stream(store_at(options.url), options.topic, writing=True)
+
+
+async def _uploader(options: WriteOptions, stream: Stream, attempt: Attempt, task: int) -> Uploader:
+    compression = options.compression
+    return Uploader(
+        stream,
+        attempt,
+        task,
+        timeout_ms=options.sink_timeout_ms,
+        batch_bytes=options.batch_bytes,
+        compression=None if compression is None else Compression[compression.upper()],
+    )
+
+
+def _cancel(portal: Portal, uploader: Uploader) -> None:
+    if portal.is_open:
+        portal.call(uploader.cancel())

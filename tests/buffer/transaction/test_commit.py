@@ -1,0 +1,345 @@
+"""Committing: each transaction once, whole, in the stated order, whoever commits it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from headwater.buffer.stream import Stream, create_stream
+from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, Uploader
+from headwater.buffer.transaction.appending import Appending
+from headwater.buffer.transaction.identity import producer_id
+from headwater.buffer.transaction.record import (
+    Application,
+    Share,
+    Upload,
+    application_register,
+    read_application,
+)
+from headwater.core import limits
+from headwater.core.errors import Fenced, LimitExceeded, OutcomeUnknown, Refused
+from headwater.store import Store, Version
+from headwater.store.backend import Condition, PreconditionFailed
+from headwater.store.memory import MemoryBackend
+from headwater.store.objects import Buffer
+from tests.buffer.transaction.given import (
+    a_stream,
+    collect,
+    micro_batch,
+    upload,
+    uploads_left,
+    values_of,
+    write,
+)
+from tests.store.scripted import virtual
+
+
+class Died(Exception):
+    """The driver is gone."""
+
+
+class Interrupted(MemoryBackend):
+    """Memory whose client dies at a write, before or after it was carried out."""
+
+    def __init__(self) -> None:
+        super().__init__(versions_by_content=True)
+        self.fails: dict[str, int] = {}
+        """Part of a key → at which write of such keys it dies, counting from 1."""
+        self.lands = True
+        """Whether that write is carried out."""
+
+        self.is_dead = False
+
+    def revive(self) -> None:
+        """From here on it is another client."""
+        self.fails, self.is_dead = {}, False
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        if self.is_dead:
+            raise Died(key)
+        for part in self.fails:
+            self.fails[part] -= part in key
+            if self.fails[part] == 0:
+                self.is_dead = True
+                if self.lands:
+                    await super().put(key, data, condition)
+                raise Died(key)
+        return await super().put(key, data, condition)
+
+
+async def record_of(stream: Stream, attempt: Attempt) -> Application:
+    return await read_application(application_register(stream, attempt.application))
+
+
+@virtual
+async def test_a_transaction_stands_by_task_and_within_a_task_as_it_was_written() -> None:
+    stream, attempt = await a_stream(), micro_batch(0)
+    later = await upload(stream, attempt, 1, {0: ["c", "d"], 1: ["x"]})
+    first = await upload(stream, attempt, 0, {0: ["a", "b"]})
+    await Committer(stream, attempt).commit([later, first])
+    assert await values_of(stream, 0) == ["a", "b", "c", "d"]
+    assert await values_of(stream, 1) == ["x"]
+
+
+@virtual
+async def test_nothing_is_seen_before_the_commit() -> None:
+    stream, attempt = await a_stream(), micro_batch(0)
+    done = await upload(stream, attempt, 0, {0: ["a"]})
+    assert await values_of(stream) == []
+    await Committer(stream, attempt).commit([done])
+    assert await values_of(stream) == ["a"]
+
+
+@virtual
+async def test_a_replay_with_other_placement_leaves_the_first_and_discards_its_own() -> None:
+    stream = await a_stream()
+    first = await write(stream, micro_batch(0, "run 1"), {0: ["a", "b"]}, {1: ["c"]})
+    again = await write(stream, micro_batch(0, "run 2"), {0: ["c"], 1: ["b", "a"]})
+    assert (first.by_this_attempt, again.by_this_attempt) == (True, False)
+    assert (first.rows, again.rows) == (3, 0)
+    assert await values_of(stream, 0) == ["a", "b"]
+    assert await values_of(stream, 1) == ["c"]
+    assert await uploads_left(stream) == 2
+
+
+@virtual
+async def test_a_version_that_has_passed_is_not_written_again() -> None:
+    stream = await a_stream()
+    for version in range(3):
+        await write(stream, Attempt.of_version("nightly", version, f"t{version}"), {0: ["a"]})
+    await write(stream, Attempt.of_version("nightly", 1, "again"), {0: ["b"]})
+    assert await values_of(stream) == ["a", "a", "a"]
+
+
+@virtual
+async def test_jobs_that_name_nothing_write_each_time() -> None:
+    stream = await a_stream()
+    for number in range(40):
+        await write(stream, Attempt.of_job(f"job {number}"), {0: [str(number)]})
+    assert await values_of(stream) == [str(number) for number in range(40)]
+
+
+@virtual
+async def test_a_transaction_without_rows_is_committed_and_holds_nothing() -> None:
+    stream = await a_stream()
+    done = await write(stream, micro_batch(4), {}, {})
+    assert (done.version, done.rows) == (4, 0)
+    assert (await write(stream, micro_batch(4, "again"), {0: ["late"]})).by_this_attempt is False
+    assert await values_of(stream) == []
+
+
+@pytest.mark.parametrize("write_number", range(1, 6))
+@pytest.mark.parametrize("part", ["chunks", "txn/"])
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_driver_that_dies_at_any_write_leaves_what_its_replay_completes(
+    part: str, write_number: int, lands: bool
+) -> None:
+    @virtual
+    async def history() -> None:
+        backend = Interrupted()
+        stream = await a_stream(backend)
+        await write(stream, micro_batch(0, "run 1"), {0: ["before"], 1: ["before"]})
+        attempt = micro_batch(1, "run 2")
+        done = [await upload(stream, attempt, 0, {0: ["a", "b"], 1: ["c"]})]
+        backend.fails, backend.lands = {part: write_number}, lands
+        with contextlib.suppress(Died):
+            await Committer(stream, attempt).commit(done)
+        backend.revive()
+        await write(stream, micro_batch(1, "run 3"), {0: ["c"], 1: ["a", "b"]})
+        await write(stream, micro_batch(2, "run 3"), {0: ["next"]})
+        placed = (await values_of(stream, 0), await values_of(stream, 1))
+        assert placed in (
+            (["before", "a", "b", "next"], ["before", "c"]),
+            (["before", "c", "next"], ["before", "a", "b"]),
+        )
+
+    history()
+
+
+@virtual
+async def test_an_abort_deletes_what_was_uploaded_and_the_commit_can_not_come_later() -> None:
+    stream, attempt = await a_stream(), micro_batch(0)
+    done = [await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})]
+    assert await Committer(stream, attempt).abort(done) is True
+    assert await uploads_left(stream) == 0
+    with pytest.raises(HoldLost, match="run it again"):
+        await Committer(stream, attempt).commit(done)
+    assert await values_of(stream) == []
+
+
+@virtual
+async def test_an_abort_after_a_commit_whose_answer_was_lost_deletes_nothing() -> None:
+    stream, attempt = await a_stream(), micro_batch(0)
+    done = [await upload(stream, attempt, 0, {0: ["a"]})]
+    await Committer(stream, attempt).commit(done)
+    assert await Committer(stream, attempt).abort(done) is False
+    assert await values_of(stream) == ["a"]
+
+
+@virtual
+async def test_an_abort_finishes_what_was_committed_and_not_appended() -> None:
+    backend = Interrupted()
+    stream, attempt = await a_stream(backend), micro_batch(0)
+    done = [await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})]
+    backend.fails, backend.lands = {"chunks": 1}, False
+    with pytest.raises(Died):
+        await Committer(stream, attempt).commit(done)
+    backend.revive()
+    assert (await record_of(stream, attempt)).is_appending
+    assert await Committer(stream, attempt).abort(done) is False
+    assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
+
+
+@virtual
+async def test_an_abort_keeps_a_commit_under_way_from_landing_late() -> None:
+    class Late(MemoryBackend):
+        """Carries out one write of a record when it is told to, long after it broke off."""
+
+        held: tuple[str, bytes, Condition] | None = None
+        breaks = False
+
+        async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+            if self.breaks and "/query-" in key:
+                self.held = (key, bytes(data), condition)
+                raise OutcomeUnknown("the connection broke")
+            return await super().put(key, data, condition)
+
+    backend = Late(versions_by_content=True)
+    stream, attempt = await a_stream(backend), micro_batch(0)
+    done = [await upload(stream, attempt, 0, {0: ["a"]})]
+    backend.breaks = True
+    found = await read_application(application_register(stream, attempt.application))
+    with pytest.raises(OutcomeUnknown):
+        # Without its retries, as when the driver is told to stop right then.
+        await Committer(stream, attempt)._change(found, done, done[0].uploads)
+    backend.breaks = False
+    await Committer(stream, attempt).abort(done)
+    assert backend.held is not None
+    with pytest.raises(PreconditionFailed):
+        await backend.put(*backend.held)
+    assert not (await record_of(stream, attempt)).has(attempt)
+
+
+@virtual
+async def test_an_abort_leaves_it_to_the_collector_where_the_record_no_longer_tells() -> None:
+    stream = await a_stream()
+    job = Attempt.of_job("job")
+    done = [await upload(stream, job, 0, {0: ["a"]})]
+    await Committer(stream, job).commit(done)
+    register = application_register(stream, job.application)
+    others = tuple(f"other {number}" for number in range(64))
+    await register.update(lambda now: Application("jobs", job.name, 99, "other", recent=others))
+    await Committer(stream, job).abort(done)
+    assert await values_of(stream) == ["a"]
+
+
+@virtual
+async def test_two_drivers_that_commit_one_version_at_once_leave_one_copy() -> None:
+    stream = await a_stream()
+    attempts = [micro_batch(0, f"run {number}") for number in range(4)]
+    done = [await upload(stream, one, 0, {0: ["a", "b"], 1: ["c"]}) for one in attempts]
+    commits = [
+        Committer(stream, one).commit([two]) for one, two in zip(attempts, done, strict=True)
+    ]
+    outcomes = await asyncio.gather(*commits)
+    assert sum(one.by_this_attempt for one in outcomes) == 1
+    assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a", "b"], ["c"])
+
+
+@virtual
+async def test_what_was_finished_by_others_meanwhile_is_not_appended_under_later_numbers() -> None:
+    """A driver stands still with a record in hand; its producer is forgotten and begins again."""
+    stream, attempt = await a_stream(), micro_batch(0)
+    stale = Appending(stream, attempt.application)
+    done = await upload(stream, attempt, 0, {0: ["a"]})
+    record = await Committer(stream, attempt)._change(Application(), [done], done.uploads)
+    await Committer(stream, attempt).commit([done])
+    await write(stream, micro_batch(1), {0: ["b"]})
+    await stale.finish(record)
+    assert await values_of(stream) == ["a", "b"]
+
+
+@virtual
+async def test_a_committed_record_whose_producer_was_forgotten_is_refused() -> None:
+    backend = Interrupted()
+    stream, attempt = await a_stream(backend), micro_batch(0)
+    done = [await upload(stream, attempt, 0, {0: ["a"]})]
+    backend.fails, backend.lands = {"chunks": 1}, False
+    with pytest.raises(Died):
+        await Committer(stream, attempt).commit(done)
+    backend.revive()
+    shards = [meta.key async for meta in stream.store.list("streams") if "/producers/" in meta.key]
+    for key in shards:
+        await stream.store.delete(key)
+    with pytest.raises(Refused, match="forgotten"):
+        await Committer(stream, attempt).commit(done)
+
+
+@virtual
+async def test_uploads_of_an_earlier_hold_are_not_committed() -> None:
+    stream, attempt = await a_stream(), micro_batch(0)
+    early = await upload(stream, attempt, 0, {0: ["a"]})
+    await Committer(stream, attempt)._holder.drop()
+    late = await upload(stream, attempt, 1, {0: ["b"]})
+    with pytest.raises(HoldLost, match="earlier hold"):
+        await Committer(stream, attempt).commit([early, late])
+    assert await values_of(stream) == []
+
+
+@virtual
+async def test_more_batches_than_a_record_can_name_are_refused_with_a_cure() -> None:
+    stream, attempt = await a_stream(), micro_batch(0)
+    one = Upload("0" * 26, 1, 1, 1, 1, 0)
+    many = TaskUploads(0, "t", {0: [one] * (limits.TRANSACTION_MAX_BATCHES + 1)})
+    with pytest.raises(LimitExceeded, match="fewer tasks"):
+        await Committer(stream, attempt).commit([many])
+
+
+@virtual
+async def test_the_largest_transaction_fits_its_record() -> None:
+    stream, attempt = await a_stream(), micro_batch(2**31)
+    one = Upload("7" + "Z" * 25, 10**7, 2**28, 10**13, 10**13, 999)
+    uploads = (one,) * limits.TRANSACTION_MAX_BATCHES
+    register = application_register(stream, attempt.application)
+
+    def commit(now: Application | None) -> Application:
+        return Application().committed(attempt, (Share(0, 10**9, uploads),))
+
+    await register.update(commit)
+
+
+@virtual
+async def test_a_published_v1_stream_is_refused() -> None:
+    store = Store(MemoryBackend())
+    stream = await create_stream(store, "old", format="v1")
+    with pytest.raises(Refused, match="native"):
+        Uploader(stream, micro_batch(0), 0)
+
+
+@virtual
+async def test_whoever_finishes_fences_and_the_one_who_committed_goes_on() -> None:
+    stream, attempt = await a_stream(), micro_batch(0)
+    done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
+    committer = Committer(stream, attempt)
+    record = await committer._change(Application(), [done], done.uploads)
+    other = stream.appender(0, producer_id(attempt.application))
+    resumed = await other.open()
+    assert resumed.is_known
+    await committer._appending.finish(record)
+    with pytest.raises(Fenced):
+        await other.append(record.shares[0].batches(after=0))
+    assert await values_of(stream) == ["a"]
+
+
+@virtual
+async def test_the_collector_may_run_at_any_time_of_a_transaction() -> None:
+    stream, attempt = await a_stream(grace_ms=0), micro_batch(0)
+    first = await upload(stream, attempt, 0, {0: ["a"]})
+    await collect(stream)
+    second = await upload(stream, attempt, 1, {0: ["b"]})
+    await collect(stream)
+    await Committer(stream, attempt).commit([first, second])
+    await collect(stream)
+    assert await values_of(stream) == ["a", "b"]

@@ -1,0 +1,250 @@
+"""Holds: what an open transaction uploaded stays, whatever the clocks say, until nobody renews."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headwater.buffer.consumer import Consumer
+from headwater.buffer.consumer.source import retention_of
+from headwater.buffer.stream import Stream, create_stream, delete_stream
+from headwater.buffer.transaction import Attempt, Committer, HoldLost, Uploader, held_below
+from headwater.buffer.transaction.holds import (
+    TIMEOUT_MS,
+    Holder,
+    Holds,
+    check_timeout_ms,
+    holds_register,
+    read_holds,
+)
+from headwater.buffer.transaction.record import (
+    Application,
+    application_register,
+    read_application,
+)
+from headwater.core import limits, runtime
+from headwater.core.errors import LimitExceeded, Refused
+from headwater.store import MemoryBackend, Store
+from headwater.testing import SimRuntime
+from tests.buffer.transaction.given import (
+    DAY_S,
+    HOUR_S,
+    a_stream,
+    collect,
+    micro_batch,
+    records,
+    upload,
+    uploads_left,
+    values_of,
+    write,
+)
+from tests.store.scripted import virtual
+
+DAYS_WRONG = (-30, 0, 30)
+
+
+async def holds_of(stream: Stream) -> Holds:
+    return await read_holds(holds_register(stream))
+
+
+def wrong_by(days: int) -> SimRuntime:
+    here = runtime.current()
+    assert isinstance(here, SimRuntime)
+    return here.skewed(days * DAY_S * 1000)
+
+
+@pytest.mark.parametrize("collector_days", DAYS_WRONG)
+@pytest.mark.parametrize("task_days", DAYS_WRONG)
+def test_no_clock_makes_a_collector_take_what_is_held(collector_days: int, task_days: int) -> None:
+    @virtual
+    async def history() -> None:
+        stream, attempt = await a_stream(grace_ms=0), micro_batch(0)
+        with runtime.installed(wrong_by(collector_days)):
+            await collect(stream)
+        with runtime.installed(wrong_by(task_days)):
+            done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
+        with runtime.installed(wrong_by(collector_days)):
+            await collect(stream)
+        await Committer(stream, attempt).commit([done])
+        assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
+
+    history()
+
+
+@virtual
+async def test_a_job_longer_than_the_grace_and_the_timeout_commits_while_it_renews() -> None:
+    stream, attempt = await a_stream(grace_ms=1000), micro_batch(0)
+    uploader = Uploader(stream, attempt, 0, batch_bytes=1)
+    for number in range(60):
+        await uploader.add(0, records([str(number)]))
+        await runtime.sleep(HOUR_S)
+        await collect(stream)
+    await Committer(stream, attempt).commit([await uploader.finish()])
+    assert await values_of(stream) == [str(number) for number in range(60)]
+
+
+@virtual
+async def test_what_nobody_renews_is_collected_and_its_commit_refused() -> None:
+    stream, attempt = await a_stream(grace_ms=1000), micro_batch(0)
+    done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
+    await collect(stream)
+    await runtime.sleep(23 * HOUR_S)
+    await collect(stream)
+    assert await uploads_left(stream) == 2
+    await runtime.sleep(2 * HOUR_S)
+    await collect(stream)
+    assert await uploads_left(stream) == 0
+    assert (await holds_of(stream)).holds == {}
+    with pytest.raises(HoldLost, match="sinkTimeout"):
+        await Committer(stream, attempt).commit([done])
+    assert await values_of(stream) == []
+
+
+@virtual
+async def test_the_time_without_renewal_counts_from_when_a_collector_first_saw_it() -> None:
+    stream, attempt = await a_stream(grace_ms=1000), micro_batch(0)
+    await upload(stream, attempt, 0, {0: ["a"]})
+    await runtime.sleep(30 * DAY_S)
+    await collect(stream)
+    assert await uploads_left(stream) == 1
+    await runtime.sleep(DAY_S + 1)
+    await collect(stream)
+    assert await uploads_left(stream) == 0
+
+
+@virtual
+async def test_a_collector_finishes_what_a_driver_committed_before_it_was_lost() -> None:
+    stream, attempt = await a_stream(), micro_batch(0)
+    done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
+    # The driver is gone right after its record was written.
+    await Committer(stream, attempt)._change(Application(), [done], done.uploads)
+    await collect(stream)
+    assert await values_of(stream) == []
+    await runtime.sleep(DAY_S + 1)
+    await collect(stream)
+    assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
+    record = await read_application(application_register(stream, attempt.application))
+    assert (record.state, record.shares) == ("done", ())
+
+
+def test_a_driver_that_has_looked_and_not_committed_finds_that_its_hold_was_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @virtual
+    async def history() -> None:
+        stream, attempt = await a_stream(grace_ms=0), micro_batch(0)
+        done = await upload(stream, attempt, 0, {0: ["a"]})
+        committer = Committer(stream, attempt)
+        looked = committer._check_held
+
+        async def look_and_stand_still(*args: Any) -> None:
+            await looked(*args)
+            for _ in range(3):
+                await collect(stream)
+                await runtime.sleep(DAY_S + 1)
+
+        monkeypatch.setattr(committer, "_check_held", look_and_stand_still)
+        with pytest.raises(HoldLost):
+            await committer.commit([done])
+        assert await values_of(stream) == []
+
+    history()
+
+
+@virtual
+async def test_a_query_keeps_its_hold_from_one_micro_batch_to_the_next() -> None:
+    stream = await a_stream(grace_ms=0)
+    for version in range(3):
+        await write(stream, micro_batch(version), {0: [str(version)]})
+        assert list((await holds_of(stream)).holds) == [micro_batch(0).hold]
+        await collect(stream)
+    assert await values_of(stream) == ["0", "1", "2"]
+
+
+@virtual
+async def test_leftovers_of_one_micro_batch_are_collected_once_the_next_has_committed() -> None:
+    stream = await a_stream(grace_ms=0)
+    await upload(stream, micro_batch(0), 0, {0: ["of a task that was lost"]})
+    await write(stream, micro_batch(0), {0: ["a"]})
+    await collect(stream)
+    assert await uploads_left(stream) == 1
+    assert await values_of(stream) == ["a"]
+
+
+@virtual
+async def test_a_later_run_ends_the_holds_of_earlier_ones() -> None:
+    stream = await a_stream(grace_ms=0)
+    lost = await upload(stream, micro_batch(1, "run 1"), 0, {0: ["lost"]})
+    await write(stream, micro_batch(0, "run 2"), {0: ["a"]})
+    with pytest.raises(HoldLost, match="later run"):
+        await Committer(stream, micro_batch(1, "run 1")).commit([lost])
+    await collect(stream)
+    assert list((await holds_of(stream)).holds) == [micro_batch(0, "run 2").hold]
+    assert await uploads_left(stream) == 1
+
+
+@virtual
+async def test_a_batch_job_leaves_no_hold() -> None:
+    stream = await a_stream()
+    await write(stream, Attempt.of_job("job"), {0: ["a"]})
+    await write(stream, Attempt.of_version("app", 0, "job"), {0: ["a"]})
+    assert (await holds_of(stream)).holds == {}
+
+
+@virtual
+async def test_more_open_transactions_than_can_be_kept_are_refused_with_a_cure() -> None:
+    stream = await a_stream()
+    await Holder(stream, micro_batch(0)).take()
+    (hold,) = (await holds_of(stream)).holds.values()
+    many = {str(number): hold for number in range(limits.HOLDS_MAX)}
+    await holds_register(stream).update(lambda _: Holds(holds=many))
+    with pytest.raises(LimitExceeded, match="headwater gc"):
+        await Holder(stream, micro_batch(0)).take()
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 59_999, 7 * 24 * 3600 * 1000])
+def test_a_timeout_that_could_not_work_is_refused(timeout_ms: int) -> None:
+    with pytest.raises(Refused, match="sinkTimeout"):
+        check_timeout_ms(timeout_ms)
+    assert check_timeout_ms(TIMEOUT_MS) == TIMEOUT_MS
+
+
+@virtual
+async def test_a_pass_without_transactions_writes_the_floor_once_in_a_grace() -> None:
+    stream = await a_stream(grace_ms=600_000)
+    await held_below(stream, 600_000)
+    before = (await holds_register(stream).read()).number
+    for _ in range(4):
+        await runtime.sleep(100)
+        await held_below(stream, 600_000)
+    assert (await holds_register(stream).read()).number == before
+    await runtime.sleep(600)
+    await held_below(stream, 600_000)
+    assert (await holds_register(stream).read()).number == before + 1
+
+
+@virtual
+async def test_a_published_v1_stream_has_no_holds() -> None:
+    stream = await create_stream(Store(MemoryBackend()), "old", format="v1")
+    assert (await retention_of(stream)).hold_below is None
+
+
+@virtual
+async def test_the_passes_of_a_consumer_respect_what_is_held() -> None:
+    stream, attempt = await a_stream(grace_ms=1000), micro_batch(0)
+    consumer = await Consumer.open(stream, partition=0, group="g", gc_interval_s=60)
+    done = await upload(stream, attempt, 0, {0: ["a"]})
+    await runtime.sleep(HOUR_S)
+    await Committer(stream, attempt).commit([done])
+    await consumer.close()
+    assert await values_of(stream) == ["a"]
+
+
+@virtual
+async def test_a_deleted_stream_leaves_nothing_of_its_transactions() -> None:
+    stream = await a_stream()
+    await write(stream, micro_batch(0), {0: ["a"]})
+    await delete_stream(stream.store, stream.name)
+    left = [meta.key async for meta in stream.store.list("streams")]
+    assert left == ["streams/orders/stream.json"]
