@@ -10,5 +10,6 @@ Always holds:
 """
 
 from headwater.spark.data_source import HeadwaterDataSource
+from headwater.spark.session import session
 
-__all__ = ["HeadwaterDataSource"]
+__all__ = ["HeadwaterDataSource", "session"]
