@@ -10,6 +10,7 @@ Always holds:
 """
 
 from headwater.spark.data_source import HeadwaterDataSource
+from headwater.spark.json_columns import from_json
 from headwater.spark.session import session
 
-__all__ = ["HeadwaterDataSource", "session"]
+__all__ = ["HeadwaterDataSource", "from_json", "session"]
