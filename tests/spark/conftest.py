@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
+from headwater.spark import session
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two local cores, whose workers run this very Python."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     scratch = tmp_path_factory.mktemp("spark")
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("headwater-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.local.dir", str(scratch / "local"))
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={scratch}")
-        .getOrCreate()
+    made = session(
+        "headwater-tests",
+        master="local[2]",
+        quick_start=True,
+        conf={
+            "spark.sql.session.timeZone": "UTC",
+            "spark.local.dir": scratch / "local",
+            "spark.sql.warehouse.dir": scratch / "warehouse",
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={scratch}",
+        },
     )
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    yield made
+    made.stop()

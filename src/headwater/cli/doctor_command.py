@@ -1,0 +1,132 @@
+"""`headwater doctor`: what is wrong here, and how to mend it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from headwater.cli.advice import EXIT_NO, address, command
+from headwater.cli.loop import run as run_loop
+from headwater.cli.store_commands import OPTION, open_with_options
+
+if TYPE_CHECKING:
+    from headwater.cli.doctor import Finding
+    from headwater.store import Store
+
+MARKS: Final = {"ok": ("✓", "green"), "note": ("–", "yellow"), "wrong": ("✗", "red")}
+NAME_WIDTH: Final = 20
+
+
+def doctor(
+    url: str | None = typer.Argument(
+        None, metavar="[URL]", help="A store to look at as well: file:///path, s3://bucket/prefix"
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    option: list[str] = OPTION,
+) -> None:
+    """Find out what is wrong with this machine and a store, and how to mend it.
+
+    Writes a little below one fresh folder of the store and removes it. Exit status: 0 if nothing
+    is wrong, 1 if something is.
+    """
+    import msgspec
+
+    # Before anything is shown: an address that is refused may hold a credential.
+    store = None if url is None else open_with_options(url, option)
+    findings: list[Finding] = []
+    for found in _everything(store, url):
+        finding = msgspec.structs.replace(found, cure=_as_typed(found.cure))
+        findings.append(finding)
+        if not as_json:
+            _show(finding)
+    wrong = sum(finding.status == "wrong" for finding in findings)
+    if as_json:
+        report = {"well": not wrong, "findings": findings}
+        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        typer.echo(f"{wrong} to mend" if wrong else "nothing is wrong")
+    if wrong:
+        raise typer.Exit(EXIT_NO)
+
+
+def _as_typed(cure: str) -> str:
+    """A cure with the commands as the user would type them from here."""
+    words = re.sub(r"\bheadwater (?=store|stream|inspect)", f"{command()} ", cure)
+    return words.replace(" URL", f" {address()}")
+
+
+def _everything(store: Store | None, url: str | None) -> Iterator[Finding]:
+    from headwater.cli.doctor import machine
+
+    yield machine.check_python(tuple(sys.version_info[:3]))
+    yield from machine.check_packages(_version_of)
+    if importlib.util.find_spec("pyspark") is not None:
+        yield from _spark()
+    folder = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+    yield machine.check_space("disk", folder, shutil.disk_usage(folder.split(",")[0]).free)
+    if store is not None and url is not None:
+        yield from _place(store, urlsplit(url).scheme)
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _spark() -> Iterator[Finding]:
+    from headwater.cli.doctor import spark
+    from headwater.spark import java
+
+    javas = ((one, java.inspect(one)[0]) for _, one in java.candidates(os.environ))
+    yield spark.check_java(javas, java.packaged(), java.OLDEST, java.ADVICE)
+    yield spark.check_workers(os.environ)
+    yield spark.check_settings(os.environ, _spark_defaults())
+
+
+def _spark_defaults() -> str:
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and f"{home}/conf")
+    path = Path(folder, "spark-defaults.conf") if folder else None
+    return path.read_text(encoding="utf-8") if path and path.is_file() else ""
+
+
+def _jars() -> list[str]:
+    home = os.environ.get("SPARK_HOME")
+    found = importlib.util.find_spec("pyspark")
+    parents = [home] if home else list((found and found.submodule_search_locations) or [])
+    return [jar.name for parent in parents for jar in Path(parent, "jars").glob("*.jar")]
+
+
+def _place(store: Store, scheme: str) -> Iterator[Finding]:
+    from headwater.cli.doctor import place, spark
+
+    yield place.check_credentials(scheme, os.environ)
+    if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
+        yield spark.check_s3_jars(_jars())
+
+    async def look() -> list[Finding]:
+        async with store:
+            return [finding async for finding in place.check_place(store)]
+
+    yield from run_loop(look())
+
+
+def _show(finding: Finding) -> None:
+    mark, colour = MARKS[finding.status]
+    typer.secho(f"{mark} {finding.name:<{NAME_WIDTH}} ", fg=colour, nl=False)
+    typer.echo(finding.found)
+    if finding.cure:
+        typer.echo(f"  → {finding.cure}")

@@ -1,0 +1,11 @@
+"""Files that executors write, straight into a store. No table format is known here.
+
+Enters: Arrow batches of a task, and a plan. Leaves: Parquet files, and what to tell of them.
+
+Always holds: a file has a name that nobody else writes; what travels to executors holds no secret.
+"""
+
+from headwater.spark.files.parquet import WRITTEN, FilePlan, Written, discard, task
+from headwater.spark.files.place import Place
+
+__all__ = ["FilePlan", "Place", "WRITTEN", "Written", "discard", "task"]

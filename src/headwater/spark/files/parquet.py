@@ -1,0 +1,135 @@
+"""What executors write: Parquet with Iceberg's field ids, straight into the store.
+
+A file's name holds an id that nobody else has, so a task that runs twice, or a second time beside
+itself, writes other files; the driver names those of one attempt in its snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headwater.core import portal, runtime
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.spark.files.place import Place
+
+WRITTEN: Final = "location string, bytes long, footer binary"
+"""What a task tells of each file it wrote."""
+ROW_GROUP_ROWS: Final = 1_048_576
+
+
+class Written(NamedTuple):
+    """A data file that is in the store, and in no snapshot yet."""
+
+    location: str
+    size_bytes: int
+    footer: bytes
+
+
+class FilePlan(NamedTuple):
+    """How tasks write: picklable, small, and without secrets."""
+
+    place: Place
+    folder: str
+    schema: bytes
+    """Of a file: Arrow's, with field ids."""
+    order: list[int]
+    target_bytes: int
+    compression: str
+
+
+def task(plan: FilePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What each task runs, for `mapInArrow`."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
+        rolling = _Rolling(plan, schema)
+        for batch in batches:
+            if batch.num_rows:
+                yield from rolling.add(_fitted(batch, schema, plan.order))
+        yield from rolling.end()
+
+    return write
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.RecordBatch:
+    columns = [
+        batch.column(index).cast(field.type) for index, field in zip(order, schema, strict=True)
+    ]
+    try:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    except pa.ArrowInvalid as error:
+        raise Refused(f"a row does not fit the table: {error}") from error
+
+
+class _Rolling:
+    """Files of about the size asked for, one after the other."""
+
+    def __init__(self, plan: FilePlan, schema: pa.Schema) -> None:
+        self._plan = plan
+        self._schema = schema
+        self._sink: pa.BufferOutputStream | None = None
+        self._writer: pq.ParquetWriter | None = None
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        # Batches are gathered to row groups: one row group for each would make slow, large files.
+        self._pending.append(batch)
+        self._pending_bytes += batch.nbytes
+        if self._pending_bytes >= self._plan.target_bytes:
+            self._flush()
+        if self._sink is not None and self._sink.tell() >= self._plan.target_bytes:
+            yield self._close()
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        self._flush()
+        if self._writer is not None:
+            yield self._close()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        if self._writer is None:
+            self._sink = pa.BufferOutputStream()
+            self._writer = pq.ParquetWriter(
+                self._sink, self._schema, compression=self._plan.compression
+            )
+        table = pa.Table.from_batches(self._pending, self._schema)
+        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self._pending, self._pending_bytes = [], 0
+
+    def _close(self) -> pa.RecordBatch:
+        assert self._writer is not None
+        assert self._sink is not None
+        self._writer.close()
+        data = self._sink.getvalue()
+        self._writer, self._sink = None, None
+        place = self._plan.place
+        location = f"{self._plan.folder}/{runtime.new_ulid()}.parquet"
+        portal.shared().call(place.store().put(place.key(location), memoryview(data)))
+        footer = pa.BufferOutputStream()
+        pq.read_metadata(pa.BufferReader(data)).write_metadata_file(footer)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([location]),
+                pa.array([data.size], pa.int64()),
+                pa.array([footer.getvalue().to_pybytes()], pa.binary()),
+            ],
+            names=["location", "bytes", "footer"],
+        )
+
+
+def discard(place: Place, files: list[Written]) -> list[str]:
+    """Remove files that no snapshot names; those that could not be removed."""
+    store = place.store()
+    left = []
+    for file in files:
+        try:
+            portal.shared().call(store.delete(place.key(file.location)))
+        except HeadwaterError:
+            left.append(file.location)
+    return left

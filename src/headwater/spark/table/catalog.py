@@ -1,0 +1,295 @@
+"""A pyiceberg catalog that needs nothing but a store: no server, no database, no lock.
+
+    catalog = RegisterCatalog("orders", warehouse="s3://bucket/warehouse")
+
+A commit writes a metadata file under a name of its own, and then moves the table's pointer to it
+by one conditional write.
+
+Always holds: `CommitFailedException` means that the commit did not land and never will, because
+pyiceberg then deletes what it wrote for it; what cannot be told is `CommitStateUnknownException`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    NoSuchViewError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io import PY_IO_IMPL, WAREHOUSE, FileIO
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import CommitTableResponse, StagedTable, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
+from pyiceberg.view import View
+
+from headwater.core import portal
+from headwater.core.errors import (
+    AlreadyExists,
+    Conflict,
+    Contended,
+    NotFound,
+    NotSupported,
+    OutcomeUnknown,
+    Refused,
+)
+from headwater.spark.files import Place
+from headwater.spark.table.file_io import StoreFileIO
+from headwater.spark.table.pointers import Pointers
+from headwater.store import Store
+
+T = TypeVar("T")
+Name = str | Identifier
+
+
+class RegisterCatalog(MetastoreCatalog):
+    """Namespaces of one level, and tables, as registers in the warehouse's own store."""
+
+    def __init__(self, name: str, *, store: Store | None = None, **properties: str) -> None:
+        if WAREHOUSE not in properties:
+            raise Refused("a catalog in a store needs its address: warehouse=s3://bucket/prefix")
+        super().__init__(name, **properties)
+        self.place = Place.at(properties[WAREHOUSE])
+        # What pyiceberg puts files under, and shows: without options.
+        implementation = f"{StoreFileIO.__module__}.{StoreFileIO.__qualname__}"
+        self.properties = {**properties, WAREHOUSE: self.place.base, PY_IO_IMPL: implementation}
+        self._store = store
+        self._last: tuple[str, TableMetadata] | None = None
+
+    @property
+    def _pointers(self) -> Pointers:
+        return Pointers(self._store or self.place.store())
+
+    # Tables
+
+    def create_table(
+        self,
+        identifier: Name,
+        schema: Any,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> Table:
+        """Make a table; its namespace is there."""
+        staged = self._create_staged_table(
+            identifier, schema, location, partition_spec, sort_order, properties
+        )
+        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
+        self._point_new(staged.name(), staged.metadata_location)
+        return self.load_table(staged.name())
+
+    def register_table(
+        self, identifier: Name, metadata_location: str, overwrite: bool = False
+    ) -> Table:
+        """Take in a table whose metadata stands below the warehouse."""
+        name = self.identifier_to_database_and_table(identifier)
+        self.place.key(metadata_location)
+        if overwrite and self.table_exists(identifier):
+            self._move(name, self._location(name), metadata_location)
+        else:
+            self._point_new(name, metadata_location)
+        return self.load_table(identifier)
+
+    def load_table(self, identifier: Name) -> Table:
+        """A table as it stands."""
+        name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
+        location = self._location(name)
+        files = self._load_file_io(location=location)
+        return Table(
+            identifier=name,
+            metadata=self._metadata(files, location),
+            metadata_location=location,
+            io=files,
+            catalog=self,
+        )
+
+    def drop_table(self, identifier: Name) -> None:
+        """Forget a table; its files stay."""
+        name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
+        self._move(name, self._location(name), None)
+
+    def rename_table(self, from_identifier: Name, to_identifier: Name) -> Table:
+        """Give a table another name; its files stay where they are."""
+        old = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
+        new = self.identifier_to_database_and_table(to_identifier)
+        if not self.namespace_exists(new[0]):
+            raise NoSuchNamespaceError(f"there is no namespace {new[0]}")
+        try:
+            _wait(self._pointers.rename(*old, *new))
+        except NotFound as error:
+            raise NoSuchTableError(str(error)) from error
+        except (AlreadyExists, Conflict) as error:
+            raise TableAlreadyExistsError(f"table {'.'.join(new)} exists") from error
+        return self.load_table(to_identifier)
+
+    def list_tables(self, namespace: Name) -> list[Identifier]:
+        """The tables of a namespace."""
+        name = self._existing(namespace)
+        return [(name, table) for table in _wait(self._pointers.tables(name))]
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        """Apply updates to a table, if it still is what they require."""
+        name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
+        try:
+            current: Table | None = self.load_table(name)
+        except NoSuchTableError:
+            current = None
+        staged = self._update_and_stage_table(current, table.name(), requirements, updates)
+        if current is not None and staged.metadata == current.metadata:
+            return _response(current.metadata, current.metadata_location)
+        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
+        if current is None:
+            self._point_new(name, staged.metadata_location)
+        else:
+            self._swap(name, current.metadata_location, staged)
+        self._last = (staged.metadata_location, staged.metadata)
+        return _response(staged.metadata, staged.metadata_location)
+
+    def _swap(self, name: tuple[str, str], expected: str, staged: StagedTable) -> None:
+        new = staged.metadata_location
+        try:
+            _wait(self._pointers.point(*name, expected, new))
+        except (Conflict, Contended) as error:
+            raise CommitFailedException(f"another commit came first: {error}") from error
+        except OutcomeUnknown as error:
+            # Others may have committed on top of it since: each names those before it.
+            now = self.load_table(name)
+            if now.metadata_location == new or new in {
+                entry.metadata_file for entry in now.metadata.metadata_log
+            }:
+                return
+            raise CommitStateUnknownException(str(error)) from error
+
+    def _point_new(self, name: Identifier, location: str) -> None:
+        namespace, table = name
+        self._existing(namespace)
+        try:
+            _wait(self._pointers.point(namespace, table, None, location))
+        except Conflict as error:
+            raise TableAlreadyExistsError(f"table {namespace}.{table} exists") from error
+        except OutcomeUnknown as error:
+            raise CommitStateUnknownException(str(error)) from error
+
+    def _move(self, name: tuple[str, str], expected: str, location: str | None) -> None:
+        try:
+            _wait(self._pointers.point(*name, expected, location))
+        except (Conflict, Contended) as error:
+            raise CommitFailedException(f"another commit came first: {error}") from error
+        except OutcomeUnknown as error:
+            raise CommitStateUnknownException(str(error)) from error
+
+    def _location(self, name: tuple[str, str]) -> str:
+        try:
+            return _wait(self._pointers.location(*name))
+        except NotFound as error:
+            raise NoSuchTableError(str(error)) from error
+
+    def _metadata(self, files: FileIO, location: str) -> TableMetadata:
+        # A metadata file never changes: what was read or written last need not be read again.
+        if self._last is None or self._last[0] != location:
+            self._last = (location, FromInputFile.table_metadata(files.new_input(location)))
+        return self._last[1]
+
+    def _load_file_io(
+        self, properties: Properties = EMPTY_DICT, location: str | None = None
+    ) -> FileIO:
+        return StoreFileIO({**self.properties, **properties}, place=self.place, store=self._store)
+
+    # Namespaces
+
+    def create_namespace(self, namespace: Name, properties: Properties = EMPTY_DICT) -> None:
+        """Make a namespace."""
+        name = self.identifier_to_database(namespace)
+        try:
+            _wait(self._pointers.create_namespace(name, dict(properties)))
+        except AlreadyExists as error:
+            raise NamespaceAlreadyExistsError(str(error)) from error
+
+    def drop_namespace(self, namespace: Name) -> None:
+        """Remove a namespace that has no tables."""
+        name = self._existing(namespace)
+        tables = self.list_tables(namespace)
+        if tables:
+            raise NamespaceNotEmptyError(f"namespace {name} has {len(tables)} tables")
+        _wait(self._pointers.change_namespace(name, lambda _: None))
+
+    def list_namespaces(self, namespace: Name = ()) -> list[Identifier]:
+        """All namespaces; there are none within others."""
+        if namespace:
+            self._existing(namespace)
+            return []
+        return [(name,) for name in _wait(self._pointers.namespaces())]
+
+    def load_namespace_properties(self, namespace: Name) -> Properties:
+        """What was said of a namespace."""
+        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
+        try:
+            return _wait(self._pointers.namespace(name))
+        except NotFound as error:
+            raise NoSuchNamespaceError(str(error)) from error
+
+    def update_namespace_properties(
+        self, namespace: Name, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
+    ) -> PropertiesUpdateSummary:
+        """Change what is said of a namespace."""
+        before = self.load_namespace_properties(namespace)
+        summary, _ = self._get_updated_props_and_update_summary(before, removals, updates)
+        gone = removals or set()
+
+        def change(now: dict[str, str]) -> dict[str, str]:
+            return {k: v for k, v in now.items() if k not in gone} | dict(updates)
+
+        _wait(self._pointers.change_namespace(self.identifier_to_database(namespace), change))
+        return summary
+
+    def _existing(self, namespace: Name) -> str:
+        self.load_namespace_properties(namespace)
+        return self.identifier_to_database(namespace)
+
+    # Views
+
+    def list_views(self, namespace: Name) -> list[Identifier]:
+        """None: there are tables only."""
+        return []
+
+    def view_exists(self, identifier: Name) -> bool:
+        """There are tables only."""
+        return False
+
+    def load_view(self, identifier: Name) -> View:
+        """There are tables only."""
+        raise NoSuchViewError(f"there is no view {identifier}: this catalog has tables only")
+
+    def drop_view(self, identifier: Name) -> None:
+        """There are tables only."""
+        raise NoSuchViewError(f"there is no view {identifier}: this catalog has tables only")
+
+    def register_view(self, identifier: Name, metadata_location: str) -> NoReturn:
+        """There are tables only."""
+        raise NotSupported("this catalog has tables only")
+
+
+def _wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    return portal.shared().call(coroutine)
+
+
+def _response(metadata: TableMetadata, location: str) -> CommitTableResponse:
+    return CommitTableResponse(metadata=metadata, **{"metadata-location": location})

@@ -1,0 +1,117 @@
+"""One snapshot for each micro-batch, and never a second one.
+
+Whoever is refused, or does not know whether it was, reads the table again and looks for its token
+before it tries once more. pyiceberg's own retry does not look: it puts a refused commit on top of
+the winner's, and where the winner is a twin (a replayed batch, a query that runs twice) the rows
+are there twice. So it is off, whatever the table's properties say.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.update.snapshot import ExpireSnapshots
+
+from headwater.core import portal, runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import Contended, OutcomeUnknown
+from headwater.spark.files import Written
+from headwater.spark.table import token as tokens
+from headwater.spark.table.data_files import described
+from headwater.spark.table.token import Landed, Token
+
+COMMIT_ATTEMPTS: Final = 30
+MERGE_MANIFESTS: Final = 20
+"""So many manifests become one: a commit reads and writes the list of them all."""
+
+WHILE_COMMITTING: Final = {
+    TableProperties.COMMIT_NUM_RETRIES: "0",
+    TableProperties.MANIFEST_MERGE_ENABLED: "true",
+    TableProperties.MANIFEST_MIN_MERGE_COUNT: str(MERGE_MANIFESTS),
+}
+"""What holds for our commits, whoever made the table."""
+
+
+class Commit(NamedTuple):
+    """How a write ended."""
+
+    snapshot_id: int | None
+    """None if nothing was written, or if the snapshot that has it has expired."""
+    rows: int
+    files: int
+    was_there: bool
+    """Whether an earlier attempt had written this version already."""
+
+
+def look(catalog: Catalog, name: str, token: Token) -> Landed | None:
+    """Whether a version is in a table."""
+    return tokens.find(catalog.load_table(name).metadata, token)
+
+
+def commit(
+    catalog: Catalog,
+    name: str,
+    files: list[Written],
+    token: Token,
+    *,
+    keep_snapshots: int,
+) -> Commit | Landed:
+    """Add a snapshot with these files; `Landed` if another attempt has put its own there."""
+    budget = RetryPolicy().start(attempts=COMMIT_ATTEMPTS)
+    lost, unknown = 0, None
+    while True:
+        table = catalog.load_table(name)
+        landed = tokens.find(table.metadata, token)
+        if landed is not None and landed.is_ours:
+            return Commit(landed.snapshot_id, _rows(table, files), len(files), was_there=False)
+        if landed is not None:
+            return landed
+        try:
+            return _append(table, files, token, keep_snapshots)
+        except CommitFailedException as error:
+            lost, unknown = lost + 1, unknown
+            refused: Exception = error
+        except CommitStateUnknownException as error:
+            lost, unknown = lost + 1, error
+            refused = error
+        if lost > 1 and not portal.shared().call(budget.pause()):
+            if unknown is not None:
+                raise OutcomeUnknown(f"{name}: {unknown}") from unknown
+            raise Contended(f"{name}: not written: others won {lost} times") from refused
+
+
+def _append(table: Table, files: list[Written], token: Token, keep_snapshots: int) -> Commit:
+    stored = table.metadata
+    kept = {**stored.properties, **WHILE_COMMITTING}
+    table.metadata = stored.model_copy(update={"properties": kept})
+    added = described(table, files)
+    transaction = table.transaction()
+    with transaction.update_snapshot(snapshot_properties=token.summary()).merge_append() as append:
+        for file in added:
+            append.append_data_file(file)
+    remembered, forgotten = tokens.remember(stored, token, runtime.wall_ms())
+    if remembered:
+        transaction.set_properties(remembered)
+    if forgotten:
+        transaction.remove_properties(*forgotten)
+    expired = _expired(stored, keep_snapshots)
+    if expired:
+        ExpireSnapshots(transaction).by_ids(expired).commit()
+    table = transaction.commit_transaction()
+    rows = sum(file.record_count for file in added)
+    return Commit(append.snapshot_id, rows, len(files), was_there=False)
+
+
+def _expired(metadata: Any, keep_snapshots: int) -> list[int]:
+    """All but the newest, and those that a branch or a tag holds."""
+    held = {reference.snapshot_id for reference in metadata.refs.values()}
+    newest_last = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0)
+    surplus = newest_last[: max(0, len(newest_last) + 1 - keep_snapshots)]
+    return [one.snapshot_id for one in surplus if one.snapshot_id not in held]
+
+
+def _rows(table: Table, files: list[Written]) -> int:
+    return sum(file.record_count for file in described(table, files))

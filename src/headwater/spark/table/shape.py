@@ -1,0 +1,83 @@
+"""Columns of a DataFrame as columns of a table: made, taken in, or refused.
+
+A table takes in more: a column nobody had (nullable), and a wider type (int → long, float → double,
+more digits of a decimal). It never loses a column and never narrows one.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table import Table
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headwater.core.errors import Refused
+
+
+def arrow_columns(schema: StructType) -> pa.Schema:
+    """The columns of a DataFrame as Arrow, all of them nullable.
+
+    What is never null today may be tomorrow, and a table cannot take a promise back.
+    """
+    try:
+        return to_arrow_schema(schema.toNullable(), timezone="UTC")
+    except (PySparkException, TypeError) as error:
+        raise Refused(f"a column has a type that a table cannot hold: {error}") from error
+
+
+def missing_columns(table: Table, columns: pa.Schema) -> bool:
+    """Whether the table has to take in more before it can hold these columns."""
+    return table.schema() != _grown(table, columns)
+
+
+def grow(table: Table, columns: pa.Schema) -> None:
+    """Add the columns that are missing and widen those that are too narrow, as one commit."""
+    with table.transaction() as transaction:
+        transaction.update_schema().union_by_name(columns).commit()
+
+
+def _grown(table: Table, columns: pa.Schema) -> Schema:
+    try:
+        update = table.transaction().update_schema()
+        return update.union_by_name(columns)._apply()
+    except (ValidationError, ValueError, TypeError) as error:
+        raise Refused(
+            f"the columns do not fit table {'.'.join(table.name())}: {error}. Cast them, write "
+            "them under another name, or write to another table"
+        ) from error
+
+
+def check_fits(table: Table, columns: pa.Schema, *, may_grow: bool) -> None:
+    """Refuse what the table cannot take in as it stands, or may not."""
+    if not table.metadata.spec().is_unpartitioned():
+        raise Refused(
+            f"table {'.'.join(table.name())} is partitioned, and to_table writes files without "
+            "partitions: write to one that is not, and rewrite it from there"
+        )
+    required = [field.name for field in table.schema().fields if field.required]
+    lacking = [name for name in required if name not in columns.names]
+    if lacking:
+        raise Refused(f"table {'.'.join(table.name())} requires the columns {', '.join(lacking)}")
+    if not may_grow and missing_columns(table, columns):
+        known = table.schema().column_names
+        strange = [name for name in columns.names if name not in known]
+        raise Refused(
+            f"table {'.'.join(table.name())} would have to change for these columns"
+            f"{' (' + ', '.join(strange) + ')' if strange else ''}, and evolve=False says that it "
+            "may not"
+        )
+
+
+def file_columns(table: Table, columns: pa.Schema) -> tuple[pa.Schema, list[int]]:
+    """How a data file holds these columns: with field ids, and names as Iceberg writes them.
+
+    Beside it, where in the DataFrame each of them stands.
+    """
+    fields = [table.schema().find_field(name) for name in columns.names]
+    order = sorted(range(len(fields)), key=lambda index: fields[index].field_id)
+    written = Schema(*(fields[index] for index in order))
+    return schema_to_pyarrow(sanitize_column_names(written), include_field_ids=True), order
