@@ -56,7 +56,7 @@ async def test_a_forgotten_producer_is_refused_and_its_id_begins_anew() -> None:
     with pytest.raises(Fenced, match="silent for so long"):
         await forgotten.append([batch(2)])
     assert ("p", 2) not in await queue.entries()
-    assert await queue.appender().open() == Resumed(0, None)
+    assert await queue.appender().open() == Resumed(0, None, is_known=False)
 
 
 @virtual

@@ -19,7 +19,7 @@ DOWN = Unavailable("500 InternalError")
 @virtual
 async def test_a_first_life_begins_at_nothing() -> None:
     queue = await Queue().create()
-    assert await queue.appender().open() == Resumed(0, None)
+    assert await queue.appender().open() == Resumed(0, None, is_known=False)
     assert await queue.appender().open() == Resumed(0, None)
 
 
@@ -45,13 +45,13 @@ async def test_a_successor_resumes_exactly(closed: bool, collected: bool) -> Non
 async def test_a_producer_learns_what_its_predecessor_had_accepted() -> None:
     queue = await Queue().create()
     first = queue.appender()
-    assert await first.open() == Resumed(0, None)
+    assert await first.open() == Resumed(0, None, is_known=False)
     await first.append([batch(1, metadata=b"one"), batch(2, metadata=b"two")])
     second = queue.appender()
     assert await second.open() == Resumed(2, b"two", 1)
     await second.append([batch(3)])
     assert await queue.appender().open() == Resumed(3, None, 2)
-    assert await queue.appender("another").open() == Resumed(0, None)
+    assert await queue.appender("another").open() == Resumed(0, None, is_known=False)
 
 
 @virtual
