@@ -14,7 +14,7 @@ import pytest
 
 from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, UnreadableBatch
 from headwater.buffer.consumer.delivery import Delivery
-from headwater.buffer.consumer.follower import Position
+from headwater.buffer.consumer.group import Position
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.lane import Lane
 from headwater.buffer.queue import NewBatch

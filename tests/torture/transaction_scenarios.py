@@ -25,7 +25,8 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
 from headwater.store.register import decode_envelope
 from headwater.testing import Process, Scenario, Simulation, simulate
-from tests.torture.buffer_world import DAY_S, SOUND, Parts
+from tests.torture.buffer_world import SOUND, Parts
+from tests.torture.surroundings import DAY_S
 from tests.torture.transaction_world import (
     TIMEOUT_MS,
     Placement,

@@ -36,7 +36,8 @@ from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Faults, Process, Simulation
-from tests.torture.buffer_world import DAY_S, SKEWS_MS, EchoingStore, Parts
+from tests.torture.buffer_world import Parts
+from tests.torture.surroundings import DAY_S, SKEWS_MS, EchoingStore
 
 PARTITIONS = 2
 TIMEOUT_MS = 60_000

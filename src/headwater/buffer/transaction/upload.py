@@ -20,7 +20,7 @@ import pyarrow as pa
 from headwater.buffer.batch import Batch
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Appender
+from headwater.buffer.queue.contract import Appender, Encoded
 from headwater.buffer.records import check_sizes
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.commit import TaskUploads
@@ -165,7 +165,7 @@ class Uploader:
 
     def _encode(
         self, door: Appender, batch_id: str, pieces: list[pa.RecordBatch], at_ms: int
-    ) -> bytes | memoryview:
+    ) -> Encoded:
         records = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
         calls = Calls.of([Call(0, at_ms, None)])
         return door.encode(Batch(batch_id, records, calls), self._compression)
