@@ -101,7 +101,7 @@ pins: venv
 	$(UV_COMPILE) --all-extras pyproject.toml requirements/all.in -o requirements/all.txt
 	$(UV_COMPILE) -c requirements/all.txt pyproject.toml -o requirements/base.txt
 	$(UV_COMPILE) -c requirements/all.txt --extra dev pyproject.toml -o requirements/dev.txt
-	$(UV_COMPILE) -c requirements/all.txt --extra spark --extra iceberg pyproject.toml -o requirements/spark.txt
+	$(UV_COMPILE) -c requirements/all.txt --extra demo pyproject.toml -o requirements/spark.txt
 	$(UV_COMPILE) -c requirements/all.txt requirements/java.in -o requirements/java.txt
 	$(UV_COMPILE) -c requirements/all.txt requirements/interop.in -o requirements/interop.txt
 	$(UV_COMPILE) -c requirements/all.txt requirements/peers.in -o requirements/peers.txt

@@ -36,17 +36,16 @@ for command in (produce, read, lag, gc, doctor):
 
 @app.command()
 def demo(
-    producers: int = typer.Option(4, min=2, max=8, help="Processes that produce at once."),
-    records: int = typer.Option(5000, min=60, help="Records each of them sends."),
-    seconds: float = typer.Option(5.0, min=0.1, help="How long they take for it, or longer."),
+    orders: int = typer.Option(200_000, min=1_000, help="Orders that the two producers send."),
+    seconds: float = typer.Option(20.0, min=0.1, help="How long they take for it, or longer."),
 ) -> None:
-    """Producers and a consumer, one of each killed half-way: is everything delivered, once?
+    """Producers, a stream, a PySpark job, a table; some are killed: is everything there, once?
 
     Exit status: 0 yes, 1 no.
     """
     from headwater.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(producers=producers, records=records, seconds=seconds))
+    raise typer.Exit(run_demo(orders=orders, seconds=seconds))
 
 
 @app.command()

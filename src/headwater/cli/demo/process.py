@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -41,7 +44,7 @@ class DemoProcess:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin a life."""
+        """Begin a life, in a group of its own: whatever it starts ends with it."""
         self.lives += 1
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -49,13 +52,20 @@ class DemoProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,
             )
 
     def kill(self) -> None:
         """SIGKILL: no handler runs, no buffer is written."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it ended by SIGKILL."""
+        return self.process is not None and self.process.poll() == -signal.SIGKILL
 
     @property
     def is_done(self) -> bool:
@@ -65,5 +75,5 @@ class DemoProcess:
         if self.process.returncode != 0:
             text = self.log.read_text(errors="replace").strip()
             said = text.splitlines()[-1] if text else "no word"
-            raise HeadwaterError(f"{self.name} failed: {said}")
+            raise HeadwaterError(f"{self.name} failed: {said} (all of it: {self.log})")
         return True

@@ -1,0 +1,134 @@
+"""The PySpark job of the demo: a stream into an Iceberg table, and into a windowed aggregate.
+
+    python -m headwater.cli.demo.query URL FOLDER ORDERS
+
+Two queries read the stream. The group `lake` owns it and acknowledges; the group `dashboard`
+follows. After about half of the orders the job ends itself with SIGKILL, once, right after a
+snapshot of the table was committed and before Spark has written down that the micro-batch is done.
+Started again, Spark runs that micro-batch again, and the table knows that it has it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headwater.cli.demo.orders import SCHEMA, STREAM, TABLE
+from headwater.core import runtime
+from headwater.core.portal import shared
+from headwater.spark import from_json, session, to_table
+
+WINDOW: Final = "30 minutes"
+TRIGGER: Final = "1 second"
+STORED: Final = "stored"
+"""The report: a line for each micro-batch that is in the table."""
+STRUCK: Final = "struck"
+"""There once the job has killed itself."""
+SALES: Final = "sales.json"
+
+
+class Sale(msgspec.Struct, frozen=True):
+    """A row of the aggregate."""
+
+    window: str
+    product: str
+    orders: int
+    euros: float
+
+
+class Job:
+    """One life of the job."""
+
+    def __init__(self, url: str, folder: Path, orders: int) -> None:
+        self._url = url
+        self._folder = folder
+        self._orders = orders
+        self._stored = self._stored_before()
+        self._spark: Any = session("headwater-demo", master="local[2]", quick_start=True)
+
+    def run(self) -> None:
+        """Until the table has everything; then the aggregate is written down."""
+        lake = (
+            self._events("lake")
+            .writeStream.foreachBatch(self._store)
+            .option("checkpointLocation", f"{self._folder}/checkpoints/lake")
+            .trigger(processingTime=TRIGGER)
+            .start()
+        )
+        dashboard = (
+            self._sales()
+            .writeStream.outputMode("complete")
+            .format("memory")
+            .queryName("sales")
+            .option("checkpointLocation", f"{self._folder}/checkpoints/dashboard")
+            .trigger(processingTime=TRIGGER)
+            .start()
+        )
+        while self._stored < self._orders and lake.isActive and dashboard.isActive:
+            shared().call(runtime.sleep(0.1))
+        for query in (lake, dashboard):
+            query.processAllAvailable()  # also raises what ended it
+            query.stop()
+        rows = self._spark.table("sales").orderBy("window", "product").collect()
+        sales = [
+            Sale(f"{row.window.start:%H:%M}", row["product"], row["orders"], row["euros"])
+            for row in rows
+        ]
+        (self._folder / SALES).write_bytes(msgspec.json.encode(sales))
+        self._spark.stop()
+
+    def _events(self, group: str) -> Any:
+        stream = (
+            self._spark.readStream.format("headwater")
+            .option("subscribe", STREAM)
+            .option("groupId", group)
+            .option("startingOffsets", "earliest")
+            .load(self._url)
+        )
+        names = [column.split()[0] for column in SCHEMA.split(", ")]
+        return from_json(stream, SCHEMA).select(*names)
+
+    def _sales(self) -> Any:
+        return (
+            self._events("dashboard")
+            .selectExpr(f"window(ordered_at, '{WINDOW}') window", "product", "cents")
+            .groupBy("window", "product")
+            .agg({"cents": "sum", "*": "count"})
+            .selectExpr("window", "product", "`count(1)` orders", "`sum(cents)` / 100 euros")
+        )
+
+    def _store(self, batch: Any, number: int) -> None:
+        done = to_table(
+            batch,
+            TABLE,
+            warehouse=self._url,
+            txn_app_id="lake",
+            txn_version=number,
+        )
+        # A batch that runs again after a kill is there already, and counted already.
+        if not done.was_there:  # type: ignore[union-attr]
+            self._stored += done.rows  # type: ignore[union-attr]
+        self._note(f"{number} {self._stored} {'again' if done.was_there else 'stored'}")  # type: ignore[union-attr]
+        if self._stored > self._orders // 3 and not (self._folder / STRUCK).exists():
+            (self._folder / STRUCK).touch()
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    def _note(self, line: str) -> None:
+        descriptor = os.open(self._folder / STORED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(descriptor, f"{line}\n".encode())
+        os.close(descriptor)
+
+    def _stored_before(self) -> int:
+        report = self._folder / STORED
+        lines = report.read_text().splitlines() if report.exists() else []
+        return int(lines[-1].split()[1]) if lines else 0
+
+
+if __name__ == "__main__":
+    _url, _folder, _orders = sys.argv[1:]
+    Job(_url, Path(_folder), int(_orders)).run()
