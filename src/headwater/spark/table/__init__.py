@@ -8,6 +8,7 @@ Enters: a DataFrame, batch or streaming. Leaves: one snapshot of a table for eac
     shape              columns of a DataFrame as columns of a table
     data_files         what executors wrote, as a snapshot names it
     token, commit      one snapshot a micro-batch, and no second one
+    sweep              metadata that nobody needs any more
     writing            to_table; reading, load and read
 
 Always holds:

@@ -8,6 +8,7 @@ are there twice. So it is off, whatever the table's properties say.
 
 from __future__ import annotations
 
+import logging
 from typing import Final, NamedTuple
 
 from pyiceberg.catalog import Catalog
@@ -19,11 +20,14 @@ from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.core import portal, runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Contended, OutcomeUnknown
+from headwater.core.errors import Contended, HeadwaterError, OutcomeUnknown
 from headwater.spark.files import Written
 from headwater.spark.table import token as tokens
 from headwater.spark.table.data_files import described
+from headwater.spark.table.sweep import is_due, sweep
 from headwater.spark.table.token import Landed, Token
+
+_log: Final = logging.getLogger("headwater")
 
 COMMIT_ATTEMPTS: Final = 30
 MERGE_MANIFESTS: Final = 20
@@ -118,9 +122,19 @@ def _append(table: Table, files: list[Written], token: Token, keep_snapshots: in
     expired = _expired(stored, keep_snapshots)
     if expired:
         ExpireSnapshots(transaction).by_ids(expired).commit()
-    table = transaction.commit_transaction()
+    _tidy(transaction.commit_transaction())
     rows = sum(file.record_count for file in added)
     return Commit(append.snapshot_id, rows, len(files), was_there=False)
+
+
+def _tidy(table: Table) -> None:
+    if not is_due(table):
+        return
+    try:
+        sweep(table)
+    except HeadwaterError as error:
+        # The rows are in the table: what could not be removed is found by the next sweep.
+        _log.warning("%s: obsolete metadata stays for now: %s", ".".join(table.name()), error)
 
 
 def _expired(metadata: TableMetadata, keep_snapshots: int) -> list[int]:

@@ -33,8 +33,8 @@ class Target(NamedTuple):
 
     def place(self, table: Table) -> Place:
         """Where the files of the table stand."""
-        if self.warehouse is not None:
-            return Place.at(self.warehouse)
+        if isinstance(table.catalog, RegisterCatalog):
+            return table.catalog.place
         return Place.of_table(table.location(), **self.store_options)
 
 

@@ -21,8 +21,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headwater.core import runtime
 from headwater.core.errors import Contended
 from headwater.spark.files import WRITTEN, FilePlan, Place, Written, discard, task
+from headwater.spark.table import commit as commits
 from headwater.spark.table import shape
-from headwater.spark.table.commit import WHILE_COMMITTING, Commit, commit, look
+from headwater.spark.table.commit import WHILE_COMMITTING, Commit
 from headwater.spark.table.query_id import QueryId
 from headwater.spark.table.target import Target
 from headwater.spark.table.token import Token
@@ -52,14 +53,15 @@ def write(
     table = _prepared(catalog, target.table, options, columns)
     writer = runtime.new_ulid()
     token = Token(app or f"batch-{writer}", version, writer, is_repeatable=app is not None)
-    there = look(catalog, target.table, token)
+    there = commits.look(catalog, target.table, token)
     if there is not None:
         return Commit(there.snapshot_id, 0, 0, was_there=True)
     place = target.place(table)
     files = _written(df, table, place, columns, options.file_bytes)
     if not files:
         return Commit(None, 0, 0, was_there=False)
-    done = commit(catalog, target.table, files, token, keep_snapshots=options.keep_snapshots)
+    keep = options.keep_snapshots
+    done = commits.commit(catalog, target.table, files, token, keep_snapshots=keep)
     if isinstance(done, Commit):
         return done
     # A twin was faster. Its files are in the table; ours are in no snapshot, if that is certain.
