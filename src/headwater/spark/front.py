@@ -54,23 +54,19 @@ def to_table(
     `store_options`: of the store, such as an endpoint; never a credential.
     """
     from headwater.spark.table import writing
+    from headwater.spark.table.target import checked_target
 
-    target = writing.checked_target(
-        table,
-        warehouse,
-        catalog,
-        store_options=dict(store_options or {}),
-        properties=dict(properties or {}),
-        evolve=evolve,
-        keep_snapshots=keep_snapshots,
-        file_bytes=file_bytes,
-    )
+    if keep_snapshots < 1:
+        raise Refused("keep_snapshots is at least 1: the newest snapshot is the table")
+    target = checked_target(table, warehouse, catalog, store_options or {})
+    options = writing.WriteOptions(dict(properties or {}), evolve, keep_snapshots, file_bytes)
     if df.isStreaming:
         if txn_version is not None:
             raise Refused("txn_version is for batches: those of a stream have their own numbers")
         return writing.start(
             df,
             target,
+            options,
             app=txn_app_id,
             checkpoint_location=checkpoint_location,
             query_name=query_name,
@@ -80,4 +76,4 @@ def to_table(
         raise Refused("txn_app_id and txn_version belong together: give both or neither")
     if checkpoint_location or query_name or trigger:
         raise Refused("checkpoint_location, query_name and trigger are for streaming DataFrames")
-    return writing.write(df, target, txn_app_id, txn_version or 0)
+    return writing.write(df, target, options, txn_app_id, txn_version or 0)

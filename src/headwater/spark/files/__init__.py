@@ -1,4 +1,4 @@
-"""Files that executors write, straight into a store. No table format is known here.
+"""Files that executors write and read, straight in a store. No table format is known here.
 
 Enters: Arrow batches of a task, and a plan. Leaves: Parquet files, and what to tell of them.
 
@@ -7,5 +7,6 @@ Always holds: a file has a name that nobody else writes; what travels to executo
 
 from headwater.spark.files.parquet import WRITTEN, FilePlan, Written, discard, task
 from headwater.spark.files.place import Place
+from headwater.spark.files.reading import ReadPlan, read_task
 
-__all__ = ["FilePlan", "Place", "WRITTEN", "Written", "discard", "task"]
+__all__ = ["FilePlan", "Place", "ReadPlan", "WRITTEN", "Written", "discard", "read_task", "task"]

@@ -56,12 +56,12 @@ def task(plan: FilePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Rec
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.RecordBatch:
-    columns = [
-        batch.column(index).cast(field.type) for index, field in zip(order, schema, strict=True)
-    ]
     try:
+        columns = [
+            batch.column(index).cast(field.type) for index, field in zip(order, schema, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise Refused(f"a row does not fit the table: {error}") from error
 
 

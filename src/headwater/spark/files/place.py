@@ -44,10 +44,8 @@ class Place:
     def of_table(cls, location: str, **options: str) -> Place:
         """The folder of a table that another catalog has placed."""
         scheme, colon, rest = location.partition(":")
-        if not colon:
-            return cls.at(f"file://{location}", **options)
-        place = cls.at(f"{_SAME.get(scheme, scheme)}:{rest}", **options)
-        return cls(place.url, location.rstrip("/"))
+        url = f"{_SAME.get(scheme, scheme)}:{rest}" if colon else f"file://{location}"
+        return cls(cls.at(url, **options).url, location.rstrip("/"))
 
     def key(self, location: str) -> str:
         """The key of a location in this store."""

@@ -3,10 +3,12 @@
 Enters: a DataFrame, batch or streaming. Leaves: one snapshot of a table for each micro-batch.
 
     file_io            how pyiceberg gets at files
+    target             which table is meant
     pointers, catalog  which metadata is a table's present one
     shape              columns of a DataFrame as columns of a table
     data_files         what executors wrote, as a snapshot names it
     token, commit      one snapshot a micro-batch, and no second one
+    sweep              metadata that nobody needs any more
     writing            to_table; reading, load and read
 
 Always holds:
@@ -17,6 +19,8 @@ Always holds:
 """
 
 from headwater.spark.table.catalog import RegisterCatalog
+from headwater.spark.table.commit import Commit
 from headwater.spark.table.file_io import StoreFileIO
+from headwater.spark.table.reading import load, read
 
-__all__ = ["RegisterCatalog", "StoreFileIO"]
+__all__ = ["Commit", "RegisterCatalog", "StoreFileIO", "load", "read"]

@@ -8,20 +8,26 @@ are there twice. So it is off, whatever the table's properties say.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+import logging
+from typing import Final, NamedTuple
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.table import Table, TableProperties, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import TableUpdate
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.core import portal, runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Contended, OutcomeUnknown
+from headwater.core.errors import Contended, HeadwaterError, OutcomeUnknown
 from headwater.spark.files import Written
 from headwater.spark.table import token as tokens
 from headwater.spark.table.data_files import described
+from headwater.spark.table.sweep import is_due, sweep
 from headwater.spark.table.token import Landed, Token
+
+_log: Final = logging.getLogger("headwater")
 
 COMMIT_ATTEMPTS: Final = 30
 MERGE_MANIFESTS: Final = 20
@@ -83,12 +89,28 @@ def commit(
             raise Contended(f"{name}: not written: others won {lost} times") from refused
 
 
+class _Transaction(Transaction):
+    """Applies its updates once for each change of them, and not each time somebody asks.
+
+    Every application copies the whole metadata, all snapshots among it: 18 times for a commit.
+    """
+
+    _applied: tuple[tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The table as this transaction would leave it."""
+        if self._applied is None or self._applied[0] is not self._updates:
+            self._applied = (self._updates, super().table_metadata)
+        return self._applied[1]
+
+
 def _append(table: Table, files: list[Written], token: Token, keep_snapshots: int) -> Commit:
     stored = table.metadata
     kept = {**stored.properties, **WHILE_COMMITTING}
     table.metadata = stored.model_copy(update={"properties": kept})
     added = described(table, files)
-    transaction = table.transaction()
+    transaction = _Transaction(table)
     with transaction.update_snapshot(snapshot_properties=token.summary()).merge_append() as append:
         for file in added:
             append.append_data_file(file)
@@ -100,12 +122,22 @@ def _append(table: Table, files: list[Written], token: Token, keep_snapshots: in
     expired = _expired(stored, keep_snapshots)
     if expired:
         ExpireSnapshots(transaction).by_ids(expired).commit()
-    table = transaction.commit_transaction()
+    _tidy(transaction.commit_transaction())
     rows = sum(file.record_count for file in added)
     return Commit(append.snapshot_id, rows, len(files), was_there=False)
 
 
-def _expired(metadata: Any, keep_snapshots: int) -> list[int]:
+def _tidy(table: Table) -> None:
+    if not is_due(table):
+        return
+    try:
+        sweep(table)
+    except HeadwaterError as error:
+        # The rows are in the table: what could not be removed is found by the next sweep.
+        _log.warning("%s: obsolete metadata stays for now: %s", ".".join(table.name()), error)
+
+
+def _expired(metadata: TableMetadata, keep_snapshots: int) -> list[int]:
     """All but the newest, and those that a branch or a tag holds."""
     held = {reference.snapshot_id for reference in metadata.refs.values()}
     newest_last = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0)

@@ -12,7 +12,6 @@ from pyiceberg.io.pyarrow import (
     parquet_path_to_id_mapping,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.schema import sanitize_column_names
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
@@ -21,7 +20,7 @@ from headwater.spark.files import Written
 
 def described(table: Table, files: list[Written]) -> list[DataFile]:
     """The files as a snapshot names them, with the statistics that let readers skip them."""
-    schema = sanitize_column_names(table.schema())
+    schema = table.schema()
     plan = compute_statistics_plan(schema, table.metadata.properties)
     ids = parquet_path_to_id_mapping(schema)
     return [_described(table, file, plan, ids) for file in files]

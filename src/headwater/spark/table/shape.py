@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -73,11 +73,11 @@ def check_fits(table: Table, columns: pa.Schema, *, may_grow: bool) -> None:
 
 
 def file_columns(table: Table, columns: pa.Schema) -> tuple[pa.Schema, list[int]]:
-    """How a data file holds these columns: with field ids, and names as Iceberg writes them.
+    """How a data file holds these columns, with field ids; and where in the DataFrame each stands.
 
-    Beside it, where in the DataFrame each of them stands.
+    Names stay as they are, also those that Avro could not hold: readers go by the ids.
     """
     fields = [table.schema().find_field(name) for name in columns.names]
     order = sorted(range(len(fields)), key=lambda index: fields[index].field_id)
     written = Schema(*(fields[index] for index in order))
-    return schema_to_pyarrow(sanitize_column_names(written), include_field_ids=True), order
+    return schema_to_pyarrow(written, include_field_ids=True), order

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NamespaceAlreadyExistsError,
@@ -19,65 +19,49 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.core import runtime
-from headwater.core.errors import Contended, Refused
+from headwater.core.errors import Contended
 from headwater.spark.files import WRITTEN, FilePlan, Place, Written, discard, task
+from headwater.spark.table import commit as commits
 from headwater.spark.table import shape
-from headwater.spark.table.catalog import RegisterCatalog
-from headwater.spark.table.commit import WHILE_COMMITTING, Commit, commit, look
+from headwater.spark.table.commit import WHILE_COMMITTING, Commit
 from headwater.spark.table.query_id import QueryId
+from headwater.spark.table.target import Target
 from headwater.spark.table.token import Token
 
 GROW_ATTEMPTS: Final = 10
 COMPRESSION: Final = "zstd"
 
 
-class Target(NamedTuple):
-    """A table and how to write it. It is pickled to wherever a micro-batch is driven from."""
+class WriteOptions(NamedTuple):
+    """How a table is written. It is pickled to wherever a micro-batch is driven from."""
 
-    table: str
-    warehouse: str | None
-    catalog: dict[str, str] | str | None
-    store_options: dict[str, str]
     properties: dict[str, str]
     evolve: bool
     keep_snapshots: int
     file_bytes: int
 
-    def open_catalog(self) -> Catalog:
-        """The catalog that has the table."""
-        if isinstance(self.catalog, str):
-            return load_catalog(self.catalog)
-        if self.catalog is not None:
-            properties = dict(self.catalog)
-            return load_catalog(properties.pop("name", "default"), **properties)
-        assert self.warehouse is not None
-        return RegisterCatalog("headwater", warehouse=self.warehouse)
 
-    def place(self, catalog: Catalog, table: Table) -> Place:
-        """Where the data files of the table go."""
-        if isinstance(catalog, RegisterCatalog):
-            return catalog.place
-        return Place.of_table(table.location(), **self.store_options)
-
-
-def write(df: DataFrame, target: Target, app: str | None, version: int) -> Commit:
+def write(
+    df: DataFrame, target: Target, options: WriteOptions, app: str | None, version: int
+) -> Commit:
     """The rows of a DataFrame as one snapshot, unless this version of this application is there.
 
     Without an application nobody can ask for the same again: it is written.
     """
     catalog = target.open_catalog()
     columns = shape.arrow_columns(df.schema)
-    table = _prepared(catalog, target, columns)
+    table = _prepared(catalog, target.table, options, columns)
     writer = runtime.new_ulid()
     token = Token(app or f"batch-{writer}", version, writer, is_repeatable=app is not None)
-    there = look(catalog, target.table, token)
+    there = commits.look(catalog, target.table, token)
     if there is not None:
         return Commit(there.snapshot_id, 0, 0, was_there=True)
-    place = target.place(catalog, table)
-    files = _written(df, target, table, place, columns)
+    place = target.place(table)
+    files = _written(df, table, place, columns, options.file_bytes)
     if not files:
         return Commit(None, 0, 0, was_there=False)
-    done = commit(catalog, target.table, files, token, keep_snapshots=target.keep_snapshots)
+    keep = options.keep_snapshots
+    done = commits.commit(catalog, target.table, files, token, keep_snapshots=keep)
     if isinstance(done, Commit):
         return done
     # A twin was faster. Its files are in the table; ours are in no snapshot, if that is certain.
@@ -89,6 +73,7 @@ def write(df: DataFrame, target: Target, app: str | None, version: int) -> Commi
 def start(
     df: DataFrame,
     target: Target,
+    options: WriteOptions,
     *,
     app: str | None,
     checkpoint_location: str | None,
@@ -99,7 +84,7 @@ def start(
     names = QueryId(app, checkpoint_location, is_remote=_is_remote(df))
 
     def write_batch(batch: DataFrame, batch_id: int) -> None:
-        write(batch, target, names.of(batch), batch_id)
+        write(batch, target, options, names.of(batch), batch_id)
 
     writer = df.writeStream.foreachBatch(write_batch)
     if checkpoint_location is not None:
@@ -115,40 +100,40 @@ def _is_remote(df: DataFrame) -> bool:
     return type(df).__module__.startswith("pyspark.sql.connect")
 
 
-def _prepared(catalog: Catalog, target: Target, columns: pa.Schema) -> Table:
+def _prepared(catalog: Catalog, name: str, options: WriteOptions, columns: pa.Schema) -> Table:
     """The table, made if it is not there, with room for these columns."""
     for _ in range(GROW_ATTEMPTS):
         try:
-            table = catalog.load_table(target.table)
+            table = catalog.load_table(name)
         except NoSuchTableError:
-            _create(catalog, target, columns)
+            _create(catalog, name, options, columns)
             continue
-        shape.check_fits(table, columns, may_grow=target.evolve)
+        shape.check_fits(table, columns, may_grow=options.evolve)
         if not shape.missing_columns(table, columns):
             return table
         try:
             shape.grow(table, columns)
         except CommitFailedException:
             continue  # somebody else changed it first: look again
-    raise Contended(f"{target.table}: its columns could not be changed; others won every time")
+    raise Contended(f"{name}: its columns could not be changed; others won every time")
 
 
-def _create(catalog: Catalog, target: Target, columns: pa.Schema) -> None:
-    namespace = target.table.rpartition(".")[0]
+def _create(catalog: Catalog, name: str, options: WriteOptions, columns: pa.Schema) -> None:
+    namespace = name.rpartition(".")[0]
     with contextlib.suppress(NamespaceAlreadyExistsError):
         catalog.create_namespace_if_not_exists(namespace)
     properties = {
         **WHILE_COMMITTING,
         TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
-        **target.properties,
+        **options.properties,
     }
     # Another writer may have made it meanwhile: theirs is as good.
     with contextlib.suppress(TableAlreadyExistsError):
-        catalog.create_table(target.table, columns, properties=properties)
+        catalog.create_table(name, columns, properties=properties)
 
 
 def _written(
-    df: DataFrame, target: Target, table: Table, place: Place, columns: pa.Schema
+    df: DataFrame, table: Table, place: Place, columns: pa.Schema, file_bytes: int
 ) -> list[Written]:
     schema, order = shape.file_columns(table, columns)
     plan = FilePlan(
@@ -156,23 +141,8 @@ def _written(
         folder=f"{table.location().rstrip('/')}/data",
         schema=schema.serialize().to_pybytes(),
         order=order,
-        target_bytes=target.file_bytes,
+        target_bytes=file_bytes,
         compression=table.properties.get("write.parquet.compression-codec", COMPRESSION),
     )
     rows = df.mapInArrow(task(plan), WRITTEN).collect()
     return [Written(row["location"], row["bytes"], bytes(row["footer"])) for row in rows]
-
-
-def checked_target(table: str, warehouse: str | None, catalog: Any, **rest: Any) -> Target:
-    """What was asked for, or why it cannot be."""
-    if "." not in table:
-        raise Refused(f"{table!r}: a table stands in a namespace; write it as namespace.table")
-    if (warehouse is None) == (catalog is None):
-        raise Refused("name a warehouse (s3://bucket/prefix) or a catalog of pyiceberg, not both")
-    if warehouse is not None:
-        warehouse = Place.at(warehouse, **rest["store_options"]).url
-    if catalog is not None and not isinstance(catalog, str):
-        catalog = dict(catalog)
-    if rest["keep_snapshots"] < 1:
-        raise Refused("keep_snapshots is at least 1: the newest snapshot is the table")
-    return Target(table=table, warehouse=warehouse, catalog=catalog, **rest)

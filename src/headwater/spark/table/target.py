@@ -1,0 +1,55 @@
+"""Which table is meant, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import Table
+
+from headwater.core.errors import Refused
+from headwater.spark.files import Place
+from headwater.spark.table.catalog import RegisterCatalog
+
+
+class Target(NamedTuple):
+    """A table, and how to find it. It is pickled to wherever a micro-batch is driven from."""
+
+    table: str
+    warehouse: str | None
+    catalog: dict[str, str] | str | None
+    store_options: dict[str, str]
+
+    def open_catalog(self) -> Catalog:
+        """The catalog that has the table."""
+        if isinstance(self.catalog, str):
+            return load_catalog(self.catalog)
+        if self.catalog is not None:
+            properties = dict(self.catalog)
+            return load_catalog(properties.pop("name", "default"), **properties)
+        assert self.warehouse is not None
+        return RegisterCatalog("headwater", warehouse=self.warehouse)
+
+    def place(self, table: Table) -> Place:
+        """Where the files of the table stand."""
+        if isinstance(table.catalog, RegisterCatalog):
+            return table.catalog.place
+        return Place.of_table(table.location(), **self.store_options)
+
+
+def checked_target(
+    table: str,
+    warehouse: str | None,
+    catalog: Mapping[str, str] | str | None,
+    store_options: Mapping[str, str],
+) -> Target:
+    """What was asked for, or why it cannot be."""
+    if "." not in table:
+        raise Refused(f"{table!r}: a table stands in a namespace; write it as namespace.table")
+    if (warehouse is None) == (catalog is None):
+        raise Refused("name a warehouse (s3://bucket/prefix) or a catalog of pyiceberg, not both")
+    if warehouse is not None:
+        warehouse = Place.at(warehouse, **store_options).url
+    known = catalog if catalog is None or isinstance(catalog, str) else dict(catalog)
+    return Target(table, warehouse, known, dict(store_options))

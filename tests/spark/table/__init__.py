@@ -1,0 +1,1 @@
+"""Tables written through the catalog of registers."""
