@@ -27,10 +27,10 @@ from random import Random
 from typing import Any, Final
 
 from headwater.buffer import Consumer, Producer, create_stream
-from headwater.cli.demo_consumer import last_line
-from headwater.cli.demo_count import accepted_numbers, count, delivered_numbers
+from headwater.cli.demo.verdict import accepted_numbers
 from headwater.core import runtime
 from headwater.store import open_store
+from tests.buffer.ledger import count, delivered_numbers, last_line
 
 PRODUCERS: Final = ("left", "right")
 RECORDS: Final = 300

@@ -52,7 +52,7 @@ def headwater_command(clean_environment: None, tmp_path: Path) -> Run:
             capture_output=True,
             env={**os.environ, **closed, **env},
             stdin=subprocess.DEVNULL,
-            timeout=120,
+            timeout=300,
         )
 
     return run

@@ -1,4 +1,4 @@
-"""The demo counts honestly, and what it counts is right."""
+"""The demo proves what it says, and says so when something is wrong."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from headwater.cli import demo as demo_module
 from headwater.cli.app import app
-from headwater.cli.demo_consumer import last_line
-from headwater.cli.demo_count import Count, accepted_numbers, count, delivered_numbers
-from headwater.cli.demo_process import DemoProcess, Tail
+from headwater.cli.demo import run as demo_module
+from headwater.cli.demo.orders import fingerprint, order_of
+from headwater.cli.demo.process import DemoProcess, Tail
+from headwater.cli.demo.verdict import accepted_numbers, compare
 from headwater.core.errors import HeadwaterError
 from tests.cli.conftest import Run
 
 
-def test_the_demo_kills_a_producer_and_the_consumer_and_finds_everything_once(
+def test_the_demo_kills_a_producer_and_the_job_and_finds_every_order_once(
     headwater_command: Run, tmp_path: Path
 ) -> None:
-    done = headwater_command("demo", "--producers=2", "--records=600", "--seconds=1")
+    done = headwater_command("demo", "--orders=4000", "--seconds=2")
     text = done.stdout.decode()
     assert done.returncode == 0, done.stderr
-    assert "every accepted record delivered once, in order: yes" in text
-    assert re.search(r"producer-2 killed with \d+ records accepted", text)
-    assert re.search(r"the consumer killed with \d+ records written down", text)
-    for row in ("producer-1 ", "producer-2*"):
-        [line] = [line for line in text.splitlines() if line.startswith(row)]
-        assert line.split()[1:] == ["600", "600", "0", "0", "0"]
-    assert re.search(r"total +1,200 +1,200 +0 +0 +0", text)
+    assert "exactly once: yes" in text
+    assert re.search(r"south killed with [\d,]+ orders accepted", text)
+    assert re.search(r"the PySpark job killed with [\d,]+ orders in the table", text)
+    assert re.search(r"Spark runs micro-batch \d+ again, and the table has it already", text)
+    rows = re.findall(r"^(accepted|read|stored) .* 4,000 +([0-9a-f]{16})$", text, re.MULTILINE)
+    assert [name for name, _ in rows] == ["accepted", "read", "stored"]
+    assert len({hashed for _, hashed in rows}) == 1
+    assert re.search(r"^08:00 .* 4,000$", text, re.MULTILINE)
+    assert re.search(r"^coffee +1,1\d\d ", text, re.MULTILINE)
     [root] = tmp_path.glob("headwater-demo-*")
     commands = [line.strip() for line in text.partition("next:\n")[2].splitlines()]
     assert commands[-1] == f"rm -r {root}"
     shown = [_pasted(command) for command in commands]
-    assert shown[0].splitlines()[0].startswith("producer-")
-    assert shown[0].count("\n") == 5
+    assert shown[0].startswith('{"order":"')
     assert re.search(r"0 +0 +0 +0 B +0.0", shown[1])
-    assert "events" in shown[2] or "partitions" in shown[2]
-    assert shown[3].startswith("✓ queue of stream events, partition 0: good")
-    assert re.search(r"pending batches +0", shown[3])
+    assert shown[3].startswith("✓ queue of stream orders, partition 0: good")
     assert not root.exists()
 
 
@@ -76,28 +76,44 @@ def test_everything_that_was_accepted_is_counted_over_all_lives() -> None:
     assert accepted_numbers(report) == set(range(1, 66))
 
 
-def test_what_was_delivered_is_told_apart_by_producer() -> None:
-    assert delivered_numbers(["a:1", "b:1", "a:2"]) == {"a": [1, 2], "b": [1]}
+ORDERS = [order_of("north", number) for number in range(1, 6)]
+
+
+def test_a_fingerprint_does_not_depend_on_the_order_and_sees_every_order_twice() -> None:
+    assert fingerprint(ORDERS) == fingerprint(reversed(ORDERS))
+    assert fingerprint(ORDERS) != fingerprint(ORDERS[1:])
+    assert fingerprint([*ORDERS, ORDERS[0]]) != fingerprint(ORDERS)
 
 
 @pytest.mark.parametrize(
-    ("delivered", "expected"),
+    ("read", "stored", "problems"),
     [
-        ([1, 2, 3], Count(3, 3, 0, 0, 0)),
-        ([1, 3], Count(3, 2, 1, 0, 0)),
-        ([1, 2, 2, 3], Count(3, 4, 0, 1, 0)),
-        ([1, 3, 2], Count(3, 3, 0, 0, 1)),
-        ([1, 2, 3, 2, 3], Count(3, 5, 0, 2, 1)),
-        # Accepted just before a kill, and nobody was told: not lost, and not doubled either.
-        ([1, 2, 3, 4], Count(3, 4, 0, 0, 0)),
+        (ORDERS, ORDERS[::-1], []),
+        (ORDERS[1:], ORDERS, ["the stream lacks 1, for one north-000001"]),
+        (ORDERS, [*ORDERS, ORDERS[2]], ["the table has 1 too many, for one north-000003"]),
+        (
+            ORDERS,
+            [*ORDERS[:-1], order_of("south", 1)],
+            [
+                "the table lacks 1, for one north-000005",
+                "the table has 1 too many, for one south-000001",
+            ],
+        ),
     ],
 )
-def test_lost_doubled_and_disordered_records_are_counted(
-    delivered: list[int], expected: Count
+def test_what_is_missing_and_what_is_there_twice_is_named(
+    read: list[Any], stored: list[Any], problems: list[str]
 ) -> None:
-    found = count({1, 2, 3}, delivered)
-    assert found == expected
-    assert found.is_exact == (expected[2:] == (0, 0, 0))
+    verdict = compare(ORDERS, read, stored)
+    assert verdict.problems == problems
+    assert verdict.is_exact == (not problems)
+
+
+def test_contents_that_differ_are_noticed() -> None:
+    changed = [msgspec.structs.replace(ORDERS[0], cents=1), *ORDERS[1:]]
+    assert compare(ORDERS, ORDERS, changed).problems == [
+        "counts agree, and the contents of some orders do not"
+    ]
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
@@ -108,17 +124,6 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"a\nbc\n")
     assert tail.lines() == [b"bc"]
     assert tail.lines() == []
-
-
-def test_a_torn_line_of_the_ledger_is_cut_off(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger"
-    assert last_line(ledger) is None
-    whole = b'{"sequence":4,"through":9,"values":["a:1"]}\n'
-    ledger.write_bytes(whole + b'{"sequence":5,"thr')
-    last = last_line(ledger)
-    assert last is not None
-    assert (last.sequence, last.through) == (4, 9)
-    assert ledger.read_bytes() == whole
 
 
 def test_a_process_that_fails_is_noticed_with_its_last_words(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An order of the demo: the same whoever makes it, so that anybody can tell what should be there."""
+"""An order of the demo: the same whoever makes it, so that anybody can tell what is missing."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python -m headwater.cli.demo.query URL FOLDER ORDERS
 
 Two queries read the stream. The group `lake` owns it and acknowledges; the group `dashboard`
-follows. After about half of the orders the job ends itself with SIGKILL, once, right after a
+follows. After a third of the orders the job ends itself with SIGKILL, once, right after a
 snapshot of the table was committed and before Spark has written down that the micro-batch is done.
 Started again, Spark runs that micro-batch again, and the table knows that it has it.
 """
@@ -25,6 +25,8 @@ from headwater.spark import from_json, session, to_table
 
 WINDOW: Final = "30 minutes"
 TRIGGER: Final = "1 second"
+MICRO_BATCHES: Final = 8
+"""At least so many, so that a kill falls between some that are done and some that are not."""
 STORED: Final = "stored"
 """The report: a line for each micro-batch that is in the table."""
 STRUCK: Final = "struck"
@@ -88,6 +90,7 @@ class Job:
             .option("subscribe", STREAM)
             .option("groupId", group)
             .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", max(1, self._orders // MICRO_BATCHES))
             .load(self._url)
         )
         names = [column.split()[0] for column in SCHEMA.split(", ")]

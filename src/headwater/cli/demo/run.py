@@ -110,7 +110,9 @@ class Demo:
                     "nothing is added"
                 )
         self._strike()
-        return all([one.is_done for one in (*self.producers.values(), self.job)])
+        # Each is asked, also after one that is not done: a failure is told at once.
+        done = [one.is_done for one in (*self.producers.values(), self.job)]
+        return all(done)
 
     def _strike(self) -> None:
         """Kill a producer at a third of its orders, and start again who was killed."""
