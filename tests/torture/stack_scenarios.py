@@ -84,11 +84,15 @@ async def _run(world: StackWorld) -> tuple[list[ProducerActor], list[FollowerAct
         *(ReaderActor(world).work for _ in range(random.randint(0, 1))),
         *(
             CollectorActor(world, world.stream().retention()).work
-            for _ in range(random.randint(0, 1))
+            for _ in range(random.randint(int(world.haunted), 2))
         ),
     ]
     running = [_start(world, f"beside{number}", work) for number, work in enumerate(beside)]
-    for task in [_start(world, one.name, one.work) for one in producers]:
+    writing = [_start(world, one.name, one.work) for one in producers]
+    if sources and random.random() < 0.3:
+        # Somebody started the same source twice: the later life fences the earlier one.
+        writing.append(_start(world, "rival", producers[0].work))
+    for task in writing:
         await task
     world.over = True
     for task in running:
