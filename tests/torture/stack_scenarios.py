@@ -118,8 +118,9 @@ async def _settle(
     await _drain(world)
     for follower in followers:
         await follower.drain()
-    for letter in await list_dead_letters(world.stream()):
-        world.check(letter.sequence in world.log.damaged, f"{letter} is no loss")
+    letters = {letter.sequence for letter in await list_dead_letters(world.stream())}
+    damaged, lost = world.log.damaged, world.log.lost
+    world.check(lost <= letters <= damaged, f"{damaged} rotted, {lost} are lost: {letters}")
     retention = Retention(0, grace_ms=0)
     world.retentions.append(retention)
     await check_nothing_left(world.truth, world.backend, world.collector(), retention)
