@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from headwater.testing.torture import Scenario
 from tests.buffer.killer import kill_round as kill_buffer_round
+from tests.spark.killer import kill_round as kill_spark_round
 from tests.store.killer import kill_round as kill_store_round
 
 STORE = Scenario(room="store", name="kill", run=kill_store_round, rounds=200, sample=15)
 BUFFER = Scenario(room="buffer", name="kill", run=kill_buffer_round, rounds=500, sample=4)
-SCENARIOS = [STORE, BUFFER]
+SPARK = Scenario(room="spark", name="kill", run=kill_spark_round, rounds=100, sample=1)
+SCENARIOS = [STORE, BUFFER, SPARK]

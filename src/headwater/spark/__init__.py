@@ -10,5 +10,6 @@ Always holds:
 """
 
 from headwater.spark.data_source import HeadwaterDataSource
+from headwater.spark.json_columns import from_json
 
-__all__ = ["HeadwaterDataSource"]
+__all__ = ["HeadwaterDataSource", "from_json"]

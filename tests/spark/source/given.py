@@ -46,8 +46,8 @@ def wait(coroutine: Coroutine[Any, Any, T]) -> T:
 class World:
     """A store of its own, with streams, and readers of them as Spark would make them."""
 
-    def __init__(self) -> None:
-        self.url = f"memory://world{next(_numbers)}"
+    def __init__(self, url: str | None = None) -> None:
+        self.url = url or f"memory://world{next(_numbers)}"
         self.store: Store = store_at(self.url)
 
     def stream(self, name: str = "orders", **settings: Any) -> Stream:

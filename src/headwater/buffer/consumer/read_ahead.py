@@ -32,17 +32,24 @@ class _Slot:
     def __init__(self, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.task: asyncio.Task[Outcome] | None = None
+        self._decoded_bytes: int | None = None
 
     @property
     def size_bytes(self) -> int:
-        """What the batch takes: decoded, it may be larger than it was in the store."""
+        """What the batch takes: decoded, it may be larger than it was in the store.
+
+        Every slot is asked whenever a batch is handed over, so it is found out once.
+        """
+        if self._decoded_bytes is not None:
+            return self._decoded_bytes
         stored = self.descriptor.size_bytes
         if self.task is None or not self.task.done() or self.task.cancelled():
             return stored
         outcome = self.task.result()
         if not isinstance(outcome, ConsumedBatch):
             return stored
-        return max(stored, int(outcome.records.nbytes))
+        self._decoded_bytes = max(stored, int(outcome.records.nbytes))
+        return self._decoded_bytes
 
 
 class ReadAhead:
@@ -106,8 +113,10 @@ class ReadAhead:
 
     async def first(self) -> Outcome:
         """Wait for the first batch, or for the error of fetching it. It stays where it is."""
-        self._begin_more()
         task = self._slots[0].task
+        if task is None:
+            self._begin_more()
+            task = self._slots[0].task
         assert task is not None
         if not task.done():
             await asyncio.wait((task,))

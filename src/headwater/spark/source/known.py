@@ -10,6 +10,7 @@ from headwater.buffer.consumer import Place
 from headwater.core.errors import RolledBack
 from headwater.core.limits import LOOK_BATCHES
 from headwater.spark.source.feed import Feed
+from headwater.spark.source.limits import until
 from headwater.spark.source.slices import Slice
 
 KNOWN_BATCHES: Final = 65_536
@@ -96,10 +97,7 @@ class Known:
 
     def until(self, end: Place | None) -> list[Slice]:
         """The slices up to a place."""
-        if end is None:
-            return list(self._slices)
-        known = takewhile(lambda one: (one.sequence, one.first_lsn) < end, self._slices)
-        return [one if one.sequence < end.sequence else one.cut(0, end.lsn) for one in known]
+        return list(self._slices) if end is None else until(self._slices, end)
 
     def _add(self, found: list[Slice]) -> None:
         for one in found:

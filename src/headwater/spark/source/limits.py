@@ -6,7 +6,8 @@ that a small one is not starved by one that is far behind. At least one record a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from headwater.buffer.consumer import Place
@@ -34,9 +35,12 @@ def shares(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[int]:
     firsts = [index for index in order if bounded[index]][:limit]
     given = [int(index in firsts) for index in range(count)]
     rest, left = [max(0, amount - 1) for amount in bounded], limit - len(firsts)
+    if not left:
+        return given
     total = sum(rest)
     for index in firsts:
         given[index] += left * rest[index] // total
+    order = [index for index in order if given[index] < bounded[index]]
     order.sort(key=lambda index: -(left * rest[index] % total))
     for index in order[: limit - sum(given)]:
         given[index] += 1
@@ -48,9 +52,9 @@ def end_by_rows(slices: Sequence[Slice], rows: int) -> Place | None:
     end: Place | None = None
     for one in slices:
         if one.take > rows:
-            return Place(one.sequence, one.first_lsn + rows) if rows else end
+            return one.place_at(one.first_lsn + rows) if rows else end
         rows -= one.take
-        end = Place(one.sequence + 1, one.end_lsn)
+        end = one.place_at(one.end_lsn)
     return end
 
 
@@ -78,7 +82,7 @@ def ends_by_bytes(
             if counts[index] < len(waiting[index]):
                 one = waiting[index][counts[index]]
                 rows = max(1, one.take * size_bytes // max(1, one.size_bytes))
-                found[index] = Place(one.sequence, one.first_lsn + rows)
+                found[index] = one.place_at(one.first_lsn + rows)
                 break
     return found
 
@@ -93,23 +97,28 @@ def _that_fit(slices: Sequence[Slice], size_bytes: int) -> int:
 
 
 def _after(slices: Sequence[Slice]) -> Place | None:
-    return Place(slices[-1].sequence + 1, slices[-1].end_lsn) if slices else None
+    return slices[-1].place_at(slices[-1].end_lsn) if slices else None
 
 
 def ends(
     waiting: Sequence[Sequence[Slice]], limits: Limits, *, turn: int = 0
 ) -> list[Place | None]:
     """Where each partition's part of a micro-batch ends; None where nothing is taken."""
-    found = [_after(slices) for slices in waiting]
     if limits.rows is not None:
         rows = shares(limits.rows, [sum(one.take for one in s) for s in waiting], turn=turn)
         by_rows = [end_by_rows(s, share) for s, share in zip(waiting, rows, strict=True)]
-        found = [_earlier(a, b) for a, b in zip(found, by_rows, strict=True)]
+        if limits.size_bytes is None:
+            return by_rows
+        # One after the other, and not the lesser of both: that may be nothing in each partition.
+        waiting = [until(s, end) for s, end in zip(waiting, by_rows, strict=True)]
     if limits.size_bytes is not None:
-        by_bytes = ends_by_bytes(waiting, limits.size_bytes, turn=turn)
-        found = [_earlier(a, b) for a, b in zip(found, by_bytes, strict=True)]
-    return found
+        return ends_by_bytes(waiting, limits.size_bytes, turn=turn)
+    return [_after(slices) for slices in waiting]
 
 
-def _earlier(one: Place | None, other: Place | None) -> Place | None:
-    return None if one is None or other is None else min(one, other)
+def until(slices: Iterable[Slice], end: Place | None) -> list[Slice]:
+    """The slices up to a place; none up to None."""
+    if end is None:
+        return []
+    before = takewhile(lambda one: (one.sequence, one.first_lsn) < end, slices)
+    return [one if one.sequence < end.sequence else one.cut(0, end.lsn) for one in before]

@@ -136,11 +136,14 @@ def _runs(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
 
 
 def _timestamp_types(piece: Piece) -> pa.Array:
-    """0 where the producer gave a time, 1 where it is that of the ingestion."""
-    records = piece.batch.records
-    if TIMESTAMP not in records.schema.names:
+    """0 where the producer gave a time, 1 where it is that of the ingestion.
+
+    A batch in which some records have a time has the ingestion time for the others.
+    """
+    batch = piece.batch
+    if TIMESTAMP not in batch.records.schema.names:
         return pa.repeat(_INGESTION_TIME, piece.take)
-    given = records.column(TIMESTAMP).slice(piece.skip, piece.take)
-    if not given.null_count:
-        return pa.repeat(_PRODUCERS_TIME, piece.take)
-    return pc.is_null(given).cast(pa.int32())
+    ingested, _ = batch.calls.per_record(len(batch))
+    is_given = pc.not_equal(batch.records.column(TIMESTAMP), ingested).fill_null(False)
+    kinds = pc.if_else(is_given, _PRODUCERS_TIME, _INGESTION_TIME)
+    return kinds.slice(piece.skip, piece.take)

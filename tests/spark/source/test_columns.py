@@ -1,0 +1,210 @@
+"""Columns: Kafka's for opaque values, a stream's own for typed rows, just as Spark wants them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.buffer.producer import Producer
+from headwater.buffer.stream import alter_stream
+from headwater.core.errors import Refused
+from tests.spark.source.given import World, wait
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+PLACED = ["topic", "partition", "offset", "timestamp", "timestampType"]
+
+
+def names(world: World, **options: str) -> list[str]:
+    found: list[str] = world.source(**options).schema().fieldNames()
+    return found
+
+
+def test_opaque_values_have_kafkas_columns(world: World) -> None:
+    world.stream()
+    assert names(world) == ["key", "value", *PLACED]
+    assert world.source().schema().simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int>"
+    )
+    more = names(world, includeHeaders="true", includeMetadata="true")
+    assert more == ["key", "value", *PLACED, "headers", "metadata"]
+
+
+def test_every_opaque_column_has_what_was_produced(world: World) -> None:
+    world.stream()
+
+    async def go() -> None:
+        async with await Producer.open(world.store, "orders") as producer:
+            await producer.produce(
+                [b"a"], keys=[b"k"], headers=[[("h", b"1")]], timestamps=[NOON], metadata=b"m"
+            )
+            await producer.produce([None])
+
+    wait(go())
+    rows = world.read(includeHeaders="true", includeMetadata="true").to_pylist()
+    ingested = rows[1].pop("timestamp")
+    assert rows == [
+        {
+            "key": b"k",
+            "value": b"a",
+            "topic": "orders",
+            "partition": 0,
+            "offset": 1,
+            "timestamp": NOON,
+            "timestampType": 0,
+            "headers": [{"key": "h", "value": b"1"}],
+            "metadata": b"m",
+        },
+        {
+            "key": None,
+            "value": None,
+            "topic": "orders",
+            "partition": 0,
+            "offset": 2,
+            "timestampType": 1,
+            "headers": None,
+            "metadata": None,
+        },
+    ]
+    assert ingested > NOON
+
+
+TYPED = pa.table(
+    {
+        "id": pa.array([1, 2], pa.int32()),
+        "value": pa.array(["x", None]),
+        "price": pa.array([None, None], pa.decimal128(9, 2)),
+        "at": pa.array([NOON, None], pa.timestamp("us", "UTC")),
+        "local": pa.array([datetime(2026, 1, 1), None], pa.timestamp("us")),  # noqa: DTZ001
+        "tags": pa.array([["a"], None], pa.list_(pa.field("element", pa.string()))),
+        "more": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        "who": pa.array([{"name": "n"}, None], pa.struct([("name", pa.string())])),
+    }
+)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_typed_rows_come_back_typed_without_naming_a_schema(world: World, declared: bool) -> None:
+    world.stream(**({"schema": TYPED.schema} if declared else {}))
+    world.produce_arrow(TYPED)
+    table = world.read()
+    assert table.column_names == [*TYPED.column_names, "_key", *(f"_{name}" for name in PLACED)]
+    assert table.select(TYPED.column_names).to_pylist() == TYPED.to_pylist()
+    assert table["_offset"].to_pylist() == [1, 2]
+    assert names(world, valueFormat="arrow") == table.column_names
+
+
+def test_columns_are_picked_and_ordered(world: World) -> None:
+    world.stream()
+    world.produce_arrow(TYPED)
+    table = world.read(columns="_offset,id")
+    assert table.to_pylist() == [{"_offset": 1, "id": 1}, {"_offset": 2, "id": 2}]
+    kept = "_operation,_collection,_kind,_rid,_refresh_records,_metadata"
+    assert world.read(columns=kept).slice(0, 1).to_pylist() == [
+        {
+            "_operation": "insert",
+            "_collection": "orders",
+            "_kind": "entity",
+            "_rid": 0,
+            "_refresh_records": None,
+            "_metadata": None,
+        }
+    ]
+    with pytest.raises(Refused, match="columns: there is no 'offset'; there are id, value"):
+        names(world, columns="offset")
+
+
+def test_a_column_that_is_not_read_costs_nothing(world: World) -> None:
+    world.stream()
+    world.produce([b"v" * 1000] * 100)
+    assert world.read(columns="offset").nbytes == 800
+
+
+def test_operations_are_words(world: World) -> None:
+    world.stream()
+    world.produce_arrow(pa.table({"id": [1, 2], "_operation": ["delete", "update"]}))
+    assert world.read(columns="_operation")["_operation"].to_pylist() == ["delete", "update"]
+
+
+def test_older_rows_of_a_declared_schema_are_filled_up_and_later_columns_left_out(
+    world: World,
+) -> None:
+    world.stream(schema=pa.schema([("id", pa.int32())]))
+    world.produce_arrow(pa.table({"id": pa.array([1], pa.int32())}))
+    before = world.batch_reader()
+    wider = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    wait(alter_stream(world.store, "orders", schema=wider))
+    world.produce_arrow(pa.table({"id": [2], "name": ["n"]}))
+    table = world.read(columns="id,name")
+    assert table.to_pylist() == [{"id": 1, "name": None}, {"id": 2, "name": "n"}]
+    found = [batch for task in before.partitions() for batch in before.read(task)]
+    assert [row for batch in found for row in batch.column("id").to_pylist()] == [1, 2]
+
+
+def _raw(world: World, name: str) -> None:
+    world.stream(name)
+    world.produce([b"v"], name)
+
+
+def _typed(world: World, name: str) -> None:
+    world.stream(name)
+    world.produce_arrow(pa.table({"id": [1]}), name)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "told"),
+    [
+        (_raw, {"valueFormat": "arrow"}, "declares no columns"),
+        (
+            lambda world, name: world.stream(name, schema=pa.schema([("id", pa.int32())])),
+            {"valueFormat": "raw"},
+            "has no opaque values",
+        ),
+        (lambda world, name: world.stream(name, format="v1"), {"valueFormat": "arrow"}, "v1"),
+    ],
+)
+def test_a_format_that_the_stream_does_not_have_is_refused(
+    world: World, make: Any, options: dict[str, str], told: str
+) -> None:
+    make(world, "orders")
+    with pytest.raises(Refused, match=told):
+        names(world, **options)
+
+
+def test_streams_of_different_shapes_are_refused_in_one_frame(world: World) -> None:
+    _raw(world, "a")
+    _typed(world, "b")
+    with pytest.raises(Refused, match=r"'a' and 'b' have different columns \(opaque values; id"):
+        names(world, subscribe="a,b")
+
+
+def test_a_stream_written_in_two_shapes_is_refused_and_not_cut(world: World) -> None:
+    _raw(world, "orders")
+    world.produce_arrow(pa.table({"id": [1]}))
+    with pytest.raises(Refused, match="two shapes"):
+        world.read()
+    assert world.read(columns="offset").num_rows == 2
+
+
+def test_a_stream_in_the_published_format_is_read_the_same(world: World) -> None:
+    world.stream(format="v1")
+    world.produce([b"a", b"b"])
+    world.produce([b"c"])
+    table = world.read()
+    assert table["value"].to_pylist() == [b"a", b"b", b"c"]
+    assert table["offset"].to_pylist() == [1, 2, 3]
+    assert set(table["timestampType"].to_pylist()) == {1}
+    reader = world.stream_reader()
+    start = reader.initialOffset()
+    assert reader.partitions(start, reader.latestOffset(start))
+
+
+def test_a_schema_given_by_hand_is_served_by_its_names(world: World) -> None:
+    _typed(world, "orders")
+    picked = world.source(columns="id,_offset").schema()
+    reader = world.source().reader(picked)
+    found = [batch for task in reader.partitions() for batch in reader.read(task)]
+    assert found[0].to_pylist() == [{"id": 1, "_offset": 1}]

@@ -1,0 +1,263 @@
+"""Reading on a real Spark: what only it can show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import headwater.spark
+from headwater.core.errors import Refused
+from tests.spark.source.engine import places
+from tests.spark.source.given import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A store in a folder, which Spark's own processes see too."""
+    return World(f"file://{tmp_path}/store")
+
+
+class Queries:
+    """Streaming queries of one test, whose sink keeps each micro-batch once."""
+
+    def __init__(self, spark: SparkSession, world: World, folder: Path) -> None:
+        self._spark = spark
+        self._world = world
+        self._folder = folder
+        self._started: list[StreamingQuery] = []
+        self.fail: Callable[[int], None] = lambda batch: None
+
+    def frame(self, group: str = "g", **options: str) -> DataFrame:
+        """A stream from its first record on."""
+        reader = self._spark.readStream.format("headwater").option("groupId", group)
+        asked = {"subscribe": "orders", "startingOffsets": "earliest"} | options
+        return reader.options(**asked).load(self._world.url)
+
+    def start(
+        self, frame: DataFrame, name: str = "one", *, available_now: bool = True
+    ) -> StreamingQuery:
+        """Write the values of a frame to the sink of this name."""
+        (self._folder / name).mkdir(exist_ok=True)
+
+        def sink(rows: DataFrame, number: int) -> None:
+            found = [row[0].decode() for row in rows.select("value").collect()]
+            (self._folder / name / f"{number}.json").write_text(json.dumps(found))
+            self.fail(number)
+
+        writer = frame.writeStream.foreachBatch(sink)
+        writer = writer.option("checkpointLocation", str(self._folder / f"{name}.checkpoint"))
+        if available_now:
+            writer = writer.trigger(availableNow=True)
+        query = writer.start()
+        self._started.append(query)
+        return query
+
+    def values(self, name: str = "one") -> list[str]:
+        """What the sink has, in the order of the micro-batches."""
+        files = sorted((self._folder / name).glob("*.json"), key=lambda file: int(file.stem))
+        return [value for file in files for value in json.loads(file.read_text())]
+
+    def stop(self) -> None:
+        """End whatever runs."""
+        for query in self._started:
+            query.stop()
+
+
+@pytest.fixture
+def queries(spark: SparkSession, world: World, tmp_path: Path) -> Iterator[Queries]:
+    """A way to start queries, ended with the test."""
+    found = Queries(spark, world, tmp_path)
+    yield found
+    found.stop()
+
+
+def _read(spark: SparkSession, world: World, **options: str) -> DataFrame:
+    asked = {"subscribe": "orders"} | options
+    return spark.read.format("headwater").options(**asked).load(world.url)
+
+
+def test_a_batch_is_read_without_registration_and_opens_nothing(
+    spark: SparkSession, world: World
+) -> None:
+    world.stream(partitions=2)
+    world.produce([b"%d" % number for number in range(50)], partition=0)
+    world.produce([b"%d" % number for number in range(50, 80)], partition=1)
+    frame = _read(spark, world, minPartitions="4")
+    frame.explain(mode="formatted")
+    assert frame.rdd.getNumPartitions() == 4
+    rows = frame.selectExpr(
+        "partition", "offset", "CAST(CAST(value AS STRING) AS INT) AS n", "topic"
+    ).collect()
+    assert sorted(row.n for row in rows) == list(range(80))
+    assert {(row.partition, row.offset) for row in rows} == {(0, lsn) for lsn in range(1, 51)} | {
+        (1, lsn) for lsn in range(1, 31)
+    }
+    assert world.state().epoch == 0
+    picked = _read(spark, world, startingOffsets='{"orders": {"0": 49, "1": -1}}', columns="offset")
+    assert [row.offset for row in picked.collect()] == [49, 50]
+
+
+def test_json_values_become_typed_columns_and_what_does_not_fit_is_kept(
+    spark: SparkSession, world: World
+) -> None:
+    world.stream()
+    fits, odd, broken = b'{"id": 1, "key": "k", "more": 2}', b'{"id": "x", "key": "k"}', b'{"id'
+    world.produce([fits, odd, broken, None])
+    frame = headwater.spark.from_json(_read(spark, world), "id BIGINT, key STRING")
+    assert frame.columns[:5] == ["id", "key", "_rescued_data", "_key", "_topic"]
+    assert [
+        tuple(row) for row in frame.select("id", "key", "_rescued_data", "_offset").collect()
+    ] == [
+        (1, "k", None, 1),
+        (None, "k", odd.decode(), 2),
+        (None, None, broken.decode(), 3),
+        (None, None, None, 4),
+    ]
+    with pytest.raises(Refused, match="names that begin with '_'"):
+        headwater.spark.from_json(_read(spark, world), "_id BIGINT")
+    with pytest.raises(Refused, match="there is no column 'values'"):
+        headwater.spark.from_json(_read(spark, world), "id BIGINT", column="values")
+
+
+TYPED = pa.table(
+    {
+        "id": pa.array([1, 2], pa.int64()),
+        "small": pa.array([1, None], pa.int8()),
+        "name": pa.array(["x", None]),
+        "price": pa.array([None, None], pa.decimal128(9, 2)),
+        "day": pa.array([20_000, None], pa.date32()),
+        "at": pa.array([datetime(2026, 1, 31, 12, tzinfo=UTC), None], pa.timestamp("us", "UTC")),
+        "tags": pa.array([["a", None], None], pa.list_(pa.field("element", pa.string()))),
+        "more": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        "who": pa.array([{"name": "n", "x": [1.5]}, None]),
+    }
+)
+
+
+def test_typed_rows_of_every_kind_come_as_they_were_produced(
+    spark: SparkSession, world: World
+) -> None:
+    world.stream()
+    world.produce_arrow(TYPED)
+    world.produce_arrow(TYPED)
+    frame = _read(spark, world, includeHeaders="true", includeMetadata="true")
+    assert frame.columns[:2] == ["id", "small"]
+    found = frame.select(*TYPED.column_names).toArrow().to_pylist()
+    assert found == TYPED.to_pylist() * 2
+    assert [row[0] for row in frame.select("_offset").collect()] == [1, 2, 3, 4]
+
+
+def test_what_is_wrong_is_said_where_the_query_is_written(
+    spark: SparkSession, world: World, queries: Queries
+) -> None:
+    world.stream()
+    for wrong, told in (
+        ({"startingOffset": "latest"}, "the option is called startingOffsets"),
+        ({"maxOffsetsPerTriger": "1"}, "did you mean maxOffsetsPerTrigger"),
+        ({"subscribe": "ordres"}, "there is no stream 'ordres'"),
+        ({"columns": "nope"}, "there is no 'nope'"),
+    ):
+        with pytest.raises(PySparkException) as refused:
+            queries.frame(**wrong)
+        assert told in str(refused.value)
+    with pytest.raises(PySparkException) as missing:
+        queries.start(
+            spark.readStream.format("headwater").option("subscribe", "orders").load(world.url)
+        ).awaitTermination()
+    assert "groupId is missing" in str(missing.value)
+
+
+def _fill(world: World, count: int = 30) -> list[str]:
+    world.stream(partitions=2)
+    for first in range(0, count, 5):
+        values = [b"%d" % number for number in range(first, first + 5)]
+        world.produce(values, partition=first // 5 % 2)
+    return sorted(str(number) for number in range(count))
+
+
+def test_a_query_ends_fully_acknowledged_and_adds_nothing_when_run_again(
+    world: World, queries: Queries
+) -> None:
+    values = _fill(world)
+    limit = {"maxOffsetsPerTrigger": "12"}
+    query = queries.start(queries.frame(**limit))
+    assert query.awaitTermination(120)
+    assert sorted(queries.values()) == values
+    progress: list[Any] = query.recentProgress
+    assert [one["numInputRows"] for one in progress] == [12, 12, 6, 0]
+    assert [world.state(partition=number).pending for number in (0, 1)] == [0, 0]
+    # The lag is what the end of the micro-batch lacks of the end of the stream.
+    source = progress[0]["sources"][0]
+    ends = [places(json.loads(source[name])) for name in ("latestOffset", "endOffset")]
+    assert sum(ends[0][number][0] - ends[1][number][0] for number in (0, 1)) == 18
+    again = queries.start(queries.frame(**limit))
+    assert again.awaitTermination(120)
+    assert not any(one["numInputRows"] for one in again.recentProgress)
+    assert sorted(queries.values()) == values
+
+
+def test_a_sink_that_fails_after_it_wrote_gets_the_same_micro_batch_again(
+    world: World, queries: Queries
+) -> None:
+    values = _fill(world)
+    failed = []
+
+    def fail(batch: int) -> None:
+        if batch == 1 and not failed:
+            failed.append(batch)
+            raise RuntimeError("the sink broke")
+
+    queries.fail = fail
+    limit = {"maxOffsetsPerTrigger": "12"}
+    with pytest.raises(PySparkException, match="the sink broke"):
+        queries.start(queries.frame(**limit)).awaitTermination()
+    assert queries.start(queries.frame(**limit)).awaitTermination(120)
+    assert sorted(queries.values()) == values
+
+
+def test_two_queries_read_one_stream_as_it_grows_and_both_have_all_of_it(
+    world: World, queries: Queries
+) -> None:
+    values = _fill(world)
+    owner = queries.start(queries.frame("owner"), "owner", available_now=False)
+    owner.processAllAvailable()
+    follower = queries.start(queries.frame("follower"), "follower", available_now=False)
+    world.produce([b"late"])
+    for query in (owner, follower):
+        query.processAllAvailable()
+    assert sorted(queries.values("owner")) == sorted([*values, "late"])
+    assert sorted(queries.values("follower")) == sorted([*values, "late"])
+    assert world.state().group == "owner"
+
+
+def test_a_second_run_fences_the_first_which_says_who_and_when(
+    world: World, queries: Queries
+) -> None:
+    _fill(world)
+    first = queries.start(queries.frame(), "first", available_now=False)
+    first.processAllAvailable()
+    assert queries.start(queries.frame(), "second").awaitTermination(120)
+    with pytest.raises(PySparkException) as fenced:
+        first.awaitTermination(120)
+    assert "group 'g' opened the consumer at 20" in str(fenced.value)
+    assert "stop one of them" in str(fenced.value)
+
+
+def test_a_stream_read_twice_in_one_query_needs_two_groups(world: World, queries: Queries) -> None:
+    values = _fill(world)
+    twice = queries.frame("a").unionAll(queries.frame("a"))
+    with pytest.raises(PySparkException) as fenced:
+        queries.start(twice, "refused").awaitTermination()
+    assert "give the second read a groupId of its own" in str(fenced.value)
+    both = queries.frame("a").unionAll(queries.frame("b"))
+    assert queries.start(both, "two").awaitTermination(120)
+    assert sorted(queries.values("two")) == sorted(values * 2)
