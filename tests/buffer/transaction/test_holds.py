@@ -277,11 +277,13 @@ async def test_a_producer_is_not_forgotten_before_what_it_committed_is_appended(
             # The hold has just been seen: it is not ended in these passes.
             assert retention.keep_producers >= {producer_id(attempt.application)}
             await stream.collector(0).collect(retention)
-        holds = await holds_of(stream)
-        fresh = {n: msgspec.structs.replace(h, seen_renewals=-1) for n, h in holds.holds.items()}
-        await holds_register(stream).update(
-            lambda now, fresh=fresh: msgspec.structs.replace(now or Holds(), holds=fresh)
-        )
+        await holds_register(stream).update(_as_never_seen)
     assert await stream.appender(0, producer_id(attempt.application)).open() != Resumed(
         0, None, is_known=False
     )
+
+
+def _as_never_seen(now: Holds | None) -> Holds:
+    assert now is not None
+    fresh = {n: msgspec.structs.replace(h, seen_renewals=-1) for n, h in now.holds.items()}
+    return msgspec.structs.replace(now, holds=fresh)
