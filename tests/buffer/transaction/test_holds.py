@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.buffer.consumer import Consumer
 from headwater.buffer.consumer.source import retention_of
-from headwater.buffer.stream import Stream, create_stream, delete_stream
-from headwater.buffer.transaction import Attempt, Committer, HoldLost, Uploader, held_below
+from headwater.buffer.queue import Resumed
+from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream
+from headwater.buffer.transaction import Attempt, Committer, HoldLost, Uploader, held
 from headwater.buffer.transaction.holds import (
     TIMEOUT_MS,
     Holder,
@@ -18,6 +20,7 @@ from headwater.buffer.transaction.holds import (
     holds_register,
     read_holds,
 )
+from headwater.buffer.transaction.identity import producer_id
 from headwater.buffer.transaction.record import (
     Application,
     application_register,
@@ -213,14 +216,14 @@ def test_a_timeout_that_could_not_work_is_refused(timeout_ms: int) -> None:
 @virtual
 async def test_a_pass_without_transactions_writes_the_floor_once_in_a_grace() -> None:
     stream = await a_stream(grace_ms=600_000)
-    await held_below(stream, 600_000)
+    await held(stream, 600_000)
     before = (await holds_register(stream).read()).number
     for _ in range(4):
         await runtime.sleep(100)
-        await held_below(stream, 600_000)
+        await held(stream, 600_000)
     assert (await holds_register(stream).read()).number == before
     await runtime.sleep(600)
-    await held_below(stream, 600_000)
+    await held(stream, 600_000)
     assert (await holds_register(stream).read()).number == before + 1
 
 
@@ -248,3 +251,39 @@ async def test_a_deleted_stream_leaves_nothing_of_its_transactions() -> None:
     await delete_stream(stream.store, stream.name)
     left = [meta.key async for meta in stream.store.list("streams")]
     assert left == ["streams/orders/stream.json"]
+
+
+@virtual
+async def test_a_producer_is_not_forgotten_before_what_it_committed_is_appended() -> None:
+    """Nobody collects for long; then a pass finds a silent producer, and a hold for the first time.
+
+    The queue keeps nothing that the producer ever appended."""
+    stream = await a_stream(partitions=1, grace_ms=0)
+    stream = await alter_stream(stream.store, stream.name, retention_ms=0)
+    await write(stream, micro_batch(0), {0: ["a"]})
+    attempt = micro_batch(1)
+    done = await upload(stream, attempt, 0, {0: ["b"]})
+    before = await read_application(application_register(stream, attempt.application))
+    await Committer(stream, attempt)._change(before, [done], done.uploads)
+    taker = stream.taker(0)
+    await taker.open("g")
+    for version in range(3):
+        await runtime.sleep(10 * DAY_S)
+        await write(stream, Attempt.of_query("other", version, "run"), {0: ["c"]})
+        found = await taker.after(None if version == 0 else version, 100)
+        await taker.dequeue(found[-1].sequence)
+        for _ in range(4):
+            retention = await retention_of(stream)
+            # The hold has just been seen: it is not ended in these passes.
+            assert retention.keep_producers >= {producer_id(attempt.application)}
+            await stream.collector(0).collect(retention)
+        await holds_register(stream).update(_as_never_seen)
+    assert await stream.appender(0, producer_id(attempt.application)).open() != Resumed(
+        0, None, is_known=False
+    )
+
+
+def _as_never_seen(now: Holds | None) -> Holds:
+    assert now is not None
+    fresh = {n: msgspec.structs.replace(h, seen_renewals=-1) for n, h in now.holds.items()}
+    return msgspec.structs.replace(now, holds=fresh)

@@ -7,7 +7,7 @@ import msgspec
 from headwater.buffer.layout import check_group_name
 from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream, open_stream
-from headwater.buffer.transaction.expiry import held_below
+from headwater.buffer.transaction.expiry import held
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused
 from headwater.store import Store
@@ -56,5 +56,5 @@ async def retention_of(stream: Stream) -> Retention:
     retention = current.retention()
     if current.config.format == "v1":
         return retention
-    held = await held_below(current, retention.grace_ms)
-    return msgspec.structs.replace(retention, hold_below=held)
+    kept = await held(current, retention.grace_ms)
+    return msgspec.structs.replace(retention, hold_below=kept.below, keep_producers=kept.producers)

@@ -270,6 +270,9 @@ class Retention(msgspec.Struct, frozen=True):
     """How old an upload that nobody appended has to be, by its id, before the floor passes it."""
     hold_below: str | None = None
     """Somebody may still append ids from here on (a sink transaction): the floor stays below."""
+    keep_producers: frozenset[str] = frozenset()
+    """Producers that are not forgotten, however long they are silent: those of transactions that
+    are open, of which some may be committed and not appended yet."""
 
 
 class Collected(msgspec.Struct):

@@ -18,7 +18,7 @@ Always holds:
 """
 
 from headwater.buffer.transaction.commit import Committed, Committer, TaskUploads
-from headwater.buffer.transaction.expiry import held_below
+from headwater.buffer.transaction.expiry import Held, held
 from headwater.buffer.transaction.holds import HoldLost
 from headwater.buffer.transaction.identity import Attempt
 from headwater.buffer.transaction.upload import Uploader, check_writable
@@ -27,9 +27,10 @@ __all__ = [
     "Attempt",
     "Committed",
     "Committer",
+    "Held",
     "HoldLost",
     "TaskUploads",
     "Uploader",
     "check_writable",
-    "held_below",
+    "held",
 ]

@@ -127,8 +127,8 @@ class Appending:
         if not opened.is_known:
             raise Refused(
                 f"{where}: {self._application} committed, and its producer was forgotten before "
-                "all of it was appended: whether it was can only be told by looking at what was "
-                "read. Run `headwater inspect` on its record; to go on, write under another name"
+                "all of it was appended, so whether it was is not known. Compare what was read "
+                f"with {self._register.key}; to go on, write under another name"
             )
         if opened.landed < share.first_producer_sequence - 1:
             raise RolledBack(

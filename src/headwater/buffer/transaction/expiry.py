@@ -14,22 +14,34 @@ committed, then commits uploads that are gone.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.appending import finish
 from headwater.buffer.transaction.holds import Hold, Holds, holds_register, read_holds
+from headwater.buffer.transaction.identity import producer_id
 from headwater.buffer.transaction.record import Application, application_register
 from headwater.core import runtime
 from headwater.core.ids import decode_ulid, encode_ulid
 from headwater.store import Register
 
 
-async def held_below(stream: Stream, grace_ms: int) -> str:
-    """The id from which on somebody may still append what was uploaded.
+class Held(NamedTuple):
+    """What open transactions keep from the collector."""
 
-    Raises the floor of the holds first, as far as open transactions allow. What is answered holds
-    for ever: no transaction begins below it later.
+    below: str
+    """The id from which on somebody may still append what was uploaded. That holds for ever: no
+    transaction begins below it later."""
+    producers: frozenset[str]
+    """Who appends what they commit."""
+
+
+async def held(stream: Stream, grace_ms: int) -> Held:
+    """What a pass of the collector has to leave alone.
+
+    First ends the holds that nobody renews, and raises their floor as far as the others allow.
     """
     register = holds_register(stream)
     holds = await read_holds(register)
@@ -50,7 +62,10 @@ async def held_below(stream: Stream, grace_ms: int) -> str:
         return msgspec.structs.replace(now, floor=max(now.floor, min(most, lowest)))
 
     holds = (await register.update(rise)).value
-    return encode_ulid(decode_ulid(holds.floor) + 1)
+    return Held(
+        encode_ulid(decode_ulid(holds.floor) + 1),
+        frozenset(producer_id(hold.application) for hold in holds.holds.values()),
+    )
 
 
 async def _look(stream: Stream, register: Register[Holds]) -> Holds:

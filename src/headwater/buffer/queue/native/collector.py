@@ -62,7 +62,10 @@ class NativeCollector(Collector):
         last = await self._last(max(queue.chunk_floor, consumer.chunk), consumer, retention)
         queue = await self._expire(queue, consumer, last, retention, report)
         await Orphans(self._chunks, self._scanned, retention).collect(report, full=full)
-        await Forgetting(self._chunks, self._scanned, queue, last).collect(report)
+        forgetting = Forgetting(
+            self._chunks, self._scanned, queue, last, keep=retention.keep_producers
+        )
+        await forgetting.collect(report)
         await self._sweep(settled, report)
         if full and settled < queue.chunk_floor:
             await runtime.sleep(await self._settles_in_s())

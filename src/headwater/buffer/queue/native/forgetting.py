@@ -29,11 +29,18 @@ class Forgetting:
     """One pass over some of the producers."""
 
     def __init__(
-        self, chunks: Chunks, scanned: Register[Scanned], queue: Queue, last: Chunk
+        self,
+        chunks: Chunks,
+        scanned: Register[Scanned],
+        queue: Queue,
+        last: Chunk,
+        *,
+        keep: frozenset[str] = frozenset(),
     ) -> None:
         self._chunks = chunks
         self._scanned = scanned
         self._floor = queue.chunk_floor
+        self._keep = keep
         # Both clocks have to agree that it was long: this one's, and that of the latest record.
         at_ms = min(runtime.wall_ms(), last.max_ms_through)
         self._horizon_ms = at_ms - limits.PRODUCER_EXPIRY_MS
@@ -46,7 +53,11 @@ class Forgetting:
             if any(self._is_over(one) for one in shard.producers.values()):
                 dropped = (await register.update(self._without_closed)).value.dropped
                 report.producers_forgotten += max(0, dropped - shard.dropped)
-            silent = [name for name, one in shard.producers.items() if self._is_silent(one)]
+            silent = [
+                name
+                for name, one in shard.producers.items()
+                if self._is_silent(one) and name not in self._keep
+            ]
             if silent:
                 await self._close(register, silent[: limits.CHUNK_OPENINGS])
 
