@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headwater.spark import session as public_session
 from headwater.spark.session import (
     LOCAL_SHUFFLE_PARTITIONS_MAX,
     _default_master,
+    _defaults_left_alone,
     _java_home,
     _name_python,
     _settings,
@@ -154,6 +156,13 @@ def test_workers_run_this_python_unless_they_have_their_own(
 def test_shuffles_fit_the_machine(spark: SparkSession) -> None:
     assert LOCAL_SHUFFLE_PARTITIONS_MAX >= 2
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+
+
+def test_only_warnings_about_our_own_settings_are_held_back() -> None:
+    with warnings.catch_warnings(record=True) as heard, _defaults_left_alone({"spark.ui.enabled"}):
+        warnings.warn("Failed to set spark.ui.enabled to Some(false) due to …", stacklevel=1)
+        warnings.warn("Failed to set spark.mine to Some(1) due to …", stacklevel=1)
+    assert [str(one.message)[:25] for one in heard] == ["Failed to set spark.mine "]
 
 
 def test_no_java_is_said_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.resources import files
 from typing import Final
@@ -76,7 +78,7 @@ def session(
         builder = builder.remote(remote)
     elif where is not None:
         builder = builder.master(where)
-    with _java_home(os.environ):
+    with _java_home(os.environ), _defaults_left_alone({*settings} - {*asked}):
         made = _built(builder, app_name, settings)
     if remote is None:
         _fit_shuffles(made)
@@ -167,6 +169,15 @@ def _java_home(environment: MutableMapping[str, str]) -> Iterator[None]:
             del environment["JAVA_HOME"]
         else:
             environment["JAVA_HOME"] = before
+
+
+@contextlib.contextmanager
+def _defaults_left_alone(names: set[str]) -> Iterator[None]:
+    """A Connect server that was just started with a setting warns that it cannot be changed."""
+    pattern = "|".join(re.escape(name) for name in sorted(names))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f"Failed to set ({pattern}) to", UserWarning)
+        yield
 
 
 def _fit_shuffles(spark: SparkSession) -> None:
