@@ -122,6 +122,8 @@ class _Sealed(Parts):
                 checksum.update(whole)
                 yield whole
             small = []
+            # Let go before the next one is asked for, so that it can have the same memory.
+            del part, whole
         last = b"".join(small)
         checksum.update(last)
         yield last + _SEAL.pack(checksum.intdigest(), MAGIC)
