@@ -66,7 +66,7 @@ def wrong_store(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(url: str, **_: object) -> Store:
         return Store(wrong.IgnoresConditions(), url=url)
 
-    monkeypatch.setattr("headwater.cli.store_commands.open_store", opened)
+    monkeypatch.setattr("headwater.store.open_store", opened)
 
 
 @pytest.mark.usefixtures("wrong_store")
@@ -205,7 +205,7 @@ def test_a_traceback_is_shown_to_who_asks_for_it(
     def fails(*_: object, **__: object) -> Store:
         raise Unavailable("not today")
 
-    monkeypatch.setattr("headwater.cli.store_commands.open_store", fails)
+    monkeypatch.setattr("headwater.store.open_store", fails)
     shown = invoke("store", "ls", "memory://")
     assert shown.exit_code == 2
     assert shown.stderr.splitlines()[0] == "error: not today"
