@@ -111,7 +111,7 @@ def show_settings(console: Console, stream: Stream, *, leave_out: Sequence[str] 
         "id": config.id,
         "created": _time(config.created_ms),
         "partitions": f"{config.partitions:,}",
-        "format": f"{config.format}{compression}",
+        "format": f"{config.format}{compression}{', read leniently' if config.is_lenient else ''}",
         "records stay": _retention_sentence(config),
         "consumer": "a query" if config.consumer == "query" else "nodes",
         "producers flush": f"after {duration_words(stream.linger_ms)} or "
@@ -262,6 +262,8 @@ def _since(versions: list[SchemaVersion], name: str) -> int:
 def _value(name: str, value: object) -> str:
     if value is None:
         return "default"
+    if name == "v1_reading" and value is msgspec.UNSET:
+        return "strict"
     if isinstance(value, int) and name.endswith("_ms"):
         return duration_words(value)
     if isinstance(value, int) and name.endswith("_bytes"):

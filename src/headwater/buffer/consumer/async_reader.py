@@ -60,7 +60,7 @@ class PartitionReading:
         self._stream = stream
         self._partition = partition
         self._looker = stream.looker(partition)
-        handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+        handle = FetchHandle.of(stream, partition)
         self._ahead = ReadAhead(handle.fetch, max_bytes=options.read_ahead_bytes)
         self._after = after
         self._first_lsn = first_lsn
