@@ -72,7 +72,7 @@ class FetchHandle:
 
     async def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
         """Fetch and decode one batch; `UnreadableBatch` if it is missing or damaged."""
-        if not descriptor.rows:
+        if not descriptor.rows and not _holds_bytes(descriptor):
             return ConsumedBatch.empty(descriptor, stream=self._stream, partition=self._partition)
         started_s = runtime.monotonic_s()
         # What the store says of the store is not what the decoder says of the batch: the same kind
@@ -108,6 +108,14 @@ class FetchHandle:
 
 def _handle(store: Store, stream: str, partition: int, lenient: bool = False) -> FetchHandle:
     return FetchHandle(store, stream=stream, partition=partition, lenient=lenient)
+
+
+def _holds_bytes(descriptor: Descriptor) -> bool:
+    """Whether a batch without records has bytes all the same: damage, or a compressed nothing.
+
+    One that was given up or appended before has no size.
+    """
+    return descriptor.format == "v1" and descriptor.size_bytes > v1_batch.FOOTER_BYTES
 
 
 def _decode(descriptor: Descriptor, data: bytes | memoryview, lenient: bool) -> Decoded:
