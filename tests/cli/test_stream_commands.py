@@ -61,7 +61,12 @@ def test_create_makes_a_stream_and_says_what_it_will_cost(invoke: Invoke, url: s
     assert stream.id in out
     assert "7 days, once they are acknowledged" in out
     assert "free of charge here; on S3 about $26 a month for a producer" in out
-    assert "$0.52 for an idle reader" in out
+    assert "$0.52 for an idle reader; for one partition, at list prices" in out
+
+
+def test_the_estimate_counts_partitions(invoke: Invoke, url: str) -> None:
+    out = done(invoke("stream", "create", url, "orders", "--partitions", "4"))
+    assert "For all 4: up to $105 for a producer with keys, $2.07 for an idle reader" in out
 
 
 def test_create_takes_settings_in_kafkas_words_too(

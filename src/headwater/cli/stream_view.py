@@ -89,11 +89,17 @@ def cost_words(stream: Stream) -> str:
         small = f" (${cost.small_producer_usd:,.0f} if its batches are small)"
     words = (
         f"about ${cost.producer_usd:,.0f} a month for a producer that flushes every "
-        f"{duration_words(cost.linger_ms)}{small}, ${cost.idle_reader_usd:.2f} for an idle reader"
+        f"{duration_words(cost.linger_ms)}{small}, ${cost.idle_reader_usd:.2f} for an idle reader; "
+        "for one partition, at list prices"
     )
-    if here.producer_usd:
-        return f"{words}; for one partition, at list prices"
-    return f"free of charge here; on S3 {words}"
+    several = stream.partitions
+    if several > 1:
+        # Records without keys stay with one partition for a batch; keys spread over all of them.
+        words += (
+            f". For all {several:,}: up to ${cost.producer_usd * several:,.0f} for a producer with "
+            f"keys, ${cost.idle_reader_usd * several:,.2f} for an idle reader"
+        )
+    return words if here.producer_usd else f"free of charge here; on S3 {words}"
 
 
 def show_created(console: Console, stream: Stream, *, existed: bool) -> None:
