@@ -44,6 +44,7 @@ ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
 NO_STREAM: Final = "See which streams are there: {command} stream list {address}"
 _NO_STREAM: Final = re.compile(r"there is no stream '|stream '.*' was deleted$")
 _COMMAND: Final = re.compile(r"\bheadwater stream (\w+) URL\b")
+_HEADWATER: Final = re.compile(r"(?<![\w/])headwater stream ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
 """Of the stores that the command opened. A list: what an event loop sets does not leave it."""
 _OUTPUT_FAILED: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
@@ -86,7 +87,8 @@ def command() -> str:
 
 def runnable(text: str) -> str:
     """With the commands that an error names as they run from here."""
-    return _COMMAND.sub(lambda found: f"{command()} stream {found[1]} {address()}", text)
+    addressed = _COMMAND.sub(lambda found: f"headwater stream {found[1]} {address()}", text)
+    return _HEADWATER.sub(lambda _: f"{command()} stream ", addressed)
 
 
 def show(error: errors.HeadwaterError) -> None:

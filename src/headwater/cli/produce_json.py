@@ -28,9 +28,22 @@ class JsonRows:
 
     def __init__(self, declared: pa.Schema | None, *, alter: str) -> None:
         """`alter` is the command that declares a schema."""
+        self._alter = alter
         self._hint = _HINT.format(alter=alter)
         self._is_declared = declared is not None
+        self._left_out: set[str] = set()
         self._types = {} if declared is None else {field.name: field.type for field in declared}
+
+    @property
+    def left_out(self) -> str:
+        """What to say of columns that were null wherever they stood; nothing if there are none."""
+        names = sorted(self._left_out - self._types.keys())
+        if not names:
+            return ""
+        return (
+            f"{', '.join(map(repr, names))}: null throughout, which has no type, so no such column "
+            f"was sent. To have it there as null, declare a schema with it: {self._alter}"
+        )
 
     def decode(self, name: str, block: LineBlock) -> Decoded:
         """The rows of a block, up to the first that is wrong; an empty line is none."""
@@ -49,6 +62,7 @@ class JsonRows:
             columns = self._columns(rows)
         # A column that is null throughout has no type yet, and is null without being there.
         kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
+        self._left_out |= columns.keys() - kept.keys()
         if rows and not kept:
             raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
         return Decoded(pa.table(kept), wrong)
