@@ -141,8 +141,8 @@ def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -
         raise typer.BadParameter(
             "the key of a typed row is its column _key", param_hint="--key-separator"
         )
-    if chosen[0] != "json" and (not files or "-" in files):
-        raise typer.BadParameter(f"--{chosen[0]} reads files: name them", param_hint="FILE")
+    if chosen[0] == "parquet" and (not files or "-" in files):
+        raise typer.BadParameter("--parquet reads files: name them", param_hint="FILE")
     return chosen[0]
 
 

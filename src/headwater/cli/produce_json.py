@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.records import RESERVED
+from headwater.cli.json_rows import bytes_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
 from headwater.core.errors import Refused
 
-_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 _HINT: Final = ". Earlier lines decided the type; declare a schema if it is another: {alter}"
 
 
@@ -113,7 +112,10 @@ class JsonRows:
         return columns
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
-        if pa.types.is_decimal(self._types.get(name, pa.null())):
+        known = self._types.get(name)
+        if any(isinstance(value, dict | list) for value in values):
+            values = [bytes_back(value, known) for value in values]
+        if known is not None and pa.types.is_decimal(known):
             values = [_decimal_text(value) for value in values]
         try:
             found = pa.array(values)
@@ -143,16 +145,10 @@ def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], list[int],
         if not line.strip():
             continue
         try:
-            rows.append(_DECODER.decode(line))
-        except msgspec.DecodeError as error:
-            return (
-                rows,
-                numbers,
-                Refused(
-                    f"{name}, line {number:,} is no JSON object: {error}. It was not sent, nor was "
-                    "what follows"
-                ),
-            )
+            rows.append(row_of(line))
+        except Refused as error:
+            told = f"{name}, line {number:,} {error}. It was not sent, nor was what follows"
+            return rows, numbers, Refused(told)
         numbers.append(number)
     return rows, numbers, None
 
