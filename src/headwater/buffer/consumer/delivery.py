@@ -52,9 +52,7 @@ class Delivery:
         self._partition = partition
         self._on_bad_batch = on_bad_batch
         self.metrics = metrics
-        self.handle = FetchHandle(
-            stream.store, stream=stream.name, partition=partition, metrics=metrics
-        )
+        self.handle = FetchHandle.of(stream, partition, metrics)
         self._ahead = ReadAhead(
             self.handle.fetch, max_bytes=read_ahead_bytes, max_batches=read_ahead_batches
         )

@@ -83,7 +83,7 @@ async def lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | Non
     descriptor = found[0]
     if descriptor.min_ms >= time_ms:
         return descriptor.first_lsn
-    handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+    handle = FetchHandle.of(stream, partition)
     return _first_at(await handle.fetch(descriptor), time_ms)
 
 
