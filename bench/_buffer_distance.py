@@ -28,6 +28,8 @@ PRODUCERS = (1, 4, 16, 64)
 LONE_TIMES = 10  # a lone producer shows how it goes on only after some chunks
 REQUESTS_GOAL = {("uploaded", 1): 2.0, ("riding", 1): 1.0, ("uploaded", 16): 4.0}
 STARVATION_GOAL = 10.0
+STAY_GOAL_S = 1.0
+COME_AND_GO_S = 0.5
 
 
 def in_virtual_time(scenario: Callable[[], Awaitable[T]]) -> T:
@@ -99,6 +101,16 @@ def contention(flushes: int) -> Section:
                 goal = REQUESTS_GOAL[kind, count]
                 section.goals.append(Goal(f"requests a batch, {who}", goal, requests, False))
             section.goals.append(Goal(f"p99 ÷ p50, {who}", STARVATION_GOAL, p99_s / p50_s, False))
+    waits_s = in_virtual_time(lambda: _stay(flushes))
+    longest_s = max(waits_s)
+    p50 = f"{statistics.median(waits_s) * 1e3:,.0f} ms"
+    section.rows.append(["riding", "1 + 2/s", "", p50, "", "", f"{longest_s:.2f} s"])
+    section.goals.append(
+        Goal("longest wait (s) beside two a second that come and go", STAY_GOAL_S, longest_s, False)
+    )
+    section.notes.append(
+        "1 + 2/s: one that stays, beside two a second that open, append once and close"
+    )
     section.notes.append(
         f"uploaded: batches of {UPLOADED_BYTES // KIB} KiB; riding: of {RIDING_BYTES // KIB} KiB, "
         "which stand in their queue entries; times are from produce() to acceptance. Beside its "
@@ -139,3 +151,30 @@ async def _contend(count: int, flushes: int, size_bytes: int) -> tuple[float, li
     found = await asyncio.gather(*(run(number) for number in range(count)))
     waits_s = [wait_s for _, waits_s in found for wait_s in waits_s]
     return sum(requests for requests, _ in found) / len(waits_s), waits_s
+
+
+async def _stay(flushes: int) -> list[float]:
+    """How long one that stays waits, beside others that come, append once and go."""
+    backend = SlowBackend()
+    await create_stream(Store(backend), "busy")
+
+    async def come_and_go() -> None:
+        async with await Producer.open(Store(backend), "busy", linger_ms=0) as producer:
+            await producer.produce([b"one"])
+
+    async def others() -> None:
+        for number in range(round(flushes * FLUSH_S / COME_AND_GO_S)):
+            under_way.append(runtime.spawn(come_and_go(), name=f"other {number}"))
+            await runtime.sleep(COME_AND_GO_S)
+
+    under_way = [runtime.spawn(others(), name="others")]
+    waits_s = []
+    async with await Producer.open(Store(backend), "busy", linger_ms=0) as producer:
+        for _ in range(flushes):
+            began_s = runtime.monotonic_s()
+            await (await producer.produce([b"one of many"]))
+            waits_s.append(runtime.monotonic_s() - began_s)
+            await runtime.sleep(FLUSH_S)
+    for task in under_way:
+        await task
+    return waits_s
