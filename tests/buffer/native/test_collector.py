@@ -18,6 +18,21 @@ from tests.store.scripted import after, fails, virtual
 shapes = pytest.mark.parametrize("shape", [MemoryBackend, Cloud])
 
 
+@virtual
+async def test_the_floor_passes_closed_chunks_alone() -> None:
+    queue, _ = await a_queue(2)
+    appender = await queue.opened()
+    for _ in range(4):
+        await appender.append([batch(appender._landed + 1)])  # to a chunk that stays open
+        await acknowledge_everything(queue)
+        await runtime.sleep(1.0)
+        await queue.collector().collect(NOTHING_KEPT)
+        floor = (await queue.chunks.floors()).chunk_floor
+        below = [number for number in await chunk_numbers(queue) if number < floor]
+        assert below
+        assert all([(await queue.chunk(number)).closed for number in below])
+
+
 @shapes
 @virtual
 async def test_what_is_acknowledged_and_past_the_retention_goes(shape: type[MemoryBackend]) -> None:

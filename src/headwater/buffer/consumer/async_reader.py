@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +61,7 @@ class PartitionReading:
         self._stream = stream
         self._partition = partition
         self._looker = stream.looker(partition)
-        handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+        handle = FetchHandle.of(stream, partition)
         self._ahead = ReadAhead(handle.fetch, max_bytes=options.read_ahead_bytes)
         self._after = after
         self._first_lsn = first_lsn
@@ -299,9 +300,13 @@ async def _columns(
     """The declared schema; without one, the shape of the first batch there is."""
     if stream.schema is not None:
         return Columns(stream.schema, chosen, may_grow=True)
+    declare = ""
+    if stream.config.format != "v1":
+        url = shlex.quote(stream.store.url)
+        declare = f"headwater stream alter {url} {stream.name} --schema FILE"
     for part in parts:
         batch = await part.peek()
         if batch is not None and len(batch):
             typed = [f for f in batch.records.schema if not f.name.startswith("_")]
-            return Columns(pa.schema(typed) if typed else None, chosen)
-    return Columns(None, chosen)
+            return Columns(pa.schema(typed) if typed else None, chosen, declare=declare)
+    return Columns(None, chosen, declare=declare)

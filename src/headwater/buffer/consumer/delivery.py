@@ -52,9 +52,7 @@ class Delivery:
         self._partition = partition
         self._on_bad_batch = on_bad_batch
         self.metrics = metrics
-        self.handle = FetchHandle(
-            stream.store, stream=stream.name, partition=partition, metrics=metrics
-        )
+        self.handle = FetchHandle.of(stream, partition, metrics)
         self._ahead = ReadAhead(
             self.handle.fetch, max_bytes=read_ahead_bytes, max_batches=read_ahead_batches
         )
@@ -126,11 +124,11 @@ def _may_be_given_up(descriptor: Descriptor) -> bool:
 
 async def check_retained(stream: Stream, partition: int, error: UnreadableBatch) -> None:
     """Say `Trimmed` of a batch that went with the retention while it was being read."""
-    state = await stream.looker(partition).state()
+    floor = await stream.looker(partition).floor()
     sequence = error.descriptor.sequence
-    if sequence < state.floor_sequence:
+    if sequence < floor:
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: batch {sequence} went with the "
-            f"retention while it was being read; the oldest one is {state.floor_sequence}",
-            floor=state.floor_sequence,
+            f"retention while it was being read; the oldest one is {floor}",
+            floor=floor,
         ) from error

@@ -82,7 +82,7 @@ async def lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | Non
     descriptor = found[0]
     if descriptor.min_ms >= time_ms:
         return descriptor.first_lsn
-    handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+    handle = FetchHandle.of(stream, partition)
     calls = (await handle.fetch_calls(descriptor)).columns
     late = pc.greater_equal(calls.column("ingestion_time_ms"), time_ms)
     call = max(int(pc.index(late, pa.scalar(True)).as_py()), 0)

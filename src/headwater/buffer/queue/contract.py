@@ -243,6 +243,10 @@ class Looker(ABC):
         """How the queue stands."""
 
     @abstractmethod
+    async def floor(self) -> int:
+        """The oldest sequence still there, without a look at what is pending."""
+
+    @abstractmethod
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         """Up to `limit` retained batches after this one (None: from the oldest retained).
 

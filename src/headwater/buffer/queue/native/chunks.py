@@ -46,7 +46,9 @@ class Chunks:
         self.queue_id = queue_id
         self.register = Register(store, f"{prefix}/queue.json", Queue)
         self.known_floor = 0
-        """As it stood when it was last asked for."""
+        """No number from here on was dead when that was last known."""
+        self._looked_s = -1e9
+        """When the floor was last read."""
         self._asked: tuple[float, int] | None = None
 
     def key(self, number: int) -> str:
@@ -64,7 +66,7 @@ class Chunks:
 
     async def floors(self) -> Queue:
         """What is dead by now."""
-        asked = (runtime.monotonic_s(), runtime.wall_ms())
+        asked = both_clocks()
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
@@ -73,6 +75,7 @@ class Chunks:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
         if self._asked is None or asked > self._asked:
             self.known_floor, self._asked = queue.chunk_floor, asked
+        self._looked_s = max(self._looked_s, asked[0])
         return queue
 
     async def is_dead(self, number: int) -> bool:
@@ -81,12 +84,30 @@ class Chunks:
         Both clocks are asked how old the last answer is: one of them may have stood still while
         the machine did.
         """
-        if self._asked is not None and number >= self.known_floor:
-            for_s = runtime.monotonic_s() - self._asked[0]
-            for_wall_s = (runtime.wall_ms() - self._asked[1]) / 1000
-            if for_s < limits.FLOOR_LEASE_S and 0 <= for_wall_s < limits.FLOOR_LEASE_S:
-                return False
+        if self._is_leased(number):
+            return False
         return number < (await self.floors()).chunk_floor
+
+    def grown(self, number: int, *, met_s: float, began: tuple[float, int]) -> None:
+        """A write that began at this time was added to an open chunk, first met then.
+
+        If no chunk can have been deleted since the floor was last known, this was the real one and
+        not one that a stalled writer left there. It was open, and the floor passes closed chunks
+        alone: so at that moment it had not passed this one, as if it had been read then.
+
+        A chunk may also have been made after its whole stream was deleted, and only queue.json
+        tells. So one look after the chunk was met comes first, and one now and then.
+        """
+        looked = met_s < self._looked_s and began[0] - self._looked_s < limits.FLOOR_LOOK_S
+        if looked and self._is_leased(number):
+            self.known_floor, self._asked = number, began
+
+    def _is_leased(self, number: int) -> bool:
+        if self._asked is None or number < self.known_floor:
+            return False
+        now_s, now_ms = both_clocks()
+        for_s, for_wall_s = now_s - self._asked[0], (now_ms - self._asked[1]) / 1000
+        return for_s < limits.FLOOR_LEASE_S and 0 <= for_wall_s < limits.FLOOR_LEASE_S
 
     def held(self, number: int, found: Object) -> Held:
         """A chunk from its object."""
@@ -221,6 +242,11 @@ class Chunks:
                 floor=queue.floor_sequence,
             )
         raise RolledBack(f"chunk {number} of {self.prefix} is gone though nobody deleted it")
+
+
+def both_clocks() -> tuple[float, int]:
+    """Monotonic seconds and wall milliseconds."""
+    return runtime.monotonic_s(), runtime.wall_ms()
 
 
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:

@@ -60,6 +60,9 @@ class NativeLooker(Looker):
             opened_ms=consumer.opened_ms,
         )
 
+    async def floor(self) -> int:
+        return (await self._chunks.floors()).floor_sequence
+
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         if limit < 1:
             return []

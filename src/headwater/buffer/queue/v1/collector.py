@@ -31,11 +31,11 @@ from headwater.store import Store
 class V1Collector(Collector):
     """Deletes acknowledged batches past the retention, and never anything else."""
 
-    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
         names = Names(prefix)
         self._store = store
         self._names = names
-        self._manifest = ManifestObject(store, names.manifest)
+        self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
         self._side = SideObject(store, names, queue_id)
         self._acked = Acked(store, names)
 
