@@ -24,7 +24,7 @@ from bench.peers._peer import (
     joined,
     tabled,
 )
-from scripts import java
+from headwater.spark import java
 from tests.interop.cache import (
     Unavailable,
     install_once,
