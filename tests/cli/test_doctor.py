@@ -59,6 +59,7 @@ def test_good_packages_are_good() -> None:
         ("pyarrow", "20.0", "wrong", "pip install 'headwater'"),
         ("pyarrow", None, "wrong", "pip install 'headwater'"),
         ("pyiceberg", None, "note", "pip install 'headwater[iceberg]'"),
+        ("pyiceberg", "0.13.1", "wrong", "pip install 'pyiceberg<0.13'"),
         ("pyiceberg", "0.9", "wrong", "pip install 'headwater[iceberg]'"),
     ],
 )
