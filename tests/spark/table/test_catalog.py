@@ -184,6 +184,14 @@ def test_a_name_that_cannot_be_a_key_is_refused(warehouse: Warehouse, name: str)
         catalog.create_table(name, COLUMNS)
 
 
+@pytest.mark.parametrize("name", ["catalog", "metadata", "streams"])
+def test_a_namespace_stays_clear_of_what_streams_and_catalog_keep(
+    warehouse: Warehouse, name: str
+) -> None:
+    with pytest.raises(Refused, match="another meaning"):
+        warehouse.catalog().create_namespace(name)
+
+
 def test_there_are_no_views(warehouse: Warehouse) -> None:
     catalog = warehouse.catalog()
     catalog.create_namespace("shop")
