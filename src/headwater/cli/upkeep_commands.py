@@ -45,24 +45,27 @@ def gc(
     from rich.console import Console
 
     from headwater.buffer.stream import open_stream
+    from headwater.buffer.transaction.holds import holds_register, read_holds
     from headwater.cli.stream_view import new_console
     from headwater.cli.upkeep_view import show_collected
 
-    async def run() -> tuple[Stream, dict[int, Collected]]:
+    async def run() -> tuple[Stream, dict[int, Collected], int]:
         async with open_with_options(url, option) as store:
             opened = await open_stream(store, stream, writing=True)
             wanted = range(opened.partitions) if partition is None else [partition]
-            return opened, {one: await _collected(opened, one, full=full) for one in wanted}
+            done = {one: await _collected(opened, one, full=full) for one in wanted}
+            return opened, done, len((await read_holds(holds_register(opened))).holds)
 
     with Console(stderr=True).status(f"collecting what {stream} does not need"):
-        opened, reports = run_loop(run())
+        opened, reports, held = run_loop(run())
     if as_json:
         import msgspec
 
         found = [{"partition": one, **msgspec.to_builtins(what)} for one, what in reports.items()]
-        typer.echo(json.dumps({"stream": opened.name, "partitions": found}, indent=2))
+        shown = {"stream": opened.name, "open_transactions": held, "partitions": found}
+        typer.echo(json.dumps(shown, indent=2))
     else:
-        show_collected(new_console(), opened, reports)
+        show_collected(new_console(), opened, reports, open_transactions=held)
     if any(report.failed for report in reports.values()):
         raise typer.Exit(EXIT_NO)
 
