@@ -39,7 +39,7 @@ async def lag(stream: Stream, partition: int = 0, group: str | None = None) -> L
     if group is None:
         return _behind(state)
     kept = await GroupRegister(stream, partition, group).read()
-    if state.group == group:
+    if state.group == group and (kept is None or not kept.behind):
         found = _behind(state)
     elif kept is not None:
         found = await lag_behind(looker, kept.next_sequence - 1)
