@@ -24,6 +24,8 @@ def from_json(frame: DataFrame, schema: StructType | str, *, column: str = "valu
     follow, Kafka's with a leading underscore, as in a stream of typed rows.
     """
     wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(wanted, StructType):
+        raise Refused(f"{schema!r} names no fields: write them as in id BIGINT, name STRING")
     if column not in frame.columns:
         raise Refused(f"there is no column {column!r}; there are {', '.join(frame.columns)}")
     taken = [name for name in wanted.fieldNames() if name.startswith("_")]
