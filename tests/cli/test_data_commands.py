@@ -665,6 +665,8 @@ def test_lag_by_partition_and_in_total(invoke: Invoke, url: str, make: Make, fil
     acknowledge(url, 1, "wide")
     one = json.loads(invoke("lag", url, "wide", "--json", "--partition=0").stdout)
     assert one["total"] == {"batches": 0, "records": 0, "size_bytes": 0, "seconds": 0.0}
+    refused = invoke("lag", url, "wide", "--group=audit", "--partition=1")
+    assert "group 'audit' has no position" in refused.stderr
 
 
 def test_lag_is_watched_until_a_signal(url: str) -> None:

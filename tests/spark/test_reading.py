@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import headwater.spark
 from headwater.core.errors import Refused
@@ -209,7 +209,7 @@ def test_a_sink_that_fails_after_it_wrote_gets_the_same_micro_batch_again(
     world: World, queries: Queries
 ) -> None:
     values = _fill(world)
-    failed = []
+    failed: list[int] = []
 
     def fail(batch: int) -> None:
         if batch == 1 and not failed:

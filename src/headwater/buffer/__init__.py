@@ -5,6 +5,7 @@ Enters: records from producers. Leaves: batches in order, each once, with their 
     stream/     what a stream is: its id, partitions, schema, retention (stream.json)
     producer/   values, rows or Arrow in; batches uploaded and appended in order
     queue/      the order of a partition's batches: native, or the published v1 manifest
+    transaction/  batches of many writers appended together: what sinks write by
     consumer/   batches out, to the owner who acknowledges them or to whoever looks
     batch, v1_batch, records, types, …   what a record is, and its bytes
 

@@ -55,7 +55,7 @@ class World:
         return wait(create_stream(self.store, name, **settings))
 
     def produce(
-        self, values: Sequence[bytes], name: str = "orders", partition: int = 0, **more: Any
+        self, values: Sequence[bytes | None], name: str = "orders", partition: int = 0, **more: Any
     ) -> None:
         """One batch of these values."""
 

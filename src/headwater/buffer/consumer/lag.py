@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headwater.buffer.consumer.group import GroupRegister
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
-from headwater.core.errors import Trimmed
+from headwater.core.errors import NotFound, Trimmed
 from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
 
 
@@ -28,9 +29,28 @@ class Lag(msgspec.Struct, frozen=True):
     """Since the oldest record that waits was ingested."""
 
 
-async def lag(stream: Stream, partition: int = 0) -> Lag:
-    """What the owner of a partition's consumer has not acknowledged. Opens nothing."""
-    return _behind(await stream.looker(partition).state())
+async def lag(stream: Stream, partition: int = 0, group: str | None = None) -> Lag:
+    """What the owner of a partition's consumer, or a group, has not processed. Opens nothing.
+
+    `NotFound` if the group never began.
+    """
+    looker = stream.looker(partition)
+    state = await looker.state()
+    if group is None:
+        return _behind(state)
+    kept = await GroupRegister(stream, partition, group).read()
+    if state.group == group and (kept is None or not kept.behind):
+        found = _behind(state)
+    elif kept is not None:
+        found = await lag_behind(looker, kept.next_sequence - 1)
+    else:
+        raise NotFound(
+            f"group {group!r} has no position in stream {stream.name!r}, partition {partition}"
+        )
+    if kept is None or kept.lsn is None:
+        return found
+    # A position may lie within a batch, which the owner's queue does not know.
+    return msgspec.structs.replace(found, records=min(found.records, state.next_lsn - kept.lsn))
 
 
 async def lag_of_owner(
