@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headwater.buffer.consumer import Consumer, Follower, Place, list_dead_letters
 from headwater.buffer.queue import Uncounted
@@ -19,7 +18,8 @@ from headwater.spark.source.offset import Part
 from tests.spark.source.engine import Checkpoint, Engine
 from tests.spark.source.given import Standing, World, rows_of, values_of, wait
 
-ALL = ReadAllAvailable()
+LIMITS: Any = pytest.importorskip("pyspark.sql.streaming.datasource")
+ALL = LIMITS.ReadAllAvailable()
 
 
 def _expire(world: World) -> None:
