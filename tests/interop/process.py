@@ -73,8 +73,8 @@ class Process:
     def log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-LOG_TAIL_CHARS:]
 
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + READY_DEADLINE_S
+    def wait_until(self, ready: Callable[[], bool], within_s: float = READY_DEADLINE_S) -> None:
+        deadline_s = time.monotonic() + within_s
         while not ready():
             if self._has_exited():
                 tail = self.log_tail()
@@ -82,7 +82,7 @@ class Process:
                 raise kind(f"server exited before it was ready; its log ends:\n{tail}")
             if time.monotonic() > deadline_s:
                 raise StartFailed(
-                    f"server not ready in {READY_DEADLINE_S} s; its log ends:\n{self.log_tail()}"
+                    f"server not ready in {within_s} s; its log ends:\n{self.log_tail()}"
                 )
             time.sleep(POLL_INTERVAL_S)
 

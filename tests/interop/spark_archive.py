@@ -1,0 +1,43 @@
+"""What executors are sent: an environment in one file, made as docs/spark-clusters.md says."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+from tests.interop.cache import REPO, install_once, run_installer
+from tests.interop.spark_environment import pins
+
+VENV_PACK = "venv-pack==0.2.0"
+_PANDAS = ("numpy", "pandas", "python-dateutil", "pytz", "six", "tzdata")
+
+
+def environment_archive() -> Path:
+    """A .tar.gz with Python's packages and Headwater in it. Raises Unavailable."""
+    spark = pins("spark")
+    lines = sorted({**pins("base"), **{name: spark[name] for name in _PANDAS}}.values())
+
+    def build(folder: Path) -> None:
+        (folder / "requirements.txt").write_text("\n".join(lines))
+        wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+        wheel += ["--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(REPO)]
+        run_installer(wheel, REPO, {})
+        (built,) = folder.glob("headwater-*.whl")
+        run_installer([sys.executable, "-m", "venv", "env"], folder, {})
+        pip = ["env/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run_installer([*pip, "-r", "requirements.txt", str(built), VENV_PACK], folder, {})
+        # Little compression: it is unpacked on this machine.
+        pack = ["env/bin/venv-pack", "--quiet", "--compress-level", "1", "--prefix", "env"]
+        run_installer([*pack, "--output", "environment.tar.gz"], folder, {})
+
+    known = "\n".join([*lines, VENV_PACK, sys.version, _tree(REPO / "src")])
+    pin = hashlib.sha256(known.encode()).hexdigest()
+    return install_once("spark-archive", pin, "environment.tar.gz", build)
+
+
+def _tree(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,102 @@
+"""The same job on every kind of Spark: reads, a stream to a stream, a table, a repeated write."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.interop.cache import Unavailable
+from tests.interop.servers import Server
+from tests.interop.spark_archive import environment_archive
+from tests.interop.spark_environment import SPARK_4_1, SPARK_4_2, python_with_spark
+from tests.interop.spark_job import check_hidden, check_limits, check_rows, remove_work, run_job
+from tests.interop.spark_program import TOTAL
+from tests.interop.spark_servers import connect_server, standalone
+
+pytestmark = pytest.mark.interop
+
+PROFILE = "headwater"
+
+
+def test_a_cluster_of_two_local_processes(tmp_path: Path) -> None:
+    told = run_job(tmp_path, {"master": "local-cluster[2,1,1024]"})
+    remove_work(told)
+    check_rows(told)
+    check_limits(told)
+    assert len({worker["folder"] for worker in told["workers"]}) == 2
+
+
+def test_a_standalone_cluster_has_what_it_is_sent_and_credentials_of_its_own(
+    tmp_path: Path, ministack: Server
+) -> None:
+    """The driver and the workers find different keys under one name, and neither is sent."""
+    try:
+        archive = environment_archive()
+    except Unavailable as reason:
+        pytest.skip(f"an environment to ship: {reason}")
+    address = {name: ministack.env[name] for name in ministack.env if "KEY" not in name}
+    of_driver = _profile(tmp_path / "keys-of-driver", "driver")
+    of_workers = _profile(tmp_path / "keys-of-workers", "workers")
+    job, events = tmp_path / "job", tmp_path / "cluster" / "events"
+    events.mkdir(parents=True)
+    with standalone(tmp_path / "cluster", workers=2, env={**address, **of_workers}) as master:
+        conf = {
+            "spark.archives": f"{archive}#environment",
+            "spark.eventLog.enabled": True,
+            "spark.eventLog.dir": str(events),
+            "spark.executor.memory": "512m",
+        }
+        told = run_job(
+            job,
+            {"master": master, "python": "./environment/bin/python", "conf": conf},
+            url=f"{ministack.url}standalone?profile={PROFILE}",
+            env={**address, **of_driver},
+        )
+    check_rows(told)
+    check_limits(told)
+    assert len({worker["folder"] for worker in told["workers"]}) == 2
+    for worker in told["workers"]:
+        assert worker["package"].startswith(f"{worker['folder']}/environment/")
+    assert list(events.iterdir())
+    keys = [f"{kind}-{who}" for kind in ("KEYID", "SECRET") for who in ("driver", "workers")]
+    check_hidden(keys, told, job)
+    check_hidden(keys, told, tmp_path / "cluster")
+
+
+def _profile(folder: Path, who: str) -> dict[str, str]:
+    """An environment in which the profile has keys."""
+    folder.mkdir()
+    keys = f"aws_access_key_id = KEYID-{who}\naws_secret_access_key = SECRET-{who}\n"
+    (folder / "credentials").write_text(f"[{PROFILE}]\n{keys}")
+    return {"AWS_SHARED_CREDENTIALS_FILE": str(folder / "credentials")}
+
+
+def test_spark_connect(tmp_path: Path) -> None:
+    with connect_server(tmp_path, sys.executable) as address:
+        told = run_job(tmp_path / "job", {"remote": address})
+    check_rows(told)
+    check_limits(told)
+
+
+def test_spark_4_2(tmp_path: Path) -> None:
+    told = run_job(tmp_path, {"master": "local[2]"}, python=_python(SPARK_4_2))
+    assert told["spark"] == SPARK_4_2
+    check_rows(told)
+    check_limits(told)
+
+
+def test_spark_4_1_has_no_limits_and_loses_nothing(tmp_path: Path) -> None:
+    told = run_job(tmp_path, {"master": "local[2]"}, python=_python(SPARK_4_1))
+    assert told["spark"] == SPARK_4_1
+    check_rows(told)
+    assert not told["limits"]
+    assert told["stream"]["rows"] == [TOTAL]
+
+
+def _python(version: str) -> Path:
+    try:
+        return python_with_spark(version)
+    except Unavailable as reason:
+        pytest.skip(f"Spark {version}: {reason}")
