@@ -132,6 +132,6 @@ async def test_a_consumer_record_that_went_back_is_refused() -> None:
 @virtual
 async def test_a_queue_that_is_not_there_is_not_made_by_opening() -> None:
     queue = Queue()
-    with pytest.raises(NotFound, match="no queue"):
+    with pytest.raises(RolledBack, match="no queue"):
         await queue.taker().open("g")
     assert [meta async for meta in queue.store.list()] == []

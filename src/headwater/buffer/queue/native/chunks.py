@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
-from headwater.buffer.queue.native.records import Consumer, Queue, consumer_register
+from headwater.buffer.queue.native.records import Consumer, Queue, consumer_register, no_queue
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, NotFound, RolledBack, Trimmed
 from headwater.store import Object, Register, Store, Version
@@ -62,18 +62,29 @@ class Chunks:
         """Where a batch stands."""
         return f"{self.prefix}/batches/{batch_id}"
 
+    async def is_made(self) -> bool:
+        """Whether there is a queue, which must be this one."""
+        try:
+            self._checked((await self.register.read()).value)
+        except NotFound:
+            return False
+        return True
+
     async def floors(self) -> Queue:
         """What is dead by now."""
         asked = (runtime.monotonic_s(), runtime.wall_ms())
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
-            raise NotFound(f"there is no queue at {self.prefix}") from error
-        if queue.id != self.queue_id:
-            raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
+            raise no_queue(self.prefix) from error
+        self._checked(queue)
         if self._asked is None or asked > self._asked:
             self.known_floor, self._asked = queue.chunk_floor, asked
         return queue
+
+    def _checked(self, queue: Queue) -> None:
+        if queue.id != self.queue_id:
+            raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
 
     async def is_dead(self, number: int) -> bool:
         """Whether what was just read or written at this number does not count.
@@ -226,11 +237,8 @@ class Chunks:
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
     """Make a queue, if nobody has. Whoever finds `queue.json` finds all of it."""
     chunks = Chunks(store, prefix, queue_id)
-    try:
-        await chunks.floors()
+    if await chunks.is_made():
         return
-    except NotFound:
-        pass
     data = encode_chunk(first_chunk(queue_id))
     # Whoever else writes it writes the same bytes, and they are recognised.
     await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())

@@ -35,12 +35,12 @@ from headwater.buffer.queue.native.records import (
     Scanned,
     Shard,
     consumer_register,
+    no_queue,
     read_consumer,
     shard_name,
 )
 from headwater.buffer.queue.native.tail import Dead, Lost, Tail
 from headwater.core import limits, runtime
-from headwater.core.errors import NotFound
 from headwater.store import Register, Store
 
 
@@ -151,7 +151,7 @@ class NativeCollector(Collector):
 
         def change(now: Queue | None) -> Queue:
             if now is None:
-                raise NotFound(f"there is no queue at {self._prefix}")
+                raise no_queue(self._prefix)
             if now.chunk_floor != before.chunk_floor:
                 return now
             return msgspec.structs.replace(raised, batch_floor=now.batch_floor)

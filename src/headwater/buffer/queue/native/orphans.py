@@ -12,7 +12,7 @@ import msgspec
 from headwater.buffer.queue.contract import Collected, Counters, Retention
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.deleting import delete_all
-from headwater.buffer.queue.native.records import Queue, Scanned
+from headwater.buffer.queue.native.records import Queue, Scanned, no_queue
 from headwater.buffer.queue.native.tail import Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
@@ -120,7 +120,7 @@ class Orphans:
 
         def change(now: Queue | None) -> Queue:
             if now is None:
-                raise NotFound(f"there is no queue at {self._chunks.prefix}")
+                raise no_queue(self._chunks.prefix)
             return msgspec.structs.replace(now, batch_floor=max(now.batch_floor, to))
 
         await self._chunks.register.update(change)

@@ -111,6 +111,15 @@ async def read_consumer(register: Register[Consumer]) -> Consumer:
         ) from error
 
 
+def no_queue(prefix: str) -> RolledBack:
+    """What is said where a queue should be: it stands before anybody learns of its stream."""
+    return RolledBack(
+        f"there is no queue at {prefix}, though its stream has one: it was deleted or moved. "
+        "Restore the folder from a backup; if that cannot be, make another stream, for in an empty "
+        "queue sequences and LSNs begin again."
+    )
+
+
 def shard_name(producer: str) -> str:
     """The shard of a producer id."""
     return hashlib.blake2s(producer.encode(), digest_size=2).hexdigest()[:3]
