@@ -44,13 +44,13 @@ class Restorable:
 @virtual
 async def test_where_there_is_no_queue_one_was_lost(shape: type[MemoryBackend]) -> None:
     queue = Restorable(shape).queue
-    with pytest.raises(RolledBack, match="no queue.* Restore the folder"):
+    with pytest.raises(RolledBack, match=r"no queue.* Restore the folder"):
         await queue.appender().open()
-    with pytest.raises(RolledBack, match="no queue.* Restore the folder"):
+    with pytest.raises(RolledBack, match=r"no queue.* Restore the folder"):
         await queue.taker().open("g")
-    with pytest.raises(RolledBack, match="no queue.* Restore the folder"):
+    with pytest.raises(RolledBack, match=r"no queue.* Restore the folder"):
         await queue.looker().state()
-    with pytest.raises(RolledBack, match="no queue.* Restore the folder"):
+    with pytest.raises(RolledBack, match=r"no queue.* Restore the folder"):
         await queue.collector().collect(NOTHING_KEPT)
 
 

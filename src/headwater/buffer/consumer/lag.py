@@ -59,7 +59,10 @@ async def lag_of_owner(
 
 
 async def lag_behind(looker: Looker, position: int) -> Lag:
-    """What lies after a position of one's own; -1 is before the first batch."""
+    """What lies after a position of one's own; -1 is before the first batch.
+
+    `Trimmed` if that is not retained any more; `floor` is the oldest sequence.
+    """
     state = await looker.state()
     following = position + 1
     if following < state.floor_sequence:

@@ -201,8 +201,9 @@ class Taker(ABC):
         `last_acked_sequence` also acknowledges through it, if that is ahead of what is
         acknowledged; behind it, what is retained is delivered again. `Refused` if another group
         owns the consumer and `take_over` is false, or if the sequence lies at or past the next
-        one; `Trimmed` if what follows it is gone. Returns the sequence after which to read on:
-        `last_acked_sequence`, or what was acknowledged last, or None at the very beginning.
+        one; `Trimmed` if what follows it is gone; `floor` is the oldest sequence. Returns the
+        sequence after which to read on: `last_acked_sequence`, or what was acknowledged last, or
+        None at the very beginning.
         """
 
     @abstractmethod
@@ -245,7 +246,7 @@ class Looker(ABC):
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         """The sequence of the batch with this record; None if it lies ahead.
 
-        `Trimmed` if it is not retained any more.
+        `Trimmed` if it is not retained any more; `floor` is the oldest sequence.
         """
 
     @abstractmethod
