@@ -25,6 +25,7 @@ from headwater.buffer.queue.native.chunk import (
 )
 from headwater.buffer.queue.native.records import (
     Consumer,
+    End,
     Mark,
     Producer,
     Queue,
@@ -68,6 +69,7 @@ CHUNK = Chunk(
 MARK = Mark(9, 1001, 123_456_789_019, 42, b"offset \xff")
 REGISTERS: dict[str, Any] = {
     "queue": Queue(QUEUE, 42, 1000, 123_456_789_012, BATCH),
+    "end": End(42, 1000, 123_456_789_012),
     "consumer": Consumer(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
     "producers": Shard(
         {

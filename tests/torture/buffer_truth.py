@@ -22,7 +22,7 @@ import msgspec
 
 from headwater.buffer.queue import Collector, Descriptor, Placed, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
-from headwater.buffer.queue.native.records import Consumer, Queue, Shard, shard_name
+from headwater.buffer.queue.native.records import Consumer, End, Queue, Shard, shard_name
 from headwater.core import limits
 from headwater.core.runtime import installed
 from headwater.store import MemoryBackend, Version
@@ -77,6 +77,7 @@ class Truth:
         self.sequence_of: dict[str, int] = {}
         """By batch id."""
         self.queue = Queue(queue_id)
+        self.end = End()
         self.consumer = Consumer()
         self.marks: dict[str, int] = {}
         self.accepted: dict[str, list[Entered]] = {}
@@ -136,6 +137,8 @@ class Truth:
             self._wrote_chunk(int(name), data, objects)
         elif folder == "queue.json":
             self._moved_floor(register_value(key, data, Queue))
+        elif folder == "end.json":
+            self._moved_end(register_value(key, data, End))
         elif folder == "consumer.json":
             self._moved_consumer(register_value(key, data, Consumer))
         elif folder == "producers":
@@ -274,6 +277,16 @@ class Truth:
         self.check(
             queue.floor_sequence <= acked, f"floor {queue.floor_sequence} passed {acked}, pending"
         )
+
+    def _moved_end(self, end: End) -> None:
+        """Nobody is told of more than there is, or of another beginning."""
+        before, self.end = self.end, end
+        self.check(end.chunk >= before.chunk, "the record of the end went back")
+        if end.chunk:
+            self.check(end.chunk < len(self.chunks), f"chunk {end.chunk} was never created")
+            real = self.chunks[end.chunk]
+            told = (end.first_sequence, end.first_lsn)
+            self.check(told == (real.first_sequence, real.first_lsn), "the end is not that chunk's")
 
     def _moved_consumer(self, consumer: Consumer) -> None:
         before, self.consumer = self.consumer, consumer

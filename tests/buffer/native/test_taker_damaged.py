@@ -32,9 +32,8 @@ async def test_a_chunk_deleted_by_hand_is_reported_and_nothing_after_it_is_ackno
     taker = await queue.taken()
     await taker.after(None, 1)
     await queue.delete_chunk(2)
-    assert await taker.after(0, 10) == []
     with pytest.raises(RolledBack, match="nobody deleted it"):
-        await polled(taker, 0)
+        await taker.after(0, 10)
     for lost in (1, 2, 3):
         with pytest.raises(RolledBack):
             await queue.taker().open("g", last_acked_sequence=lost)

@@ -274,7 +274,7 @@ async def _part(
     options: Options,
 ) -> PartitionReading:
     looker = stream.looker(partition)
-    state = await looker.state()
+    state = (await looker.state()).checked()
     from_place, to_place = place_of(start, partition), place_of(end, partition)
     first_lsn = await resolve_start(stream, partition, from_place, state)
     end_lsn = None

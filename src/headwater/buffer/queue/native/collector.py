@@ -55,6 +55,12 @@ class NativeCollector(Collector):
         self._scanned = Register(store, f"{prefix}/gc.json", Scanned)
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
+        try:
+            return await self._collect(retention, full=full)
+        finally:
+            await self._chunks.ends.close()
+
+    async def _collect(self, retention: Retention, *, full: bool) -> Collected:
         report = Collected()
         queue = await self._chunks.floors()
         settled = 0 if await self._settles_in_s() else queue.chunk_floor

@@ -16,7 +16,7 @@ from headwater.buffer.queue.native.records import Queue, Scanned, no_queue
 from headwater.buffer.queue.native.tail import Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import NotFound, Refused, RolledBack
+from headwater.core.errors import NotFound, Refused
 from headwater.core.ids import decode_ulid, encode_ulid
 from headwater.store import Register
 
@@ -87,7 +87,7 @@ class Orphans:
             # Chunks that were deleted meanwhile end the run early, or are not what they seem.
             if (await self._chunks.floors()).chunk_floor <= start:
                 if through is not None and number < through:
-                    raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
+                    raise self._chunks.gone(number)
                 return msgspec.structs.replace(
                     before, chunk=number, referenced=tuple(sorted(referenced))
                 )

@@ -42,6 +42,8 @@ class Reading:
         """The lowest chunk that the last call looked at."""
         self.end_sequence = 0
         """The sequence after the last batch seen."""
+        self._least_end = 0
+        """The same as it was when the end was last looked for, and not what a dead chunk says."""
 
     async def after(self, sequence: int, limit: int) -> list[Descriptor]:
         """Up to `limit` batches from `sequence` on; `Trimmed` if that one is not kept any more."""
@@ -80,6 +82,9 @@ class Reading:
         ends = (sequence, sequence + len(found) - 1)
         if found and (found[0].sequence, found[-1].sequence) != ends:
             await self._raise_hole(sequence)
+        if len(found) < limit and sequence + len(found) < self._least_end:
+            # More is there than was read: what would come next must be, too.
+            await self._chunks.require(self._chunk_from(sequence + len(found), number))
         found = found[:limit]
         after = found[-1].sequence + 1 if found else sequence
         self._next = (after, self._chunk_from(after, number))
@@ -103,6 +108,7 @@ class Reading:
 
     async def _search(self, sequence: int, queue: Queue) -> Chunk:
         last = (await self._chunks.end(queue.chunk_floor)).chunk
+        self._least_end = last.next_sequence
         if sequence > last.next_sequence:
             raise Refused(
                 f"sequence {sequence} lies ahead: the next one to be appended is "

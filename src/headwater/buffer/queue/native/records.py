@@ -1,6 +1,7 @@
 """The registers of a native queue: its floors, its consumer, its producers' marks, its collector.
 
     <prefix>/queue.json                what is dead: floors, which never go down
+    <prefix>/end.json                  how far the queue has come at least
     <prefix>/consumer.json             who owns the consumer, and what is acknowledged
     <prefix>/producers/<3 hex>.json    the last accepted batch of each producer, in 4,096 shards
     <prefix>/gc.json                   how far the collector has looked
@@ -31,6 +32,15 @@ class Queue(msgspec.Struct, frozen=True):
     floor_lsn: int = 1
     batch_floor: str = NO_BATCH_FLOOR
     """Batches at or below it are not appended any more."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """A chunk that was there: the queue has come so far at least."""
+
+    chunk: int = 0
+    first_sequence: int = 0
+    """Of its first entry, or of the next to come."""
+    first_lsn: int = 1
 
 
 class Consumer(msgspec.Struct, frozen=True):

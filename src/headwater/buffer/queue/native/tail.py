@@ -140,6 +140,8 @@ class Tail:
             raise Lost from None
         if await self.is_dead(chunk.number):
             raise Dead  # and left to the collector, who knows for how long it has been
+        if chunk.number != held.chunk.number:
+            self.chunks.ends.created(chunk, self.counters)
         self._held, self.changed_s = Held(chunk, version), runtime.monotonic_s()
         self.turns.see(chunk)
         self.turns.took(runtime.monotonic_s() - started_s)
