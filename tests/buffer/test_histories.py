@@ -19,6 +19,7 @@ from headwater.buffer.queue.native import (
 )
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks, Held
+from headwater.buffer.queue.native.expiring import Expiring
 from headwater.buffer.queue.native.forgetting import Forgetting
 from headwater.buffer.queue.native.orphans import Orphans
 from headwater.buffer.queue.native.tail import Tail
@@ -87,7 +88,7 @@ def on_an_open_one(self: Chunk, *args: Any, **options: Any) -> Chunk:
 _written = Chunk.written
 
 
-async def forgets_to_fold(self: NativeCollector, expired: Any) -> None:
+async def forgets_to_fold(self: Expiring, expired: Any) -> None:
     """Deletes chunks before the marks know of them."""
 
 
@@ -148,7 +149,7 @@ PLANTED = {
     "batch-floor-not-checked": Parts(appender=LowAppender),
     "floor-not-read-after-a-write": _replacing(Tail, "is_dead", never_dead),
     "created-on-an-open-chunk": _replacing(Chunk, "written", on_an_open_one),
-    "marks-not-folded": _replacing(NativeCollector, "_fold", forgets_to_fold),
+    "marks-not-folded": _replacing(Expiring, "_fold", forgets_to_fold),
     "mark-dropped-too-early": _replacing(Forgetting, "_is_over", over_when_silent),
     "sweep-deletes-batches": Parts(collector=ThoroughCollector),
     "dequeue-unfenced": Parts(taker=UnfencedTaker),

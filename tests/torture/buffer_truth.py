@@ -46,6 +46,8 @@ class Entered(msgspec.Struct, frozen=True):
     producer: str
     chunk: int
     place: Placed
+    appended_ms: int
+    """By the store's clock."""
 
 
 class Truth:
@@ -60,7 +62,7 @@ class Truth:
         queue_id: str = QUEUE_ID,
         on_entered: Callable[[Entered], None] | None = None,
     ) -> None:
-        """`may_expire` says of a batch, by its latest time and the bytes after it, whether any
+        """`may_expire` says of a batch, by its time and the bytes after it, whether any
         collector may let it go once it is acknowledged. `on_entered` hears of every batch."""
         self.simulation = simulation
         self.prefix = prefix
@@ -71,6 +73,8 @@ class Truth:
         """The floor of the batches stays below this."""
         self.passed_s: dict[int, float] = {}
         """When the floor passed a chunk."""
+        self.changed_ms: dict[int, int] = {}
+        """When a chunk was last changed, by the store's clock."""
         self.chunks: list[Chunk] = []
         self.entered: list[Entered] = []
         """By sequence."""
@@ -93,6 +97,10 @@ class Truth:
     def check(self, holds: bool, message: str) -> None:
         """End the history if a promise is broken."""
         require(self.simulation, holds, message)
+
+    @property
+    def _store_ms(self) -> int:
+        return self.simulation.runtime.wall_ms()
 
     @property
     def next_sequence(self) -> int:
@@ -176,6 +184,7 @@ class Truth:
             self.chunks.append(before)
         self._check_grown(before, chunk)
         self.chunks[number] = chunk
+        self.changed_ms[number] = self._store_ms
         for opening in chunk.recent_openings[: chunk.openings - before.openings]:
             self._opened(opening)
         known = len(before.entries)
@@ -245,7 +254,7 @@ class Truth:
             self.check(above, f"{what} is not above the floor of the batches")
             there = objects.has(f"{self.prefix}/batches/{entry.batch_id}")
             self.check(there, f"{what} was appended and is not there")
-        entered = Entered(entry, producer, chunk.number, place)
+        entered = Entered(entry, producer, chunk.number, place, self._store_ms)
         self.sequence_of[entry.batch_id] = place.sequence
         self.entered.append(entered)
         self.accepted.setdefault(producer, []).append(entered)
@@ -259,24 +268,34 @@ class Truth:
         self.check(number >= before.chunk_floor, "the floor of the chunks went down")
         self.check(number < max(1, len(self.chunks)), "the floor passed the last chunk")
         if number:
-            below = self.chunks[number - 1]
-            self.check(below.closed, f"the floor passed chunk {number - 1}, which is open")
-            floors = (below.next_sequence, below.next_lsn)
-            self.check((queue.floor_sequence, queue.floor_lsn) == floors, "floors do not agree")
+            self.check(self.chunks[number - 1].closed, f"the floor passed open chunk {number - 1}")
+        floor = queue.floor_sequence
+        self.check(floor >= before.floor_sequence, "the floor went down")
+        if self.chunks:
+            first = self.chunks[number]
+            within = first.first_sequence <= floor <= first.next_sequence
+            self.check(within, f"floor {floor} is not in chunk {number}, where it should be")
+        lsn = self.entered[floor].place.first_lsn if floor < self.next_sequence else self.next_lsn
+        self.check(queue.floor_lsn == lsn, f"the floor is LSN {queue.floor_lsn}, not {lsn}")
         held = self.hold_below is None or queue.batch_floor < self.hold_below
         self.check(held, "the floor of the batches passed what somebody holds")
-        total = self.chunks[-1].bytes_through if self.chunks else 0
         for passed in range(before.chunk_floor, number):
             self.passed_s[passed] = self.simulation.now_s
-            chunk = self.chunks[passed]
-            if chunk.entries:
-                max_ms = max(entry.max_ms for entry in chunk.entries)
-                expired = self._may_expire(max_ms, total - chunk.bytes_through)
-                self.check(expired, f"the floor passed chunk {passed}, which is kept")
         acked = self.consumer.sequence
-        self.check(
-            queue.floor_sequence <= acked, f"floor {queue.floor_sequence} passed {acked}, pending"
-        )
+        self.check(floor <= acked, f"floor {floor} passed {acked}, pending")
+        self._check_expired(before.floor_sequence, floor)
+
+    def _check_expired(self, first: int, end: int) -> None:
+        """By the store's clock, within which a producer's is believed, or by size."""
+        after_bytes = sum(one.entry.size_bytes for one in self.entered[first:])
+        for one in self.entered[first:end]:
+            after_bytes -= one.entry.size_bytes
+            # Later than the chunk before was changed for the last time, and no earlier than this
+            # one was for this entry: what has been written into it since may make it younger.
+            since_ms = self.changed_ms.get(one.chunk - 1, 0)
+            at_ms = max(since_ms, min(one.entry.max_ms, one.appended_ms))
+            what = f"the floor passed batch {one.place.sequence}, which is kept"
+            self.check(self._may_expire(at_ms, after_bytes), what)
 
     def _moved_end(self, end: End) -> None:
         """Nobody is told of more than there is, or of another beginning."""

@@ -146,7 +146,6 @@ def test_what_is_acknowledged_stays_until_the_retention_takes_it(
     on_a_stream: Callable[[Test], None],
 ) -> None:
     async def test(stream: Stream) -> None:
-        # Chunks go whole, so there has to be one that is wholly past.
         await produce(stream, *[[b"x"]] * 300)
         consumer = await Consumer.open(stream, gc_interval_s=300)
         await consumer.next_descriptors(300)

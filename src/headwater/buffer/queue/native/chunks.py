@@ -43,6 +43,8 @@ class Held(NamedTuple):
 
     chunk: Chunk
     version: Version
+    modified_ms: int = 0
+    """When the store wrote it, by its own clock; 0 for what was not read but written."""
 
 
 class Chunks:
@@ -56,6 +58,8 @@ class Chunks:
         self.ends = Ends(store, prefix)
         self.known_floor = 0
         """As it stood when it was last asked for."""
+        self.known_floor_sequence = 0
+        """Likewise: no batch below it is kept."""
         self._asked: tuple[float, int] | None = None
 
     def key(self, number: int) -> str:
@@ -89,6 +93,7 @@ class Chunks:
         self._checked(queue)
         if self._asked is None or asked > self._asked:
             self.known_floor, self._asked = queue.chunk_floor, asked
+        self.known_floor_sequence = max(self.known_floor_sequence, queue.floor_sequence)
         return queue
 
     def _checked(self, queue: Queue) -> None:
@@ -114,7 +119,7 @@ class Chunks:
             chunk = decode_chunk(found.data, queue_id=self.queue_id, number=number)
         except Corrupt as error:
             raise Corrupt(f"{self.key(number)}: {error}") from error
-        return Held(chunk, found.version)
+        return Held(chunk, found.version, found.meta.modified_ms)
 
     async def get(self, number: int) -> Held | None:
         """The chunk with this number; None if there is none."""

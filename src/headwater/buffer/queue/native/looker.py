@@ -115,7 +115,7 @@ class NativeLooker(Looker):
         )
         chunk: Chunk = held.chunk
         while True:
-            for descriptor in descriptors(self._chunks, chunk):
+            for descriptor in descriptors(self._chunks, chunk, from_sequence=queue.floor_sequence):
                 if descriptor.max_ms >= time_ms:
                     await self._check_floor(chunk.number)
                     return descriptor.sequence

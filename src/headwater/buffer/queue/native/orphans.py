@@ -69,14 +69,15 @@ class Orphans:
         Also those of the open chunk, which is read again next time.
         """
         while True:
-            floor = (await self._chunks.floors()).chunk_floor
-            number = start = max(before.chunk, floor)
+            queue = await self._chunks.floors()
+            number = start = max(before.chunk, queue.chunk_floor)
             referenced = set(before.referenced)
             while run := await self._chunks.run(number, limits.GC_PARALLEL):
                 for held in run:
+                    kept = max(0, queue.floor_sequence - held.chunk.first_sequence)
                     referenced.update(
                         entry.batch_id
-                        for entry in held.chunk.entries
+                        for entry in held.chunk.entries[kept:]
                         if entry.inline is None and entry.batch_id > before.batch_floor
                     )
                 last = run[-1].chunk
@@ -144,7 +145,12 @@ class Orphans:
             # Another collector, or an earlier pass that looked at less, may have come further.
             further = now if now.batch_floor > seen.batch_floor else seen
             return msgspec.structs.replace(
-                further, full_ms=at_ms, shard=now.shard, passes=now.passes
+                further,
+                full_ms=at_ms,
+                shard=now.shard,
+                passes=now.passes,
+                floor_chunk=now.floor_chunk,
+                floor_seen_ms=now.floor_seen_ms,
             )
 
         if len(seen.referenced) > 2 * limits.GC_REFERENCED:

@@ -62,6 +62,7 @@ class Reading:
         self._recent.clear()
 
     async def _after(self, sequence: int, limit: int) -> list[Descriptor]:
+        self._check_kept(sequence)
         if self._next is not None and self._next[0] == sequence:
             number = self._next[1]
         else:
@@ -97,14 +98,21 @@ class Reading:
                 return chunk
         while True:
             queue = await self._chunks.floors()
-            if sequence < queue.floor_sequence:
-                raise Trimmed(
-                    f"batch {sequence} is not kept any more; the oldest is {queue.floor_sequence}",
-                    floor=queue.floor_sequence,
-                )
+            self._check_kept(sequence)
             # Chunks before it may be deleted while it is searched for.
             with contextlib.suppress(Trimmed):
                 return await self._search(sequence, queue)
+
+    def _check_kept(self, sequence: int) -> None:
+        """`Trimmed` if the floor, as it was last asked for, has passed a batch.
+
+        Its entry may still be there to be read: in a chunk of which some is kept.
+        """
+        floor = self._chunks.known_floor_sequence
+        if sequence < floor:
+            raise Trimmed(
+                f"batch {sequence} is not kept any more; the oldest is {floor}", floor=floor
+            )
 
     async def _search(self, sequence: int, queue: Queue) -> Chunk:
         last = (await self._chunks.end(queue.chunk_floor)).chunk

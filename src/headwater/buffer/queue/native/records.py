@@ -29,9 +29,12 @@ class Queue(msgspec.Struct, frozen=True):
     chunk_floor: int = 0
     """Chunks below it may be deleted, and nothing at those numbers counts."""
     floor_sequence: int = 0
+    """The first batch that is kept. It may stand within the first chunk that is."""
     floor_lsn: int = 1
     batch_floor: str = NO_BATCH_FLOOR
     """Batches at or below it are not appended any more."""
+    floor_ms: int = 0
+    """By the store's clock: nothing in the first chunk that is kept was appended before."""
 
 
 class End(msgspec.Struct, frozen=True):
@@ -104,6 +107,9 @@ class Scanned(msgspec.Struct, frozen=True):
     """The last shard of producers it looked at."""
     passes: int = 0
     """Counts passes that asked the store for the time."""
+    floor_chunk: int = 0
+    floor_seen_ms: int = 0
+    """At this time by the store's clock, the floor of the chunks was that at least."""
 
 
 def consumer_register(store: Store, prefix: str) -> Register[Consumer]:
