@@ -123,7 +123,10 @@ def _may_be_given_up(descriptor: Descriptor) -> bool:
 
 
 async def check_retained(stream: Stream, partition: int, error: UnreadableBatch) -> None:
-    """Say `Trimmed` of a batch that went with the retention while it was being read."""
+    """Say `Trimmed` of a batch that went with the retention while it was being read.
+
+    `floor` is the oldest sequence.
+    """
     floor = await stream.looker(partition).floor()
     sequence = error.descriptor.sequence
     if sequence < floor:

@@ -35,7 +35,7 @@ async def lag(stream: Stream, partition: int = 0, group: str | None = None) -> L
     `NotFound` if the group never began.
     """
     looker = stream.looker(partition)
-    state = await looker.state()
+    state = (await looker.state()).checked()
     if group is None:
         return _behind(state)
     kept = await GroupRegister(stream, partition, group).read()
@@ -60,7 +60,7 @@ async def lag_of_owner(
 
     `undequeued` are those; `oldest` is the oldest batch handed out and not acknowledged.
     """
-    state = await looker.state()
+    state = (await looker.state()).checked()
     acked = [d for d in undequeued if d.sequence >= state.acked_sequence]
     if not acked:
         return _behind(state)
@@ -79,8 +79,11 @@ async def lag_of_owner(
 
 
 async def lag_behind(looker: Looker, position: int) -> Lag:
-    """What lies after a position of one's own; -1 is before the first batch."""
-    state = await looker.state()
+    """What lies after a position of one's own; -1 is before the first batch.
+
+    `Trimmed` if that is not retained any more; `floor` is the oldest sequence.
+    """
+    state = (await looker.state()).checked()
     following = position + 1
     if following < state.floor_sequence:
         raise Trimmed(

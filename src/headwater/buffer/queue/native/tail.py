@@ -149,6 +149,8 @@ class Tail:
             self.chunks.grown(chunk.number, met_s=self._met_s, began=began)
         if await self.is_dead(chunk.number):
             raise Dead  # and left to the collector, who knows for how long it has been
+        if chunk.number != held.chunk.number:
+            self.chunks.ends.created(chunk, self.counters)
         self._hold(Held(chunk, version))
         self.changed_s = runtime.monotonic_s()
         self.turns.see(chunk)
