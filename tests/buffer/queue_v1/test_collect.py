@@ -27,7 +27,7 @@ from tests.buffer.queue_v1.given import (
     uploaded,
 )
 from tests.buffer.queue_v1.test_crash import Died, Dying
-from tests.store.scripted import fails, virtual
+from tests.store.scripted import Scripted, after, fails, virtual
 
 HOUR_MS = 3_600_000
 AT_ONCE = Retention(0)
@@ -234,6 +234,25 @@ async def test_the_floor_is_written_before_anything_is_deleted() -> None:
     assert await batches(queue) == []
     assert set(backend.deleted) == {*where, f"{PREFIX}/headwater/acked/{1:020d}"}
     assert (await queue.side()).swept_sequence == done.floor_sequence == 2
+
+
+@virtual
+async def test_a_collector_with_an_old_look_passes_over_nothing_that_was_pending_then() -> None:
+    backend, queue = scripted()
+    await given(queue, HOUR_MS, HOUR_MS)
+    await acknowledged(queue, 0)
+
+    async def another_comes_further_and_dies() -> None:
+        await acknowledged(queue, 1)
+        failing = Scripted(backend.inner)
+        failing.next("delete", *[fails(Denied("403"))] * 10)
+        done = await queue.collector(Store(failing)).collect(AT_ONCE)
+        assert (done.floor_sequence, done.failed > 0) == (2, True)
+
+    backend.next("put_if_unchanged", after(another_comes_further_and_dies))
+    await queue.collector(Store(backend)).collect(AT_ONCE)
+    await queue.collector().collect(AT_ONCE)
+    assert await batches(queue) == []
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), Denied("403")])

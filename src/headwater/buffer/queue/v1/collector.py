@@ -57,12 +57,12 @@ class V1Collector(Collector):
         found, side = await read_view(self._manifest, self._side)
         pending = {found.manifest.entries[n].location for n in range(len(found.manifest.entries))}
         if side.swept_sequence < side.floor_sequence:
-            side = await self._sweep(side, pending, done)
+            side = await self._sweep(side, found, pending, done)
         if side.swept_sequence == side.floor_sequence:
             floor = await self._expired(found, side, retention)
             if floor.floor_sequence > side.floor_sequence:
                 side = await self._side.update(lambda now: _raised(now, floor))
-                side = await self._sweep(side, pending, done)
+                side = await self._sweep(side, found, pending, done)
         if full:
             await self._sweep_segments(side.swept_sequence, done)
         done.kept_pending = found.next_sequence - side.sequence
@@ -123,10 +123,15 @@ class V1Collector(Collector):
         await self._clock.update(lambda asked: Asked((asked or Asked()).times + 1))
         return (await self._store.head(self._clock.key)).modified_ms
 
-    async def _sweep(self, side: Side, pending: set[str], done: Collected) -> Side:
-        """Delete what lies between swept and floor."""
+    async def _sweep(self, side: Side, found: Found, pending: set[str], done: Collected) -> Side:
+        """Delete what lies between swept and floor.
+
+        Not above the manifest's first entry as it was read: another collector may have raised the
+        floor since, and what was still pending then would be passed over and count as swept.
+        """
         swept = side.swept_sequence
-        async for batches in self._acked.each(range(swept, side.floor_sequence)):
+        end = max(swept, min(side.floor_sequence, found.front))
+        async for batches in self._acked.each(range(swept, end)):
             failed_before = done.failed
             for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
                 group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
@@ -135,7 +140,7 @@ class V1Collector(Collector):
                 break
             swept = max([swept, *(batch.sequence + 1 for batch in batches)])
         else:
-            swept = side.floor_sequence
+            swept = end
         await self._sweep_segments(swept, done)
         return await self._side.update(
             lambda now: msgspec.structs.replace(now, swept_sequence=max(now.swept_sequence, swept))
