@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -212,6 +213,7 @@ def read(
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.read_output import open_output
     from headwater.cli.read_run import read_all
+    from headwater.cli.standard_streams import output_has_gone
 
     if format not in FORMATS:
         raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
@@ -230,7 +232,10 @@ def read(
                 on_bad_batch="skip" if skip_unreadable else "raise",
             )
             with reader, open_output(format, output, reader.schema, key_separator) as sink:
-                view = read_all(reader, sink, limit=limit, interrupt=interrupt)
+                with contextlib.ExitStack() as watched:
+                    if output is None:
+                        watched.enter_context(interrupt.noticing(output_has_gone))
+                    view = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())
     view.conclude(lost=reader.lost)
