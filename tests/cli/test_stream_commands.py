@@ -397,3 +397,23 @@ def test_only_a_published_stream_is_adopted(invoke: Invoke, url: str) -> None:
     assert "nothing to adopt" in error_of(invoke("stream", "adopt", url, "orders"))
     done(invoke("stream", "create", url, "old", "--format=v1"))
     assert "not 7" in error_of(invoke("stream", "adopt", url, "old", "--partition=7"))
+
+
+def test_a_stream_whose_register_is_damaged_can_be_deleted_by_the_command_that_is_named(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    (tmp_path / "lines").write_text("a\n")
+    done(invoke("produce", url, "orders", str(tmp_path / "lines")))
+    assert "can be read" in error_of(
+        invoke("stream", "delete", url, "orders", "--yes", "--damaged")
+    )
+    folder = tmp_path / "store/streams/orders"
+    (folder / "stream.json").write_bytes(b"{")
+    named = f"stream delete {url} orders --damaged"
+    assert named in error_of(invoke("stream", "delete", url, "orders", "--yes"))
+    assert "✓ deleted stream orders" in done(invoke(*named.split(), "--yes"))
+    assert [path for path in folder.rglob("*") if path.is_file()] == [folder / "stream.json"]
+    assert "was deleted" in error_of(invoke("read", url, "orders"))
+    done(invoke("stream", "create", url, "orders"))
+    done(invoke("stream", "delete", url, "orders", "--yes"))

@@ -13,7 +13,7 @@ import typer
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
 from headwater.cli.loop import run as run_loop
 from headwater.cli.store_commands import OPTION, URL, open_with_options
-from headwater.core.errors import Damaged, HeadwaterError, NotFound, NotSupported, Refused
+from headwater.core.errors import Corrupt, Damaged, HeadwaterError, NotFound, NotSupported, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
@@ -196,21 +196,35 @@ def delete(
     url: str = URL,
     name: str = NAME,
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    damaged: bool = typer.Option(
+        False,
+        "--damaged",
+        help="Of a stream whose stream.json cannot be read: everything below streams/NAME.",
+    ),
     option: list[str] = OPTION,
 ) -> None:
     """Delete a stream and all of its records; of one that is deleted, what was left behind.
 
     Exit status: 0, or 1 if objects are left that could not be deleted.
     """
-    from headwater.buffer.stream import DeletedReport, delete_stream
+    from headwater.buffer.stream import DeletedReport, delete_damaged_stream, delete_stream
     from headwater.cli.stream_view import new_console, show_deleted
 
     if not yes:
-        _ask(name)
+        everything = f"everything below streams/{name}, whichever stream's it was"
+        _ask(name, everything if damaged else f"stream {name} and all of its records")
 
     async def run() -> DeletedReport:
         async with open_with_options(url, option) as store:
-            return await delete_stream(store, name)
+            if damaged:
+                return await delete_damaged_stream(store, name)
+            try:
+                return await delete_stream(store, name)
+            except Corrupt as error:
+                raise Corrupt(
+                    f"{error}. Which objects are its own cannot be told; to delete everything "
+                    f"below streams/{name}: headwater stream delete URL {name} --damaged"
+                ) from error
 
     report = run_loop(run())
     show_deleted(new_console(), report)
@@ -218,10 +232,10 @@ def delete(
         raise typer.Exit(EXIT_NO)
 
 
-def _ask(name: str) -> None:
+def _ask(name: str, what: str) -> None:
     if not _is_terminal():
         raise Refused(f"nobody is here to confirm that stream {name!r} is to go: say --yes")
-    typer.confirm(f"Delete stream {name} and all of its records, for good?", abort=True)
+    typer.confirm(f"Delete {what}, for good?", abort=True)
 
 
 def _is_terminal() -> bool:

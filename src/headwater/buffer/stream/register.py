@@ -64,6 +64,12 @@ class StreamRegister:
         stored = (await self._register.update(change_raw)).value
         return decode_config(self._name, stored, writing=True)
 
+    async def replace_damaged(self, config: StreamConfig) -> None:
+        """Put a tombstone where a register stands that cannot be read."""
+        if config.is_live:
+            raise Refused("what cannot be read is replaced by a tombstone alone")
+        await self._register.replace_damaged(encode_config(config))
+
     async def update_live(
         self, stream_id: str, change: Callable[[StreamConfig], StreamConfig]
     ) -> StreamConfig:
