@@ -199,9 +199,7 @@ def read(
         "--skip-unreadable",
         help="Go on past batches that are missing or damaged, and say which.",
     ),
-    option: list[str] = typer.Option(
-        [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
-    ),
+    option: list[str] = OPTION,
 ) -> None:
     """Show the records of a stream. Opens nothing and fences nobody.
 

@@ -34,7 +34,7 @@ PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
 
 URL = typer.Argument(metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…")
 OPTION = typer.Option(
-    [], "--option", "-o", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
+    [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
 )
 
 
