@@ -67,6 +67,7 @@ def test_advice_names_the_store(invoke: Invoke, tmp_path: Path) -> None:
     for arguments in (("stream", "describe"), ("read",), ("lag",), ("gc",)):
         absent = invoke(*arguments, url, "nothing")
         assert f"stream list 'file://{tmp_path}/my store'\n" in absent.stderr
+        assert absent.stderr.count("stream list") == absent.stderr.count("stream create") == 1
         assert "store ls" not in absent.stderr
     missing = invoke("inspect", "batch", str(tmp_path / "nothing"))
     assert "See " not in missing.stderr
