@@ -417,3 +417,20 @@ def test_a_stream_whose_register_is_damaged_can_be_deleted_by_the_command_that_i
     assert "was deleted" in error_of(invoke("read", url, "orders"))
     done(invoke("stream", "create", url, "orders"))
     done(invoke("stream", "delete", url, "orders", "--yes"))
+
+
+def test_a_stream_in_memory_is_refused_since_it_would_be_gone(invoke: Invoke) -> None:
+    assert "gone when this command ends" in error_of(invoke("stream", "create", "memory://", "a"))
+
+
+def test_an_address_with_nothing_behind_it_is_told_from_an_empty_store(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    for name, why in (("file", "is not a directory"), ("mistyped", "does not exist")):
+        for command in (("stream", "list"), ("store", "ls")):
+            said = error_of(invoke(*command, f"file://{tmp_path}/{name}"), 1)
+            assert f"{tmp_path}/{name} {why}" in said
+    said = error_of(invoke("stream", "list", f"file://{tmp_path}/folder"), 1)
+    assert said == "there are no streams here\n"

@@ -12,7 +12,7 @@ import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
 from headwater.cli.loop import run as run_loop
-from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
 from headwater.core.errors import Corrupt, Damaged, HeadwaterError, NotFound, NotSupported, Refused
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def create(
 
     async def run() -> tuple[Stream, bool]:
         async with open_with_options(url, option) as store:
+            if store.stats.scheme == "memory":
+                raise Refused(
+                    "a stream in memory:// would be gone when this command ends: name a directory "
+                    "(file:///path), or make it in the program that uses it (create_stream)"
+                )
             existed = exists_ok and await _exists(store, name)
             return await create_stream(
                 store, name, exists_ok=exists_ok, schema=declared, **settings
@@ -104,7 +109,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
     else:
         show_list(new_console(), streams, problems)
     if not streams and not problems:
-        typer.echo("there are no streams here", err=True)
+        typer.echo(f"there are no streams here{why_empty(url)}", err=True)
     if problems or not streams:
         raise typer.Exit(EXIT_NO)
 
