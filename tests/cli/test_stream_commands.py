@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
+from headwater.buffer.consumer import BlockingConsumer
 from headwater.buffer.stream import DeletedReport, Stream, open_stream
 from headwater.buffer.v1_batch import encode_batch
 from headwater.buffer.v1_manifest import Manifest, encode_manifest
@@ -376,7 +378,8 @@ def foreign_queue(url: str, *, taken: int) -> None:
         location = f"streams/orders/0/ingest/{number}.batch"
         (folder / f"{number}.batch").write_bytes(encode_batch([b"value %d" % number]))
         manifest = manifest.appended([(location, ())])
-    (folder / "manifest").write_bytes(encode_manifest(manifest.dequeued(taken - 1)))
+    left = manifest.dequeued(taken - 1) if taken else manifest
+    (folder / "manifest").write_bytes(encode_manifest(left))
 
 
 def test_a_queue_that_was_consumed_elsewhere_is_adopted_by_the_command_that_is_named(
@@ -390,6 +393,21 @@ def test_a_queue_that_was_consumed_elsewhere_is_adopted_by_the_command_that_is_n
     assert done(invoke("read", url, "orders")) == "value 2\n"
     # Nothing more to adopt: nothing changes, in any partition.
     assert done(invoke("stream", "adopt", url, "orders")) == "partition 0 begins at sequence 2\n"
+
+
+def test_objects_that_other_software_named_are_counted_when_they_are_left(
+    invoke: Invoke, url: str
+) -> None:
+    foreign_queue(url, taken=0)
+    done(invoke("stream", "create", url, "orders", "--format=v1", "--set=retention_ms=0"))
+    with BlockingConsumer.open(url, "orders", gc=False) as consumer:
+        for _ in range(3):
+            consumer.next_batch()
+        consumer.ack_through(2)
+    assert re.search(
+        r"left +3  batches: .* named by other software", done(invoke("gc", url, "orders"))
+    )
+    assert "named by other software" not in done(invoke("gc", url, "orders"))
 
 
 def test_only_a_published_stream_is_adopted(invoke: Invoke, url: str) -> None:
@@ -429,8 +447,8 @@ def test_an_address_with_nothing_behind_it_is_told_from_an_empty_store(
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     for name, why in (("file", "is not a directory"), ("mistyped", "does not exist")):
-        for command in (("stream", "list"), ("store", "ls")):
-            said = error_of(invoke(*command, f"file://{tmp_path}/{name}"), 1)
+        for words in (("stream", "list"), ("store", "ls")):
+            said = error_of(invoke(*words, f"file://{tmp_path}/{name}"), 1)
             assert f"{tmp_path}/{name} {why}" in said
     said = error_of(invoke("stream", "list", f"file://{tmp_path}/folder"), 1)
     assert said == "there are no streams here\n"

@@ -31,9 +31,7 @@ from headwater.store import Store
 class V1Collector(Collector):
     """Deletes acknowledged batches past the retention, and never anything else."""
 
-    def __init__(
-        self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False
-    ) -> None:
+    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
         names = Names(prefix)
         self._store = store
         self._names = names
@@ -110,6 +108,7 @@ class V1Collector(Collector):
         # Never where another queue's batches may stand. And a batch that was appended twice goes
         # with the later entry.
         if not batch.batch_id or batch.location in pending:
+            done.batches_left += not batch.batch_id and not batch.duplicate
             return
         try:
             await self._store.delete(batch.location)
