@@ -46,7 +46,8 @@ def url(tmp_path: Path) -> str:
 
 def rows(url: str, name: str, columns: list[str] | None = COLUMNS) -> list[dict[str, Any]]:
     with read(url, name, columns=columns) as reader:
-        return reader.to_table().to_pylist()
+        found: list[dict[str, Any]] = reader.to_table().to_pylist()
+        return found
 
 
 def piped(url: str, format: str, *arguments: str) -> bytes:
@@ -134,7 +135,9 @@ def test_bytes_in_json_are_base64_unless_the_schema_says_otherwise(
     assert rows(url, "typed", ["b"]) == [{"b": found}]
 
 
-@pytest.mark.parametrize("line", ['{"a":1,"a":2}', '{"s":{"x":"a:b","x":1}}', '{"a":1,"\\u0061":2}'])
+@pytest.mark.parametrize(
+    "line", ['{"a":1,"a":2}', '{"s":{"x":"a:b","x":1}}', '{"a":1,"\\u0061":2}']
+)
 def test_a_key_that_stands_twice_in_an_object_is_refused(
     invoke: Invoke, url: str, tmp_path: Path, line: str
 ) -> None:

@@ -229,11 +229,10 @@ def read(
                 columns=columns.split(",") if columns else None,
                 on_bad_batch="skip" if skip_unreadable else "raise",
             )
-            with reader, open_output(format, output, reader.schema, key_separator) as sink:
-                with contextlib.ExitStack() as watched:
-                    if output is None:
-                        watched.enter_context(interrupt.noticing(output_has_gone))
-                    view = read_all(reader, sink, limit=limit, interrupt=interrupt)
+            watching = contextlib.nullcontext() if output else interrupt.noticing(output_has_gone)
+            shaped = open_output(format, output, reader.schema, key_separator)
+            with reader, shaped as sink, watching:
+                view = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())
     view.conclude(lost=reader.lost)

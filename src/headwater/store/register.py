@@ -151,9 +151,7 @@ class Register(Generic[T]):
         except Corrupt:
             token = runtime.new_token().hex()
             data = self._encode(None, self._encode_value(value), token)
-            await self._store.put_if_unchanged(
-                self._key, data, found.version, token=token.encode()
-            )
+            await self._store.put_if_unchanged(self._key, data, found.version, token=token.encode())
             return
         raise Refused(f"{self._key} can be read: it is changed by update, not written over")
 

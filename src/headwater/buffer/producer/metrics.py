@@ -8,7 +8,6 @@ from typing import Final
 from headwater.buffer.queue.contract import Counters
 from headwater.core.metrics import Histogram
 
-
 _PUBLISHED: Final = (
     "batches_flushed",
     "entries_flushed",

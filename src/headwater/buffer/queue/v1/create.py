@@ -33,9 +33,7 @@ async def create_v1_queue(
     check_not_back(names.manifest, await manifest.read(), there)
 
 
-async def adopt_v1_queue(
-    store: Store, prefix: str, queue_id: str, *, lenient: bool = False
-) -> int:
+async def adopt_v1_queue(store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> int:
     """Go on with a queue that another implementation's consumer dequeued from.
 
     The queue begins at its first pending batch, whose sequence is returned; LSNs go on from the

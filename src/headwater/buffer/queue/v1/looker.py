@@ -15,9 +15,7 @@ from headwater.store import Store
 class V1Looker(Looker):
     """Reads without opening anything. A first look counts every pending batch, later ones go on."""
 
-    def __init__(
-        self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False
-    ) -> None:
+    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
         names = Names(prefix)
         self._names = names
         self._side = SideObject(store, names, queue_id)

@@ -55,9 +55,7 @@ class V1Taker(Taker):
         self.epoch = 0
         self._names = names
         self._policy = policy or RetryPolicy()
-        self._manifest = ManifestObject(
-            store, names.manifest, self.counters, lenient=lenient
-        )
+        self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
         self._beside = SideObject(store, names, queue_id, self._policy)
         self._reader = Reader(store, names, self._beside)
         self._queue_id = queue_id
