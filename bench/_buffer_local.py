@@ -98,7 +98,7 @@ async def local(root: Path, load: Load, rounds: int) -> list[Section]:
     section = _section("Produce until accepted", load, spent, rounds)
     if load.size_bytes == GOAL_RECORD_BYTES:
         ratio = spent[RAW_PUT].median_s / spent[LISTS].median_s
-        section.goals.append(Goal(f"{LISTS} ÷ {RAW_PUT}", PRODUCE_GOAL, ratio))
+        section.goals.append(Goal(f"{LISTS} ÷ {RAW_PUT}", PRODUCE_GOAL, ratio, timed=True))
     kept = Path(tempfile.mkdtemp(dir=root))
     for prepare in (producing[RAW_PUT], producing[LISTS]):
         await (await prepare(kept))()
@@ -110,7 +110,7 @@ async def local(root: Path, load: Load, rounds: int) -> list[Section]:
     spent = await _interleaved(root, consuming, rounds)
     reading = _section("Consume (page cache)", load, spent, rounds)
     ratio = spent[RAW_GET].median_s / spent[TO_ARROW].median_s
-    reading.goals.append(Goal(f"{TO_ARROW} ÷ {RAW_GET}", CONSUME_GOAL, ratio))
+    reading.goals.append(Goal(f"{TO_ARROW} ÷ {RAW_GET}", CONSUME_GOAL, ratio, timed=True))
     shutil.rmtree(kept)
     return [section, reading]
 
