@@ -6,6 +6,7 @@ Enters: records from producers. Leaves: batches in order, each once, with their 
     producer/   values, rows or Arrow in; batches uploaded and appended in order
     queue/      the order of a partition's batches: native, or the published v1 manifest
     consumer/   batches out, to the owner who acknowledges them or to whoever looks
+    blocking    streams and what waits in them, without an event loop
     batch, v1_batch, records, types, …   what a record is, and its bytes
 
 Always holds:
