@@ -107,7 +107,7 @@ async def local(root: Path, load: Load, rounds: int) -> list[Section]:
     section = _section("Produce until accepted", load, spent, rounds)
     if load.size_bytes == GOAL_RECORD_BYTES:
         ratio = spent[RAW_PUT].median_s / spent[LISTS].median_s
-        section.goals.append(Goal(f"{LISTS} ÷ {RAW_PUT}", PRODUCE_GOAL, ratio))
+        section.goals.append(Goal(f"{LISTS} ÷ {RAW_PUT}", PRODUCE_GOAL, ratio, timed=True))
     section.notes.append(
         f"{RAW_PUT}: objects that are bytes already; the goal is against this. Records have to be "
         "put together first, by anybody: the row below it does that. Headwater's rows moreover "
@@ -124,7 +124,7 @@ async def local(root: Path, load: Load, rounds: int) -> list[Section]:
     spent = await _interleaved(root, consuming, rounds)
     reading = _section("Consume (page cache)", load, spent, rounds)
     ratio = spent[RAW_GET].median_s / spent[TO_ARROW].median_s
-    reading.goals.append(Goal(f"{TO_ARROW} ÷ {RAW_GET}", CONSUME_GOAL, ratio))
+    reading.goals.append(Goal(f"{TO_ARROW} ÷ {RAW_GET}", CONSUME_GOAL, ratio, timed=True))
     shutil.rmtree(kept)
 
     async def step_by_step(clock: Clock) -> float:

@@ -46,7 +46,8 @@ def url(tmp_path: Path) -> str:
 
 def rows(url: str, name: str, columns: list[str] | None = COLUMNS) -> list[dict[str, Any]]:
     with read(url, name, columns=columns) as reader:
-        return reader.to_table().to_pylist()
+        found: list[dict[str, Any]] = reader.to_table().to_pylist()
+        return found
 
 
 def piped(url: str, format: str, *arguments: str) -> bytes:

@@ -175,7 +175,7 @@ def test_files_with_columns_are_not_taken_for_lines(
         (["--json", "--key-separator=:"], "_key"),
         (["--key-separator="], "no characters"),
         (["--parquet"], "reads files"),
-        (["--csv", "-"], "reads files"),
+        (["--parquet", "-"], "reads files"),
         (["--set", "linger_ms"], "NAME=VALUE"),
     ],
 )

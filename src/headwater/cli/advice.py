@@ -41,7 +41,10 @@ ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Bug: "This should never happen. Please report it, with the output of: {command} version",
 }
 """What to do, by kind of error; kinds whose messages say so themselves are not in it."""
-NO_STREAM: Final = "See which streams are there: {command} stream list {address}"
+NO_STREAM: Final = (
+    "See which streams are there: {command} stream list {address}\n"
+    "Or make one: {command} stream create {address} NAME"
+)
 _NO_STREAM: Final = re.compile(r"there is no stream '|stream '.*' was deleted$")
 _COMMAND: Final = re.compile(r"\bheadwater stream (\w+) URL\b")
 _HEADWATER: Final = re.compile(r"(?<![\w/])headwater stream ")

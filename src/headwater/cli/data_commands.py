@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -198,9 +199,7 @@ def read(
         "--skip-unreadable",
         help="Go on past batches that are missing or damaged, and say which.",
     ),
-    option: list[str] = typer.Option(
-        [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
-    ),
+    option: list[str] = OPTION,
 ) -> None:
     """Show the records of a stream. Opens nothing and fences nobody.
 
@@ -212,6 +211,7 @@ def read(
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.read_output import open_output
     from headwater.cli.read_run import read_all
+    from headwater.cli.standard_streams import output_has_gone
 
     if format not in FORMATS:
         raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
@@ -229,7 +229,9 @@ def read(
                 columns=columns.split(",") if columns else None,
                 on_bad_batch="skip" if skip_unreadable else "raise",
             )
-            with reader, open_output(format, output, reader.schema, key_separator) as sink:
+            watching = contextlib.nullcontext() if output else interrupt.noticing(output_has_gone)
+            shaped = open_output(format, output, reader.schema, key_separator)
+            with reader, shaped as sink, watching:
                 view = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())

@@ -49,12 +49,11 @@ def bytes_back(value: Any, kind: pa.DataType | None) -> Any:
         return [bytes_back(one, _inside(kind)) for one in value]
     if not isinstance(value, dict):
         return value
-    is_struct = kind is not None and pa.types.is_struct(kind)
-    if not is_struct and value.keys() == {_BASE64}:
-        return _decoded(value[_BASE64])
-    if is_struct:
+    if kind is not None and pa.types.is_struct(kind):
         types = {field.name: field.type for field in kind}
         return {name: bytes_back(one, types.get(name)) for name, one in value.items()}
+    if value.keys() == {_BASE64}:
+        return _decoded(value[_BASE64])
     return {name: bytes_back(one, _inside(kind)) for name, one in value.items()}
 
 

@@ -176,7 +176,7 @@ def _source(kind: str, name: str, interrupt: Interrupt) -> Source:
     if name != STANDARD_INPUT:
         return name
     check_input()
-    piped = io.BufferedReader(_Waited(interrupt), BLOCK_BYTES)
+    piped: io.BufferedReader = io.BufferedReader(_Waited(interrupt), BLOCK_BYTES)
     if kind == "parquet" or (kind == "arrow" and piped.peek(6).startswith(b"ARROW1")):
         raise Refused(
             f"{_name(name)} cannot be read from its end, as such a file is: name the file, or send "

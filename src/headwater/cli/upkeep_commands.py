@@ -106,7 +106,7 @@ async def _kept(stream: Stream, partition: int, total: Collected) -> Collected:
 
 def _found_much(report: Collected) -> bool:
     """Whether another pass may find more: a pass itself leaves an empty chunk for the next."""
-    batches = report.batches_expired + report.batches_orphaned
+    batches = report.batches_expired + report.batches_orphaned + report.batches_left
     return batches > 0 or report.chunks_expired >= GC_CHUNKS
 
 
@@ -121,6 +121,7 @@ def _added(total: Collected, last: Collected) -> Collected:
         "bytes_expired",
         "bytes_orphaned",
         "failed",
+        "batches_left",
     )
     sums = {name: getattr(total, name) + getattr(last, name) for name in counted}
     return msgspec.structs.replace(last, **sums)

@@ -45,6 +45,11 @@ def show_collected(
 
 def _collected_rows(stream: Stream, report: Collected) -> list[tuple[str, str, str]]:
     kept = retention_words(stream.config)
+    why_left = (
+        f"batches: acknowledged and past their {kept}, but named by other software, which may use "
+        "them elsewhere. Nobody deletes them later: do it by hand"
+    )
+    left = ("  left", f"{report.batches_left:,}", why_left)
     return [
         (
             "  deleted",
@@ -58,6 +63,7 @@ def _collected_rows(stream: Stream, report: Collected) -> list[tuple[str, str, s
         ),
         ("", f"{report.chunks_expired:,}", "pieces of the queue that only told of such batches"),
         ("  forgotten", f"{report.producers_forgotten:,}", "producers: silent for 7 days"),
+        *([left] if report.batches_left else []),
         ("  kept", f"{report.kept_pending:,}", "batches: not acknowledged"),
         ("", f"{report.kept_retained:,}", f"batches: acknowledged, and kept for {kept}"),
         (

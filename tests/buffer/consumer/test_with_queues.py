@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,13 @@ def test_reading_looks_and_changes_nothing(on_a_stream: Callable[[Test], None]) 
             {"_value": b"b", "_lsn": 2},
             {"_value": b"c", "_lsn": 3},
         ]
-        assert await lsn_at_time(stream, 0, between_ms) == 3
+        moment = datetime.fromtimestamp(between_ms / 1000, UTC)
+        for between in (between_ms, moment, moment.isoformat(), moment.replace(tzinfo=None)):
+            assert await lsn_at_time(stream, 0, between) == 3
+        assert await lsn_at_time(stream, 0, date(1970, 1, 1)) == 1
+        for wrong in (1.5, True, "soon", None):
+            with pytest.raises(Refused):
+                await lsn_at_time(stream, 0, wrong)  # type: ignore[arg-type]
         assert await lsn_at_time(stream, 0, runtime.wall_ms() + 1) is None
         await consumer.flush()
 

@@ -177,7 +177,8 @@ async def test_what_does_not_stand_where_our_batches_do_is_never_deleted(locatio
     await OtherProducer(queue).produce(location, b"a")
     await acknowledged(queue, 0)
     done = await queue.collector().collect(AT_ONCE, full=True)
-    assert (done.batches_expired, done.floor_sequence) == (0, 1)
+    assert (done.batches_expired, done.floor_sequence, done.batches_left) == (0, 1, 1)
+    assert (await queue.collector().collect(AT_ONCE, full=True)).batches_left == 0
     await queue.store.head(location)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.store.scripted import virtual
 FOLDER = "streams/orders/0/ingest"
 
 
-async def stream_with(trailing: bytes = b"", *entries: bytes, **settings: str) -> Store:
+async def stream_with(trailing: bytes = b"", *entries: bytes, **settings: Any) -> Store:
     """A stream with one foreign batch, which has bytes after its last record, and these entries."""
     store = Store(MemoryBackend())
     await create_stream(store, "orders", format="v1", **settings)
@@ -49,7 +50,8 @@ async def test_bytes_after_the_last_record_are_damage_unless_the_stream_is_lenie
     assert await values(store) == [b"a", b"b"]
     async with await Consumer.open(store, "orders", gc=False) as consumer:
         batch = await consumer.next_batch()
-        assert batch is not None and batch.entries == [b"a", b"b"]
+        assert batch is not None
+        assert batch.entries == [b"a", b"b"]
     await alter_stream(store, "orders", v1_reading="strict")
     with pytest.raises(UnreadableBatch):
         await values(store)

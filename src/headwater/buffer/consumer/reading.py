@@ -86,8 +86,12 @@ async def resolve_end(stream: Stream, partition: int, place: Place, state: Queue
     return await _resolve(stream, partition, LATEST if place is None else place, state)
 
 
-async def lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
-    """The LSN of the first retained record ingested at or after a time; None if there is none."""
+async def lsn_at_time(stream: Stream, partition: int, time: int | str | date) -> int | None:
+    """The LSN of the first retained record ingested at or after a time; None if there is none.
+
+    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970.
+    """
+    time_ms = time_ms_of(time) if isinstance(time, str | date) else whole_number("time", time)
     looker = stream.looker(partition)
     sequence = await looker.sequence_at_time(time_ms)
     if sequence is None:

@@ -311,6 +311,8 @@ class Collected(msgspec.Struct):
     floor_sequence: int = 0
     floor_lsn: int = 1
     batch_floor: str = ""
+    batches_left: int = 0
+    """Past the retention, and not deleted: other software named them, and may use them still."""
 
 
 class Collector(ABC):

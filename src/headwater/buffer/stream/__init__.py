@@ -9,6 +9,7 @@ Enters: a name and settings. Leaves: `Stream`, with a door to each partition's q
     register, queues           where it is kept, and the queue that each partition has
     adopt                      going on where another implementation consumed
     delete, deleted            its end, and how others learn of it
+    delete_damaged             the end of one whose register cannot be read
 
 Always holds: `stream.json` changes by conditional writes alone; a schema only ever takes in more;
 a queue that was made once is never made again.
@@ -16,6 +17,7 @@ a queue that was made once is never made again.
 
 from headwater.buffer.stream.adopt import adopt_stream
 from headwater.buffer.stream.delete import DeletedReport, delete_stream
+from headwater.buffer.stream.delete_damaged import delete_damaged_stream
 from headwater.buffer.stream.handle import Stream
 from headwater.buffer.stream.streams import (
     alter_stream,
@@ -31,6 +33,7 @@ __all__ = [
     "adopt_stream",
     "alter_stream",
     "create_stream",
+    "delete_damaged_stream",
     "delete_stream",
     "list_streams",
     "open_stream",

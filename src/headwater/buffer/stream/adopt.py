@@ -23,12 +23,12 @@ async def adopt_stream(
     The stream may be given by its store and name, since one that was never consumed here cannot be
     opened before.
     """
-    if isinstance(source, Stream):
-        source, name = source.store, source.name
+    store = source.store if isinstance(source, Stream) else source
+    name = source.name if isinstance(source, Stream) else name
     if name is None:
         raise Refused("which stream of the store? Give its name")
-    config = await StreamRegister(source, name).read_live(writing=True)
-    stream = Stream(source, config)
+    config = await StreamRegister(store, name).read_live(writing=True)
+    stream = Stream(store, config)
     if config.format != "v1":
         raise Refused(
             f"stream {name!r} is in the native format, which nobody else consumes: there is "
@@ -39,10 +39,10 @@ async def adopt_stream(
     wanted = range(config.partitions) if partition is None else [partition]
     begins = {
         one: await adopt_v1_queue(
-            source, queue_prefix(config, one), config.id, lenient=config.is_lenient
+            store, queue_prefix(config, one), config.id, lenient=config.is_lenient
         )
         for one in wanted
     }
     if partition is None:
-        await open_stream(source, name, writing=True)  # marks its queues as made
+        await open_stream(store, name, writing=True)  # marks its queues as made
     return begins

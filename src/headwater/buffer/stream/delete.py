@@ -108,6 +108,11 @@ async def _delete_group(
 ) -> None:
     if config.format == "v1":
         _same(config, await register.read(writing=True))
+    await delete_objects(store, group, report)
+
+
+async def delete_objects(store: Store, group: list[ObjectMeta], report: DeletedReport) -> None:
+    """Delete these at once, and count what became of them."""
     outcomes = await asyncio.gather(
         *(store.delete(meta.key) for meta in group), return_exceptions=True
     )

@@ -38,6 +38,7 @@ class StreamRegister:
     def __init__(self, store: Store, name: str) -> None:
         check_store(store)
         self._name = check_stream_name(name)
+        self._url = store.url
         # Raw: the versions in the value decide whether the rest of it can be understood.
         self._register = Register(store, stream_key(name), msgspec.Raw)
 
@@ -63,6 +64,12 @@ class StreamRegister:
 
         stored = (await self._register.update(change_raw)).value
         return decode_config(self._name, stored, writing=True)
+
+    async def replace_damaged(self, config: StreamConfig) -> None:
+        """Put a tombstone where a register stands that cannot be read."""
+        if config.is_live:
+            raise Refused("what cannot be read is replaced by a tombstone alone")
+        await self._register.replace_damaged(encode_config(config))
 
     async def update_live(
         self, stream_id: str, change: Callable[[StreamConfig], StreamConfig]
@@ -91,7 +98,4 @@ class StreamRegister:
         return config
 
     def _missing(self) -> NotFound:
-        return NotFound(
-            f"there is no stream {self._name!r}: `headwater stream list` shows those that are "
-            "there, `headwater stream create` makes one"
-        )
+        return NotFound(f"there is no stream {self._name!r} in {self._url}")

@@ -160,6 +160,7 @@ class V1Collector(Collector):
         # Never where another queue's batches may stand. And a batch that was appended twice goes
         # with the later entry.
         if not batch.batch_id or batch.location in pending:
+            done.batches_left += not batch.batch_id and not batch.duplicate
             return
         try:
             await self._store.delete(batch.location)
