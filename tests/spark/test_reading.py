@@ -16,8 +16,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import headwater.spark
 from headwater.core.errors import Refused
+from headwater.spark import versions
 from tests.spark.source.engine import places
 from tests.spark.source.given import World
+
+WITH_LIMITS = pytest.mark.skipif(
+    not versions.HAS_LIMITS, reason="this Spark does not tell a source where to begin"
+)
 
 
 @pytest.fixture
@@ -184,6 +189,7 @@ def _fill(world: World, count: int = 30) -> list[str]:
     return sorted(str(number) for number in range(count))
 
 
+@WITH_LIMITS
 def test_a_query_ends_fully_acknowledged_and_adds_nothing_when_run_again(
     world: World, queries: Queries
 ) -> None:
@@ -205,6 +211,7 @@ def test_a_query_ends_fully_acknowledged_and_adds_nothing_when_run_again(
     assert sorted(queries.values()) == values
 
 
+@WITH_LIMITS
 def test_a_sink_that_fails_after_it_wrote_gets_the_same_micro_batch_again(
     world: World, queries: Queries
 ) -> None:

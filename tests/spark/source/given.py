@@ -77,11 +77,11 @@ class World:
     def state(self, name: str = "orders", partition: int = 0) -> QueueState:
         """How a queue stands."""
 
-        async def go() -> QueueState:
-            stream = await open_stream(self.store, name)
-            return await stream.looker(partition).state()
+        return wait(self.opened(name).looker(partition).state())
 
-        return wait(go())
+    def opened(self, name: str = "orders") -> Stream:
+        """The stream of this name."""
+        return wait(open_stream(self.store, name))
 
     def source(self, **options: str) -> HeadwaterDataSource:
         """The data source with these options."""
