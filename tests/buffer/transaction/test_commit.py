@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from unittest import mock
 
 import pytest
 
+from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, Uploader
 from headwater.buffer.transaction.appending import Appending
@@ -266,6 +268,12 @@ async def test_two_drivers_that_commit_one_version_at_once_leave_one_copy() -> N
 @virtual
 async def test_what_was_finished_by_others_meanwhile_is_not_appended_under_later_numbers() -> None:
     """A driver stands still with a record in hand; its producer is forgotten and begins again."""
+    # Of who is forgotten nothing is kept; here the old batches are, so that they can be counted.
+    with mock.patch.object(NativeAppender, "_check_unused", mock.AsyncMock()):
+        await _finish_with_a_stale_record()
+
+
+async def _finish_with_a_stale_record() -> None:
     stream = await a_stream()
     stale, old = Appending(stream, micro_batch(0).application), micro_batch(0)
     tasks = [await upload(stream, old, number, {0: [f"old {number}"]}) for number in range(2)]
