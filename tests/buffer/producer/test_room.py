@@ -206,3 +206,18 @@ async def test_what_is_held_is_let_go_to_the_last_byte() -> None:
             await producer.flush()
             assert producer._accumulator.held_bytes == 0
             assert producer._accumulator.held_calls == 0
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@virtual
+async def test_metadata_take_room_also_where_keys_decide_the_partition(partitions: int) -> None:
+    stream = fake_stream(partitions=partitions)
+    for queue in stream.queues:
+        queue.always["upload"] = hangs()
+    producer = await small(stream, linger_ms=1000, buffer_bytes=64 * KIB, on_full="fail")
+    kept = 0
+    with pytest.raises(BufferFull):
+        for number in range(200):
+            await producer.produce([b"x"], keys=[b"%d" % number], metadata=bytes(KIB))
+            kept += 1
+    assert 32 <= kept <= 64

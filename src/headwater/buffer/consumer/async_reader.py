@@ -20,6 +20,7 @@ from headwater.buffer.consumer.reading import (
     place_of,
     resolve_end,
     resolve_start,
+    trimmed_by_lsn,
 )
 from headwater.buffer.consumer.source import check_partition, resolve
 from headwater.buffer.consumer.unreadable import UnreadableBatch
@@ -74,7 +75,8 @@ class PartitionReading:
         while not self.is_over:
             last = self._ahead.last
             if last is None or not self._reaches_end(last):
-                await self._ahead.learn(self._looker.after, self._after)
+                async with trimmed_by_lsn(self._stream, self._partition):
+                    await self._ahead.learn(self._looker.after, self._after)
             if not len(self._ahead):
                 return None
             found = await self._ahead.first()
@@ -83,7 +85,8 @@ class PartitionReading:
             self._ahead.try_first_again()
             if not isinstance(found, UnreadableBatch):
                 raise found
-            await check_retained(self._stream, self._partition, found)
+            async with trimmed_by_lsn(self._stream, self._partition):
+                await check_retained(self._stream, self._partition, found)
             if self._options.on_bad_batch == "raise":
                 raise found
             gone = found.descriptor
@@ -217,7 +220,8 @@ async def read_async(
     """Read a stream from `start` (inclusive) to `end` (exclusive) as Arrow record batches.
 
     Without `start`, from the oldest record that is retained; without `end`, to the latest one
-    at this moment, or with `follow` for ever.
+    at this moment, or with `follow` for ever. `Trimmed`, when it is opened and later: what comes
+    next is not retained any more, and `floor` is the oldest LSN that is.
     """
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
@@ -271,7 +275,7 @@ async def _part(
     options: Options,
 ) -> PartitionReading:
     looker = stream.looker(partition)
-    state = await looker.state()
+    state = (await looker.state()).checked()
     from_place, to_place = place_of(start, partition), place_of(end, partition)
     first_lsn = await resolve_start(stream, partition, from_place, state)
     end_lsn = None
@@ -281,7 +285,8 @@ async def _part(
         end_lsn = min(end_lsn or state.next_lsn, state.next_lsn)
     after = None
     if from_place not in (None, EARLIEST):
-        sequence = await looker.sequence_at_lsn(first_lsn)
+        async with trimmed_by_lsn(stream, partition):
+            sequence = await looker.sequence_at_lsn(first_lsn)
         # -1 and not None before batch 0: asked for by number, it must be that one or `Trimmed`.
         after = (state.next_sequence if sequence is None else sequence) - 1
     return PartitionReading(

@@ -123,12 +123,15 @@ def _may_be_given_up(descriptor: Descriptor) -> bool:
 
 
 async def check_retained(stream: Stream, partition: int, error: UnreadableBatch) -> None:
-    """Say `Trimmed` of a batch that went with the retention while it was being read."""
-    state = await stream.looker(partition).state()
+    """Say `Trimmed` of a batch that went with the retention while it was being read.
+
+    `floor` is the oldest sequence.
+    """
+    floor = await stream.looker(partition).floor()
     sequence = error.descriptor.sequence
-    if sequence < state.floor_sequence:
+    if sequence < floor:
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: batch {sequence} went with the "
-            f"retention while it was being read; the oldest one is {state.floor_sequence}",
-            floor=state.floor_sequence,
+            f"retention while it was being read; the oldest one is {floor}",
+            floor=floor,
         ) from error

@@ -7,7 +7,8 @@ may stand before it, and one ingested earlier after it. Records are never reorde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -55,7 +56,8 @@ def place_of(position: Position, partition: int) -> Place:
 
 
 async def resolve_start(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
-    """The first LSN to read. `Trimmed` if it was asked for by number and is gone."""
+    """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
+    the oldest LSN."""
     found = await _resolve(stream, partition, EARLIEST if place is None else place, state)
     if found < state.floor_lsn:
         raise Trimmed(
@@ -64,6 +66,20 @@ async def resolve_start(stream: Stream, partition: int, place: Place, state: Que
             floor=state.floor_lsn,
         )
     return found
+
+
+@asynccontextmanager
+async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
+    """Raises a queue's `Trimmed`, whose floor is a sequence, as a reader's: with an LSN."""
+    try:
+        yield
+    except Trimmed as error:
+        floor_lsn = (await stream.looker(partition).state()).floor_lsn
+        raise Trimmed(
+            f"stream {stream.name!r}, partition {partition}: what comes next went with the "
+            f"retention; the oldest LSN is {floor_lsn} (start={floor_lsn} goes on there)",
+            floor=floor_lsn,
+        ) from error
 
 
 async def resolve_end(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
@@ -81,7 +97,8 @@ async def lsn_at_time(stream: Stream, partition: int, time: int | str | date) ->
     sequence = await looker.sequence_at_time(time_ms)
     if sequence is None:
         return None
-    found = await looker.after(sequence - 1, 1)
+    async with trimmed_by_lsn(stream, partition):
+        found = await looker.after(sequence - 1, 1)
     if not found:
         return None
     descriptor = found[0]

@@ -29,7 +29,7 @@ from headwater.buffer.records import VALUE
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletion
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
 from headwater.core.fork import tell_in_child
 
 PARTITIONS_AT_ONCE: Final = 32
@@ -71,6 +71,8 @@ class Engine:
         self._line = Line(self.accumulator)
         self._clock = runtime.current()
         self._failures: deque[Draft] = deque(maxlen=FAILURES_KEPT)
+        self._doubted: dict[Draft, None] = {}
+        """Told that their outcome is unknown, and still being tried."""
         self._closing = asyncio.Lock()
         self._is_v1 = stream.config.format == "v1"
         self._carried: pa.Schema | None = None
@@ -212,7 +214,8 @@ class Engine:
     async def flush(self) -> None:
         """Send everything that was taken, and wait until all of it is accepted.
 
-        Raises the first error of what it waited for, or of what failed before and nobody heard of.
+        Raises the first error of what it waited for, or of what failed before and nobody heard of;
+        and each time while something is in doubt whose time is up.
         """
         if self.is_forked:
             raise _forked()
@@ -225,8 +228,9 @@ class Engine:
         accumulator.lost.clear()
         missed = [draft for draft in self._failures if not draft.heard]
         self._failures.clear()
-        failed = [draft for draft in waited if draft.error is not None]
-        failed += [draft for draft in missed if draft not in waited]
+        told = dict.fromkeys([*waited, *self._doubted, *missed])
+        # What was in doubt may have landed since.
+        failed = [draft for draft in told if draft.error is not None and draft.placed is None]
         if not failed:
             return
         for draft in failed:
@@ -252,6 +256,9 @@ class Engine:
                 await self.flush()
             except HeadwaterError as failed:
                 error = failed
+            doubted = sum(draft.rows for draft in self._doubted)
+            if doubted and error is not None:
+                error.add_note(f"{doubted} records in doubt are not tried any more: it is closed")
             slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
             await asyncio.gather(*(_say_goodbye(lane, slots) for lane in self.lanes))
             self.is_closed = True
@@ -264,12 +271,19 @@ class Engine:
     def told(self, draft: Draft) -> None:
         """The draft's handles know what became of it."""
         self.accumulator.told(draft)
-        if draft.error is not None:
-            self._failures.append(draft)
+        if draft.error is None:
+            return
+        self._failures.append(draft)
+        if isinstance(draft.error, OutcomeUnknown):
+            self._doubted[draft] = None
 
     def release(self, draft: Draft) -> None:
         """The draft takes no memory any more."""
         self.accumulator.release(draft)
+        if draft in self._doubted:
+            del self._doubted[draft]
+            # Somebody may have heard that it is still being tried, which is over.
+            draft.heard = draft.placed is not None
         self._line.move()
 
     async def explain(self, error: HeadwaterError) -> HeadwaterError:

@@ -33,7 +33,7 @@ async def check_entries(report: Report, stream: Stream, looker: Looker, state: Q
     if not missing:
         return
     # What is gone by now may have been acknowledged and collected while it was looked for.
-    floor = (await looker.state()).floor_sequence
+    floor = await looker.floor()
     gone = [one for one in missing if one.sequence >= floor]
     if gone:
         more = f", and those of {len(gone) - 1:,} others" if len(gone) > 1 else ""

@@ -41,6 +41,9 @@ class V1Looker(Looker):
                 oldest_pending_ms=oldest,
             )
 
+    async def floor(self) -> int:
+        return (await self._side.read()).floor_sequence
+
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         view = await self._view()
         while True:
