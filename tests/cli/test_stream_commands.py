@@ -417,17 +417,20 @@ def test_only_a_published_stream_is_adopted(invoke: Invoke, url: str) -> None:
     assert "not 7" in error_of(invoke("stream", "adopt", url, "old", "--partition=7"))
 
 
+@pytest.mark.parametrize("copied", [True, False])
 def test_a_stream_whose_register_is_damaged_can_be_deleted_by_the_command_that_is_named(
-    invoke: Invoke, url: str, tmp_path: Path
+    invoke: Invoke, url: str, tmp_path: Path, copied: bool
 ) -> None:
-    done(invoke("stream", "create", url, "orders"))
+    for name in ("orders", "other"):
+        done(invoke("stream", "create", url, name))
     (tmp_path / "lines").write_text("a\n")
     done(invoke("produce", url, "orders", str(tmp_path / "lines")))
     assert "can be read" in error_of(
         invoke("stream", "delete", url, "orders", "--yes", "--damaged")
     )
     folder = tmp_path / "store/streams/orders"
-    (folder / "stream.json").write_bytes(b"{")
+    others = (tmp_path / "store/streams/other/stream.json").read_bytes()
+    (folder / "stream.json").write_bytes(others if copied else b"{")
     named = f"stream delete {url} orders --damaged"
     assert named in error_of(invoke("stream", "delete", url, "orders", "--yes"))
     assert "✓ deleted stream orders" in done(invoke(*named.split(), "--yes"))

@@ -39,7 +39,7 @@ def output_has_gone() -> bool:
         return False  # what stands in for it has no descriptor, and no reader
     poll = select.poll()
     poll.register(descriptor, 0)  # errors are told without being asked for
-    return bool(poll.poll(0))
+    return any(told & (select.POLLERR | select.POLLHUP) for _, told in poll.poll(0))
 
 
 def check_input() -> None:

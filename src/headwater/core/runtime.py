@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 TOKEN_BYTES = 16
 NATIVE_SETTLE_S = 0.05
+# What the standard library says before it takes anything; it has no other sign for it.
+_NO_MORE_WORK = "cannot schedule new futures"
 
 
 class Runtime(ABC):
@@ -126,8 +128,10 @@ class RealRuntime(Runtime):
         loop = asyncio.get_running_loop()
         try:
             done = loop.run_in_executor(self._threads, run, function, *args)
-        except RuntimeError:
-            # The interpreter is ending and starts no more threads; nobody is left to be held up.
+        except RuntimeError as error:
+            if _NO_MORE_WORK not in str(error):
+                raise  # a thread that cannot be started leaves the work in line for another
+            # The interpreter is ending: nothing was begun, and nobody is left to be held up.
             return run(function, *args)
         return await done
 

@@ -40,16 +40,16 @@ class Unclosed:
 
     def dropped(self, engine: Engine) -> None:
         """Close one whose front is gone, in the background. For any thread."""
-        home, owned = self._open.get(engine, (None, None))
+        home, _ = self._open.get(engine, (None, None))
         if home is not None:
             # Refused on the loop's own thread, or after a fork: then it is left to the end.
             with contextlib.suppress(Refused):
-                home.post(lambda: runtime.spawn(self._close(engine, owned), name="dropped"))
+                home.post(lambda: runtime.spawn(self._close(engine), name="dropped"))
 
     def close_all(self, wait_s: float = EXIT_FLUSH_S) -> None:
         """Send what is held, for at most so long."""
         by_portal: dict[Portal, list[Engine]] = {}
-        for engine, (home, _) in self._open.items():
+        for engine, (home, _) in list(self._open.items()):
             if home.is_open and not engine.is_forked:
                 by_portal.setdefault(home, []).append(engine)
                 if engine.accumulator.untold_rows:
@@ -69,16 +69,16 @@ class Unclosed:
                     _tell_lost(engine, f"not accepted within {wait_s:g} s")
 
     async def _close_several(self, engines: list[Engine]) -> None:
-        await asyncio.gather(*(self._close(one, self._open[one][1]) for one in engines))
+        await asyncio.gather(*(self._close(one) for one in engines))
 
-    async def _close(self, engine: Engine, owned: Store | None) -> None:
+    async def _close(self, engine: Engine) -> None:
         try:
             await engine.close()
         except HeadwaterError as error:
             _tell_lost(engine, str(error))
         finally:
             if engine.is_closed:
-                self.closed(engine)
+                _, owned = self._open.pop(engine, (None, None))
                 if owned is not None:
                     await owned.close()
 

@@ -17,7 +17,7 @@ import msgspec
 
 from headwater.buffer.layout import check_stream_name, stream_key
 from headwater.buffer.stream.config import StreamConfig, decode_config, encode_config
-from headwater.core.errors import Conflict, NotFound, Refused
+from headwater.core.errors import Conflict, Corrupt, NotFound, Refused
 from headwater.store import Register, Store
 
 
@@ -67,9 +67,22 @@ class StreamRegister:
 
     async def replace_damaged(self, config: StreamConfig) -> None:
         """Put a tombstone where a register stands that cannot be read."""
-        if config.is_live:
-            raise Refused("what cannot be read is replaced by a tombstone alone")
-        await self._register.replace_damaged(encode_config(config))
+        encoded = encode_config(config)
+
+        def replace(raw: msgspec.Raw | None) -> msgspec.Raw:
+            if raw is not None:
+                try:
+                    current = decode_config(self._name, raw, writing=True)
+                except Corrupt:
+                    return encoded
+                raise Conflict(f"stream {self._name!r} was mended meanwhile", current=current)
+            return encoded
+
+        try:
+            await self._register.replace_damaged(encoded)
+        except Refused:
+            # The register is whole, and what it says is not what a stream is.
+            await self._register.update(replace)
 
     async def update_live(
         self, stream_id: str, change: Callable[[StreamConfig], StreamConfig]
