@@ -120,12 +120,26 @@ class Consumer:
                     collector, partial(retention_of, stream), metrics, interval_s=gc_interval_s
                 )
             async with telling_of_deletion(stream):
-                position = await taker.open(
-                    group, take_over=take_over, last_acked_sequence=last_acked_sequence
-                )
+                resume_after = last_acked_sequence
+                try:
+                    position = await taker.open(
+                        group, take_over=take_over, last_acked_sequence=resume_after
+                    )
+                    resume_after = None
+                except Uncounted:
+                    if not delivery.dead_letters:
+                        raise
+                    position = await taker.open(group, take_over=take_over)
         delivery.cursor = position
         frontier = Frontier(position)
         consumer = cls(stream, partition, taker, delivery, frontier, metrics, sweeper, owned)
+        if resume_after is not None:
+            try:
+                await consumer._resume_after(resume_after)
+            except BaseException:
+                if owned is not None:
+                    await owned.close()
+                raise
         if sweeper is not None:
             sweeper.start(consumer)
         return consumer
@@ -310,6 +324,16 @@ class Consumer:
                 if not self._delivery.dead_letters:
                     raise
                 await self._give_up(error)
+
+    async def _resume_after(self, sequence: int) -> None:
+        """Acknowledge through a batch though some before it cannot be counted."""
+        while True:
+            try:
+                await self._ask(lambda: self._taker.dequeue(sequence))
+                break
+            except Uncounted as error:
+                await self._give_up(error)
+        self._delivery.cursor, self._frontier = sequence, Frontier(sequence)
 
     async def _give_up(self, error: Uncounted) -> None:
         """Go on without a batch whose rows nobody can count: on the list first, then for ever."""
