@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import Refused
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
 
 After = Callable[[int | None, int], Awaitable[list[Descriptor]]]
 Fetch = Callable[[Descriptor], Awaitable[ConsumedBatch]]
-Outcome = ConsumedBatch | HeadwaterError
+Outcome = ConsumedBatch | Exception
 
 
 class _Slot:
@@ -32,17 +32,21 @@ class _Slot:
     def __init__(self, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.task: asyncio.Task[Outcome] | None = None
+        self.decoded_bytes = 0
 
     @property
     def size_bytes(self) -> int:
         """What the batch takes: decoded, it may be larger than it was in the store."""
-        stored = self.descriptor.size_bytes
-        if self.task is None or not self.task.done() or self.task.cancelled():
-            return stored
-        outcome = self.task.result()
-        if not isinstance(outcome, ConsumedBatch):
-            return stored
-        return max(stored, int(outcome.records.nbytes))
+        return max(self.descriptor.size_bytes, self.decoded_bytes)
+
+    async def fetched(self, fetch: Fetch) -> Outcome:
+        """The batch, or why there is none: whatever that is, it is told in its turn."""
+        try:
+            batch = await fetch(self.descriptor)
+        except Exception as error:
+            return error
+        self.decoded_bytes = int(batch.records.nbytes)
+        return batch
 
 
 class ReadAhead:
@@ -123,7 +127,7 @@ class ReadAhead:
 
     def try_first_again(self) -> None:
         """The error of the first batch was told: fetch it again when it is asked for."""
-        self._slots[0].task = None
+        self._slots[0].task, self._slots[0].decoded_bytes = None, 0
 
     def drop_through(self, sequence: int) -> None:
         """Batches through this one were handed out by another way."""
@@ -149,13 +153,6 @@ class ReadAhead:
                 return
             if slot.task is None:
                 slot.task = runtime.spawn(
-                    _outcome(self._fetch, slot.descriptor),
+                    slot.fetched(self._fetch),
                     name=f"fetch batch {slot.descriptor.sequence}",
                 )
-
-
-async def _outcome(fetch: Fetch, descriptor: Descriptor) -> Outcome:
-    try:
-        return await fetch(descriptor)
-    except HeadwaterError as error:
-        return error
