@@ -285,10 +285,11 @@ async def _part(
     looker = stream.looker(partition)
     state = await looker.state()
     from_place, to_place = place_of(start, partition), place_of(end, partition)
-    first_lsn = await resolve_start(stream, partition, from_place, state)
+    skips = options.on_bad_batch == "skip"
+    first_lsn = await resolve_start(stream, partition, from_place, state, skips=skips)
     end_lsn = None
     if to_place is not None or not options.follow:
-        end_lsn = await resolve_end(stream, partition, to_place, state)
+        end_lsn = await resolve_end(stream, partition, to_place, state, skips=skips)
     if not options.follow:
         # A batch that cannot be counted is met in its turn: nothing is passed over silently.
         known_lsn = state.next_lsn + (state.uncounted_sequence is not None)

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.consumer.fetch import FetchHandle
-from headwater.buffer.queue.contract import QueueState
+from headwater.buffer.consumer.unreadable import UnreadableBatch
+from headwater.buffer.queue.contract import QueueState, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
@@ -54,9 +55,14 @@ def place_of(position: Position, partition: int) -> Place:
     return position
 
 
-async def resolve_start(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
-    """The first LSN to read. `Trimmed` if it was asked for by number and is gone."""
-    found = await _resolve(stream, partition, EARLIEST if place is None else place, state)
+async def resolve_start(
+    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+) -> int:
+    """The first LSN to read. `Trimmed` if it was asked for by number and is gone.
+
+    `skips`: a batch that cannot be read is passed over when its turn comes, and no obstacle here.
+    """
+    found = await _resolve(stream, partition, EARLIEST if place is None else place, state, skips)
     if found < state.floor_lsn:
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: LSN {found} is not retained any more; "
@@ -66,13 +72,29 @@ async def resolve_start(stream: Stream, partition: int, place: Place, state: Que
     return found
 
 
-async def resolve_end(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+async def resolve_end(
+    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+) -> int:
     """The first LSN not to read."""
-    return await _resolve(stream, partition, LATEST if place is None else place, state)
+    return await _resolve(stream, partition, LATEST if place is None else place, state, skips)
 
 
-async def lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
-    """The LSN of the first retained record ingested at or after a time; None if there is none."""
+async def lsn_at_time(
+    stream: Stream, partition: int, time_ms: int, *, skips: bool = False
+) -> int | None:
+    """The LSN of the first retained record ingested at or after a time; None if there is none.
+
+    With `skips`, the first LSN of its batch where that cannot be read.
+    """
+    try:
+        return await _lsn_at_time(stream, partition, time_ms)
+    except (UnreadableBatch, Uncounted) as error:
+        if not skips:
+            raise
+        return error.descriptor.first_lsn
+
+
+async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
     looker = stream.looker(partition)
     sequence = await looker.sequence_at_time(time_ms)
     if sequence is None:
@@ -94,7 +116,9 @@ def _first_at(batch: ConsumedBatch, time_ms: int) -> int:
     return batch.first_lsn + max(int(row), 0)
 
 
-async def _resolve(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+async def _resolve(
+    stream: Stream, partition: int, place: Place, state: QueueState, skips: bool
+) -> int:
     if not isinstance(place, str | date):
         lsn = _lsn(place)
         if lsn < 1:
@@ -104,7 +128,7 @@ async def _resolve(stream: Stream, partition: int, place: Place, state: QueueSta
         return state.floor_lsn
     if place == LATEST:
         return state.next_lsn
-    found = await lsn_at_time(stream, partition, time_ms_of(place))
+    found = await lsn_at_time(stream, partition, time_ms_of(place), skips=skips)
     return state.next_lsn if found is None else found
 
 
