@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.queue.contract import Descriptor, Uncounted
+from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
@@ -59,6 +60,8 @@ class ReadAhead:
         max_bytes: int = READ_AHEAD_BYTES,
         max_batches: int = READ_AHEAD_BATCHES,
     ) -> None:
+        max_bytes = whole_number("read_ahead_bytes", max_bytes)
+        max_batches = whole_number("read_ahead_batches", max_batches)
         if max_bytes < 0 or max_batches < 1:
             raise Refused(
                 f"read-ahead of {max_batches} batches and {max_bytes} bytes: at least 1 and 0"

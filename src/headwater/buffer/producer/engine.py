@@ -339,6 +339,10 @@ async def _say_goodbye(appenders: list[Appender]) -> None:
 def _checked_id(producer_id: Any) -> str:
     if not isinstance(producer_id, str):
         raise Refused(f"producer_id is {producer_id!r}: it is text, such as 'binlog-7'")
+    try:
+        producer_id.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"producer_id is {producer_id!r}: half a character is no text") from None
     return producer_id
 
 
