@@ -27,6 +27,14 @@ from tests.torture.stack_scenarios import SCENARIOS, native_history, v1_history
 from tests.torture.surroundings import Replacement
 
 HISTORIES_TO_CATCH_A_BUG = 100
+FIRST_NATIVE = {
+    "accepted-past-a-hole": 8,
+    "blind-re-append": 13,
+    "commit-before-delivery": 12,
+    "resumed-past-what-landed": 74,
+}
+FIRST_V1 = {"commit-before-delivery": 13}
+"""Where not to begin at 0, since most histories are blind to the bug: only to be done sooner."""
 CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
 
@@ -151,12 +159,12 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
 
 @pytest.mark.parametrize("bug", NATIVE)
 def test_a_bug_planted_above_a_native_queue_is_caught(bug: str) -> None:
-    _expect_caught(native_history, NATIVE[bug])
+    _expect_caught(native_history, NATIVE[bug], first=FIRST_NATIVE.get(bug, 0))
 
 
 @pytest.mark.parametrize("bug", V1)
 def test_a_bug_planted_above_a_v1_queue_is_caught(bug: str) -> None:
-    _expect_caught(v1_history, V1[bug])
+    _expect_caught(v1_history, V1[bug], first=FIRST_V1.get(bug, 0))
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
@@ -164,8 +172,8 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert native_history(5) != native_history(6)
 
 
-def _expect_caught(history: Callable[..., str], bug: Replacement) -> None:
-    for seed in range(HISTORIES_TO_CATCH_A_BUG):
+def _expect_caught(history: Callable[..., str], bug: Replacement, *, first: int) -> None:
+    for seed in range(first, first + HISTORIES_TO_CATCH_A_BUG):
         try:
             history(seed, bug)
         except CAUGHT:

@@ -1,12 +1,12 @@
-"""A server to talk to, and the command: as a user runs it, or within this process, which is
-faster and as good where the process itself is not the point."""
+"""The command: as a user runs it, or within this process, which is faster and as good where the
+process itself is not the point."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,17 +14,9 @@ from typer.testing import CliRunner, Result
 
 import headwater
 from headwater.cli.app import app
-from tests.interop.servers import GOOD, Server
 
 Invoke = Callable[..., Result]
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
-
-
-@pytest.fixture(scope="session")
-def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    recipe = next(recipe for recipe in GOOD if recipe.name == "ministack")
-    with recipe.start(tmp_path_factory.mktemp("ministack")) as server:
-        yield server
 
 
 @pytest.fixture

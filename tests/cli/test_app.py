@@ -40,7 +40,9 @@ def test_no_command_shows_the_help(invoke: Invoke) -> None:
 
 
 def test_starting_imports_nothing_heavy() -> None:
-    heavy = "{'pyarrow', 'pyspark', 'pandas', 'numpy'} & set(sys.modules)"
+    heavy = (
+        "{'headwater.store', 'numpy', 'obstore', 'pandas', 'pyarrow', 'pyspark'} & set(sys.modules)"
+    )
     code = f"import sys, headwater.cli.app; sys.exit(str({heavy}) if {heavy} else 0)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

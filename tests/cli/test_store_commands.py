@@ -46,12 +46,11 @@ def test_check_finds_a_directory_safe_and_leaves_nothing(invoke: Invoke, tmp_pat
     assert all(".headwater" in path.parts for path in left), left
 
 
-def test_check_finds_a_real_server_safe(headwater_command: Run, ministack: Server) -> None:
-    done = headwater_command("store", "check", f"{ministack.url}cli", *SMALL, **ministack.env)
-    assert done.returncode == 0, done.stderr
-    assert b"this store is safe" in done.stdout
-    assert b"about $0.0" in done.stdout
-    assert b"\x1b[" not in done.stdout
+def test_check_finds_a_real_server_safe(invoke: Invoke, ministack: Server) -> None:
+    done = invoke("store", "check", f"{ministack.url}cli", *SMALL, **ministack.env)
+    assert done.exit_code == 0, done.stderr
+    assert "this store is safe" in done.stdout
+    assert "about $0.0" in done.stdout
 
 
 def test_check_as_json_prints_json_alone(invoke: Invoke, tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def wrong_store(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(url: str, **_: object) -> Store:
         return Store(wrong.IgnoresConditions(), url=url)
 
-    monkeypatch.setattr("headwater.cli.store_commands.open_store", opened)
+    monkeypatch.setattr("headwater.store.open_store", opened)
 
 
 @pytest.mark.usefixtures("wrong_store")
@@ -103,6 +102,7 @@ def test_an_undecided_check_is_neither_yes_nor_no(
 
 def test_ls_lists_sizes_times_and_keys_in_order(headwater_command: Run, url: str) -> None:
     done = headwater_command("store", "ls", url)
+    assert b"\x1b[" not in done.stdout
     lines = [line.split() for line in done.stdout.decode().splitlines()]
     assert [(line[0], line[2]) for line in lines] == [
         ("6", "logs/a"),
@@ -205,7 +205,7 @@ def test_a_traceback_is_shown_to_who_asks_for_it(
     def fails(*_: object, **__: object) -> Store:
         raise Unavailable("not today")
 
-    monkeypatch.setattr("headwater.cli.store_commands.open_store", fails)
+    monkeypatch.setattr("headwater.store.open_store", fails)
     shown = invoke("store", "ls", "memory://")
     assert shown.exit_code == 2
     assert shown.stderr.splitlines()[0] == "error: not today"

@@ -13,9 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headwater.buffer.stream import DeletedReport, Stream, open_stream
+from headwater.buffer.v1_batch import encode_batch
+from headwater.buffer.v1_manifest import Manifest, encode_manifest
+from headwater.cli.advice import command
 from headwater.cli.app import app
 from headwater.store import Register, open_store
-from tests.cli.conftest import Invoke, Run
+from tests.cli.conftest import Invoke
 
 COLUMNS = {"id": "int64 not null", "name": "string"}
 
@@ -58,7 +61,12 @@ def test_create_makes_a_stream_and_says_what_it_will_cost(invoke: Invoke, url: s
     assert stream.id in out
     assert "7 days, once they are acknowledged" in out
     assert "free of charge here; on S3 about $26 a month for a producer" in out
-    assert "$0.52 for an idle reader" in out
+    assert "$0.52 for an idle reader; for one partition, at list prices" in out
+
+
+def test_the_estimate_counts_partitions(invoke: Invoke, url: str) -> None:
+    out = done(invoke("stream", "create", url, "orders", "--partitions", "4"))
+    assert "For all 4: up to $105 for a producer with keys, $2.07 for an idle reader" in out
 
 
 def test_create_takes_settings_in_kafkas_words_too(
@@ -222,14 +230,13 @@ def test_a_setting_that_cannot_be_is_explained(
     assert "there are no streams" in error_of(invoke("stream", "list", url), 1)
 
 
-def test_list_has_a_line_for_each_stream(headwater_command: Run, invoke: Invoke, url: str) -> None:
+def test_list_has_a_line_for_each_stream(invoke: Invoke, url: str) -> None:
     for name in ("orders", "clicks", "gone"):
         done(invoke("stream", "create", url, name, "--partitions", "2"))
     done(invoke("stream", "delete", url, "gone", "--yes"))
-    lines = headwater_command("stream", "list", url).stdout.decode().splitlines()
+    lines = done(invoke("stream", "list", url)).splitlines()
     assert [line.split()[0] for line in lines] == ["stream", "clicks", "orders"]
     assert "7 days" in lines[1]
-    assert "\x1b[" not in "".join(lines)
     found = json.loads(done(invoke("stream", "list", url, "--json")))
     assert [stream["name"] for stream in found] == ["clicks", "orders"]
 
@@ -358,3 +365,35 @@ def test_delete_says_what_is_left(
     result = invoke("stream", "delete", url, "orders", "--yes")
     assert result.exit_code == 1
     assert "2 objects may still be there: delete it once more (500 InternalError)" in result.stdout
+
+
+def foreign_queue(url: str, *, taken: int) -> None:
+    """A published queue of three batches, of which another consumer took some."""
+    folder = Path(url.removeprefix("file://")) / "streams/orders/0/ingest"
+    folder.mkdir(parents=True)
+    manifest = Manifest()
+    for number in range(3):
+        location = f"streams/orders/0/ingest/{number}.batch"
+        (folder / f"{number}.batch").write_bytes(encode_batch([b"value %d" % number]))
+        manifest = manifest.appended([(location, ())])
+    (folder / "manifest").write_bytes(encode_manifest(manifest.dequeued(taken - 1)))
+
+
+def test_a_queue_that_was_consumed_elsewhere_is_adopted_by_the_command_that_is_named(
+    invoke: Invoke, url: str
+) -> None:
+    foreign_queue(url, taken=2)
+    said = error_of(invoke("stream", "create", url, "orders", "--format=v1"))
+    named = f"stream adopt {url} orders --partition 0"
+    assert f"`{command()} {named}`" in said
+    assert done(invoke(*named.split())) == "partition 0 begins at sequence 2\n"
+    assert done(invoke("read", url, "orders")) == "value 2\n"
+    # Nothing more to adopt: nothing changes, in any partition.
+    assert done(invoke("stream", "adopt", url, "orders")) == "partition 0 begins at sequence 2\n"
+
+
+def test_only_a_published_stream_is_adopted(invoke: Invoke, url: str) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    assert "nothing to adopt" in error_of(invoke("stream", "adopt", url, "orders"))
+    done(invoke("stream", "create", url, "old", "--format=v1"))
+    assert "not 7" in error_of(invoke("stream", "adopt", url, "old", "--partition=7"))

@@ -34,7 +34,10 @@ def failures(report: Report) -> set[str]:
 def test_a_right_store_is_safe_and_left_as_it_was(any_store: Store) -> None:
     async def run() -> tuple[Report, list[str]]:
         await any_store.put("somebody/else", b"here before")
-        report = await check_quickly(any_store)
+        # Of more than a page there is in memory alone: elsewhere a thousand writes take seconds,
+        # and what lists pages is tested by itself.
+        pages = {} if any_store.url.startswith("memory") else {"increments": 5, "listed": 20}
+        report = await check_quickly(any_store, **pages)
         return report, [meta.key async for meta in any_store.list()]
 
     report, keys = asyncio.run(run())

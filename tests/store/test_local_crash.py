@@ -266,4 +266,4 @@ def test_a_store_that_breaks_a_promise_after_an_error_is_caught(
     kind: type[LocalBackend], number: int
 ) -> None:
     with pytest.raises(AssertionError, match="after"):
-        explore_store(kind, errors=(number,), crashes=False, states=20)
+        explore_store(kind, errors=(number,), crashes=False, states=4)

@@ -6,6 +6,6 @@ from headwater.testing.torture import Scenario
 from tests.buffer.killer import kill_round as kill_buffer_round
 from tests.store.killer import kill_round as kill_store_round
 
-STORE = Scenario(room="store", name="kill", run=kill_store_round, rounds=200, sample=15)
+STORE = Scenario(room="store", name="kill", run=kill_store_round, rounds=200, sample=8)
 BUFFER = Scenario(room="buffer", name="kill", run=kill_buffer_round, rounds=500, sample=4)
 SCENARIOS = [STORE, BUFFER]

@@ -94,7 +94,7 @@ class ProducerActor:
             "on_full": draw(("wait", "wait", "fail")),
             "max_block_ms": draw((100, 60_000, None)),
             "max_in_flight": draw((1, 2, 8)),
-            "delivery_timeout_ms": DAY_MS if calm else draw((2_000, 30_000, 30_000, 3 * DAY_MS)),
+            "delivery_timeout_ms": DAY_MS if calm else draw((500, 2_000, 30_000, 3 * DAY_MS)),
         }
 
     def _position(self, producer: Producer) -> int | None:

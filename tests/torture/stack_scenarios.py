@@ -84,11 +84,15 @@ async def _run(world: StackWorld) -> tuple[list[ProducerActor], list[FollowerAct
         *(ReaderActor(world).work for _ in range(random.randint(0, 1))),
         *(
             CollectorActor(world, world.stream().retention()).work
-            for _ in range(random.randint(0, 1))
+            for _ in range(random.randint(int(world.haunted), 2))
         ),
     ]
     running = [_start(world, f"beside{number}", work) for number, work in enumerate(beside)]
-    for task in [_start(world, one.name, one.work) for one in producers]:
+    writing = [_start(world, one.name, one.work) for one in producers]
+    if sources and random.random() < 0.3:
+        # Somebody started the same source twice: the later life fences the earlier one.
+        writing.append(_start(world, "rival", producers[0].work))
+    for task in writing:
         await task
     world.over = True
     for task in running:
@@ -114,8 +118,9 @@ async def _settle(
     await _drain(world)
     for follower in followers:
         await follower.drain()
-    for letter in await list_dead_letters(world.stream()):
-        world.check(letter.sequence in world.log.damaged, f"{letter} is no loss")
+    letters = {letter.sequence for letter in await list_dead_letters(world.stream())}
+    damaged, lost = world.log.damaged, world.log.lost
+    world.check(lost <= letters <= damaged, f"{damaged} rotted, {lost} are lost: {letters}")
     retention = Retention(0, grace_ms=0)
     world.retentions.append(retention)
     await check_nothing_left(world.truth, world.backend, world.collector(), retention)

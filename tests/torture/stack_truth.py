@@ -65,6 +65,8 @@ class Log:
         """Hears of every batch, by its sequence."""
         self.damaged: set[int] = set()
         """Sequences whose objects were damaged behind everybody's back."""
+        self.lost: set[int] = set()
+        """Sequences that somebody was told are lost."""
         self._given: dict[bytes, tuple[Attempt, int]] = {}
         self._barred: dict[bytes, str] = {}
         """What may not land, and why."""
@@ -173,6 +175,7 @@ class Log:
         self.check(batch.sequence < len(self.batches), f"{batch} does not exist")
         real = self.batches[batch.sequence]
         if batch.lost is not None:
+            self.lost.add(batch.sequence)
             self.check_lost(batch.lost)
             return
         delivered = tuple(batch.entries)

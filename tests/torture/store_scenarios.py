@@ -363,6 +363,6 @@ def _simulate(
 
 
 SCENARIOS = [
-    Scenario("store", "register", register_history, rounds=2000, sample=60),
-    Scenario("store", "sequence", sequence_history, rounds=2000, sample=60),
+    Scenario("store", "register", register_history, rounds=2000, sample=40),
+    Scenario("store", "sequence", sequence_history, rounds=2000, sample=30),
 ]

@@ -36,6 +36,7 @@ from headwater.buffer.queue import Descriptor
 from headwater.buffer.records import Operation, from_arrow, from_values
 from headwater.buffer.stream import (
     Stream,
+    adopt_stream,
     alter_stream,
     create_stream,
     delete_stream,
@@ -58,6 +59,7 @@ __all__ = [
     "Operation",
     "Producer",
     "Stream",
+    "adopt_stream",
     "alter_stream",
     "create_stream",
     "decode_batch",

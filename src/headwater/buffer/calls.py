@@ -78,7 +78,7 @@ class Calls:
             if rows:
                 raise Corrupt(f"a batch of {rows} records has no call")
             return
-        falls = pc.any(pc.less_equal(starts[1:], starts[:-1])).as_py()
+        falls = len(starts) > 1 and pc.any(pc.less_equal(starts[1:], starts[:-1])).as_py()
         if starts[0].as_py() != 0 or starts[-1].as_py() >= max(rows, 1) or falls:
             raise Corrupt(f"the calls of a batch of {rows} records do not cover them in order")
 

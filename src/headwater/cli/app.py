@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import platform
 import sys
-from importlib import metadata
 
 import typer
 
@@ -52,6 +51,8 @@ def demo(
 @app.command()
 def version() -> None:
     """What is installed here: worth adding to a report of a problem."""
+    from importlib import metadata
+
     for name in ("headwater", "obstore", "pyarrow", "pyspark"):
         try:
             typer.echo(f"{name:<10} {metadata.version(name)}")

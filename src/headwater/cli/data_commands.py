@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_input import Piece
+    from headwater.cli.produce_json import JsonRows
     from headwater.cli.produce_run import ProduceView
 
 STREAM = typer.Argument(metavar="STREAM", help="The stream's name.")
@@ -81,7 +82,7 @@ def produce(
                 view.say("a record for each line; Ctrl-D ends")
             outcome = produce_all(
                 producer,
-                _pieces(kind, files, key_separator, producer.stream, interrupt),
+                _pieces(kind, files, key_separator, producer.stream, interrupt, view),
                 metadata=None if metadata is None else metadata.encode(),
                 partition=partition,
                 interrupt=interrupt,
@@ -102,6 +103,7 @@ def _pieces(
     separator: str | None,
     stream: Stream,
     interrupt: Interrupt,
+    view: ProduceView,
 ) -> Iterator[Piece]:
     from headwater.cli import produce_input
     from headwater.cli.produce_json import JsonRows
@@ -111,10 +113,20 @@ def _pieces(
         return produce_input.value_pieces(files, encoded, interrupt)
     if kind == "json":
         alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
-        return produce_input.row_pieces(
-            files, JsonRows(stream.schema, alter=alter).decode, interrupt
-        )
+        return _row_pieces(files, JsonRows(stream.schema, alter=alter), interrupt, view)
     return produce_input.column_pieces(kind, files, stream.schema, interrupt)
+
+
+def _row_pieces(
+    files: list[str], rows: JsonRows, interrupt: Interrupt, view: ProduceView
+) -> Iterator[Piece]:
+    from headwater.cli.produce_input import row_pieces
+
+    try:
+        yield from row_pieces(files, rows.decode, interrupt)
+    finally:
+        if rows.left_out:
+            view.say(rows.left_out)
 
 
 def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -> str | None:
@@ -129,8 +141,8 @@ def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -
         raise typer.BadParameter(
             "the key of a typed row is its column _key", param_hint="--key-separator"
         )
-    if chosen[0] != "json" and (not files or "-" in files):
-        raise typer.BadParameter(f"--{chosen[0]} reads files: name them", param_hint="FILE")
+    if chosen[0] == "parquet" and (not files or "-" in files):
+        raise typer.BadParameter("--parquet reads files: name them", param_hint="FILE")
     return chosen[0]
 
 

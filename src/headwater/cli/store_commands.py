@@ -18,9 +18,9 @@ from headwater.cli.advice import (
 from headwater.cli.loop import run as run_loop
 from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import MIB
-from headwater.store import Store, open_store
 
 if TYPE_CHECKING:
+    from headwater.store import Store
     from headwater.store.conformance import Report
 
 store_app = typer.Typer(
@@ -132,6 +132,8 @@ def cat(
 
 def open_with_options(url: str, options: list[str]) -> Store:
     """The store at an address, with the options given on the command line."""
+    from headwater.store import open_store
+
     named = dict(_name_and_value(text) for text in options)
     store = open_store(url, policy=PATIENCE, **named)
     remember_address(url, options)

@@ -171,6 +171,27 @@ def alter(
 
 
 @stream_app.command()
+def adopt(
+    url: str = URL,
+    name: str = NAME,
+    partition: int | None = typer.Option(None, min=0, help="Only this partition."),
+    option: list[str] = OPTION,
+) -> None:
+    """Go on with a published v1 stream that another implementation's consumer dequeued from.
+
+    What that one took is left out: it has no LSNs here. Stop it first, or it will take more.
+    """
+    from headwater.buffer.stream import adopt_stream
+
+    async def run() -> dict[int, int]:
+        async with open_with_options(url, option) as store:
+            return await adopt_stream(store, name, partition=partition)
+
+    for one, sequence in run_loop(run()).items():
+        typer.echo(f"partition {one} begins at sequence {sequence:,}")
+
+
+@stream_app.command()
 def delete(
     url: str = URL,
     name: str = NAME,

@@ -96,11 +96,16 @@ FLOOR_LEASE_S: Final = 30.0
 """So long after a floor was asked for, no number at or above it has been deleted, because a
 collector waits for FLOOR_SETTLE_S between raising the floor and deleting chunks."""
 FLOOR_SETTLE_S: Final = 90.0
+FLOOR_LOOK_S: Final = 600.0
+"""Whoever adds to an open chunk sees thereby where the floor is not, and looks all the same so
+often: a stream that was deleted half-way has no other way to tell."""
 
 # The published v1 queue. Whoever appends, polls or dequeues moves the whole manifest.
 V1_MANIFEST_MAX_BYTES: Final = 64 * MIB
 V1_ATTEMPTS: Final = 64
 """Lost races before a change of the manifest gives up."""
+V1_ATTEMPTS_AT_ONCE: Final = 16
+"""Lost races in a row after each of which it is tried again without waiting."""
 V1_REMEMBERED: Final = 1024
 """How many entries back a location that comes again is recognised as the same batch."""
 V1_GIVEN_UP_MAX: Final = 1024
@@ -125,3 +130,14 @@ GC_PARALLEL: Final = 16
 GC_FULL_EVERY_MS: Final = 24 * 3600 * 1000
 # A producer that was silent for so long, and of which nothing is kept, is forgotten.
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
+
+# The write coordinator.
+COORDINATOR_QUEUE_WRITES: Final = 10_000
+COORDINATOR_FLUSH_INTERVAL_S: Final = 10.0
+COORDINATOR_FLUSH_BYTES: Final = 64 * MIB
+COORDINATOR_FROZEN: Final = 3
+COORDINATOR_STOP_GRACE_S: Final = 30.0
+COORDINATOR_VIEWS: Final = 16
+"""Views that are kept for a subscriber that does not come for them."""
+COORDINATOR_TURN_WRITES: Final = 512
+"""Writes that are applied before others have a turn on the event loop."""

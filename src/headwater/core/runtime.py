@@ -123,7 +123,13 @@ class RealRuntime(Runtime):
         if self._threads is None:
             self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="headwater-io")
         run = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *args)
+        loop = asyncio.get_running_loop()
+        try:
+            done = loop.run_in_executor(self._threads, run, function, *args)
+        except RuntimeError:
+            # The interpreter is ending and starts no more threads; nobody is left to be held up.
+            return run(function, *args)
+        return await done
 
     def _begin_in_child(self) -> None:
         self._threads = None

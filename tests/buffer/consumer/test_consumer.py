@@ -223,7 +223,7 @@ async def test_what_can_be_refused_is_refused_before_anybody_is_fenced() -> None
         options = {"gc": False, **wrong}
         with pytest.raises(Refused):
             await Consumer.open(queue.stream(), **options)  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="consumed by nodes"):
+    with pytest.raises(Refused, match=r"stream alter memory:// orders --set consumer=query"):
         await Consumer.open(queue.stream(consumer="nodes"))
     assert queue.asked == []
 

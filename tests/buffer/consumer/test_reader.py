@@ -150,8 +150,9 @@ async def test_the_first_record_asked_for_by_number_is_that_one_or_trimmed() -> 
     declared = FakeStreamWithSchema(queue, pa.schema([("n", pa.int64())]))
     reader = await read_async(declared, None, 1, columns=["_lsn"])
     queue.floor = 1  # between opening and reading
-    with pytest.raises(Trimmed):
+    with pytest.raises(Trimmed) as told:
         await anext(reader)
+    assert told.value.floor == queue.entries[1].first_lsn == 3
 
 
 @virtual
@@ -242,8 +243,9 @@ async def test_a_batch_that_goes_with_the_retention_while_it_is_read_is_trimmed(
     await anext(reader)
     queue.floor = 2
     await queue.store.delete(queue.entries[1].location)
-    with pytest.raises(Trimmed):
+    with pytest.raises(Trimmed) as told:
         await anext(reader)
+    assert told.value.floor == queue.entries[2].first_lsn == 5
 
 
 # Columns

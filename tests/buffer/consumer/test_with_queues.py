@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headwater.buffer.consumer import (
+    AsyncReader,
     BlockingConsumer,
     ConsumedBatch,
     Consumer,
@@ -20,6 +22,7 @@ from headwater.buffer.consumer import (
     lsn_at_time,
     read_async,
 )
+from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream, alter_stream, create_stream
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused, Trimmed
@@ -49,6 +52,10 @@ async def next_of(consumer: Consumer | Follower) -> ConsumedBatch:
     batch = await consumer.next_batch()
     assert batch is not None
     return batch
+
+
+async def rest_of(reader: AsyncReader) -> list[pa.RecordBatch]:
+    return [rows async for rows in reader]
 
 
 def test_batches_and_numbers_survive_a_change_of_consumer(
@@ -113,11 +120,32 @@ def test_a_lost_batch_is_an_error_or_a_dead_letter(on_a_stream: Callable[[Test],
     on_a_stream(test)
 
 
+def test_a_reader_overtaken_by_the_retention_is_told_the_lsn_to_go_on_with(
+    on_a_stream: Callable[[Test], None],
+) -> None:
+    async def test(stream: Stream) -> None:
+        await produce(stream, *[[b"x"] * 100] * 300)
+        reader = await read_async(stream, read_ahead_bytes=0)
+        await anext(reader)
+        consumer = await Consumer.open(stream)
+        await consumer.next_descriptors(300)
+        await consumer.ack_through(299)
+        await consumer.close()
+        await runtime.sleep(10)
+        await stream.collector(0).collect(Retention(retention_ms=0, grace_ms=0))
+        with pytest.raises(Trimmed) as told:
+            await rest_of(reader)
+        with pytest.raises(Trimmed) as at_open:
+            await read_async(stream, None, 1)
+        assert told.value.floor == at_open.value.floor == 30_001
+
+    on_a_stream(test)
+
+
 def test_what_is_acknowledged_stays_until_the_retention_takes_it(
     on_a_stream: Callable[[Test], None],
 ) -> None:
     async def test(stream: Stream) -> None:
-        # Chunks go whole, so there has to be one that is wholly past.
         await produce(stream, *[[b"x"]] * 300)
         consumer = await Consumer.open(stream, gc_interval_s=300)
         await consumer.next_descriptors(300)

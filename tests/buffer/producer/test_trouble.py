@@ -314,6 +314,24 @@ async def test_of_a_producer_with_an_id_nothing_is_accepted_past_what_was_droppe
 
 
 @virtual
+async def test_other_partitions_see_through_what_they_have_when_records_are_dropped() -> None:
+    stream = fake_stream(partitions=2)
+    stream.queues[0].next_upload(fails_after(1, Denied("no")))
+    stream.queues[1].next_upload(takes(2))
+    producer = await opened(stream, producer_id="source", linger_ms=60_000)
+    dropped = await producer.produce([b"a"], partition=0)
+    elsewhere = await producer.produce([b"b"], partition=1)
+    with pytest.raises(Denied):
+        await producer.flush()
+    with pytest.raises(Refused, match="dropped"):
+        await producer.produce([b"c"], partition=1)
+    assert not dropped.accepted()
+    assert (await elsewhere).sequence == 0
+    await producer.close()
+    assert [queue.values() for queue in stream.queues] == [[], [b"b"]]
+
+
+@virtual
 async def test_what_was_attempted_when_others_were_dropped_is_still_being_tried() -> None:
     stream = fake_stream()
     queue = stream.queues[0]

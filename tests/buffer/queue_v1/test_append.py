@@ -310,7 +310,7 @@ async def test_contention_ends_and_nothing_has_landed() -> None:
     backend.next("put_if_unchanged", *steps)
     with pytest.raises(Contended):
         await appender.append([batch])
-    assert appender.counters.writes == limits.V1_ATTEMPTS + 1
+    assert appender.counters.writes == limits.V1_ATTEMPTS
     assert appender.counters.conflict_rate == 100
     locations = [entry.location for entry in (await queue.manifest()).entries]
     assert all(location.startswith("o/") for location in locations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from headwater.buffer.consumer.reading import (
     place_of,
     resolve_end,
     resolve_start,
+    trimmed_by_lsn,
 )
 from headwater.buffer.consumer.source import check_partition, resolve
 from headwater.buffer.consumer.unreadable import UnreadableBatch
@@ -61,7 +63,7 @@ class PartitionReading:
         self._stream = stream
         self._partition = partition
         self._looker = stream.looker(partition)
-        handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+        handle = FetchHandle.of(stream, partition)
         self._ahead = ReadAhead(handle.fetch, max_bytes=options.read_ahead_bytes)
         self._after = after
         self._first_lsn = first_lsn
@@ -75,7 +77,8 @@ class PartitionReading:
             last = self._ahead.last
             if last is None or not self._reaches_end(last):
                 try:
-                    await self._ahead.learn(self._looker.after, self._after)
+                    async with trimmed_by_lsn(self._stream, self._partition):
+                        await self._ahead.learn(self._looker.after, self._after)
                 except Uncounted as error:
                     self._end_at(error)
                     continue
@@ -87,7 +90,8 @@ class PartitionReading:
             self._ahead.try_first_again()
             if not isinstance(found, UnreadableBatch):
                 raise found
-            await check_retained(self._stream, self._partition, found)
+            async with trimmed_by_lsn(self._stream, self._partition):
+                await check_retained(self._stream, self._partition, found)
             if self._options.on_bad_batch == "raise":
                 raise found
             gone = found.descriptor
@@ -229,7 +233,8 @@ async def read_async(
     """Read a stream from `start` (inclusive) to `end` (exclusive) as Arrow record batches.
 
     Without `start`, from the oldest record that is retained; without `end`, to the latest one
-    at this moment, or with `follow` for ever.
+    at this moment, or with `follow` for ever. `Trimmed`, when it is opened and later: what comes
+    next is not retained any more, and `floor` is the oldest LSN that is.
     """
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
@@ -283,7 +288,7 @@ async def _part(
     options: Options,
 ) -> PartitionReading:
     looker = stream.looker(partition)
-    state = await looker.state()
+    state = (await looker.state()).checked()
     from_place, to_place = place_of(start, partition), place_of(end, partition)
     skips = options.on_bad_batch == "skip"
     first_lsn = await resolve_start(stream, partition, from_place, state, skips=skips)
@@ -297,7 +302,8 @@ async def _part(
         end_lsn = known_lsn if latest or end_lsn is None else min(end_lsn, known_lsn)
     after = None
     if from_place not in (None, EARLIEST):
-        sequence = await looker.sequence_at_lsn(first_lsn)
+        async with trimmed_by_lsn(stream, partition):
+            sequence = await looker.sequence_at_lsn(first_lsn)
         # -1 and not None before batch 0: asked for by number, it must be that one or `Trimmed`.
         after = (state.next_sequence if sequence is None else sequence) - 1
     return PartitionReading(
@@ -316,9 +322,13 @@ async def _columns(
     """The declared schema; without one, the shape of the first batch there is."""
     if stream.schema is not None:
         return Columns(stream.schema, chosen, may_grow=True)
+    declare = ""
+    if stream.config.format != "v1":
+        url = shlex.quote(stream.store.url)
+        declare = f"headwater stream alter {url} {stream.name} --schema FILE"
     for part in parts:
         batch = await part.peek()
         if batch is not None and len(batch):
             typed = [f for f in batch.records.schema if not f.name.startswith("_")]
-            return Columns(pa.schema(typed) if typed else None, chosen)
-    return Columns(None, chosen)
+            return Columns(pa.schema(typed) if typed else None, chosen, declare=declare)
+    return Columns(None, chosen, declare=declare)

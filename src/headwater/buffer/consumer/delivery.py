@@ -52,9 +52,7 @@ class Delivery:
         self._partition = partition
         self._on_bad_batch = on_bad_batch
         self.metrics = metrics
-        self.handle = FetchHandle(
-            stream.store, stream=stream.name, partition=partition, metrics=metrics
-        )
+        self.handle = FetchHandle.of(stream, partition, metrics)
         self._ahead = ReadAhead(
             self.handle.fetch, max_bytes=read_ahead_bytes, max_batches=read_ahead_batches
         )
@@ -125,7 +123,10 @@ def _may_be_given_up(descriptor: Descriptor) -> bool:
 
 
 async def check_retained(stream: Stream, partition: int, error: UnreadableBatch) -> None:
-    """Say `Trimmed` of a batch that went with the retention while it was being read."""
+    """Say `Trimmed` of a batch that went with the retention while it was being read.
+
+    `floor` is the oldest sequence.
+    """
     floor = await stream.looker(partition).floor()
     sequence = error.descriptor.sequence
     if sequence < floor:

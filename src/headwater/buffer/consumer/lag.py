@@ -31,7 +31,7 @@ class Lag(msgspec.Struct, frozen=True):
 
 async def lag(stream: Stream, partition: int = 0) -> Lag:
     """What the owner of a partition's consumer has not acknowledged. Opens nothing."""
-    return _behind(await stream.looker(partition).state())
+    return _behind((await stream.looker(partition).state()).checked())
 
 
 async def lag_of_owner(
@@ -41,7 +41,7 @@ async def lag_of_owner(
 
     `undequeued` are those; `oldest` is the oldest batch handed out and not acknowledged.
     """
-    state = await looker.state()
+    state = (await looker.state()).checked()
     acked = [d for d in undequeued if d.sequence >= state.acked_sequence]
     if not acked:
         return _behind(state)
@@ -60,8 +60,11 @@ async def lag_of_owner(
 
 
 async def lag_behind(looker: Looker, position: int) -> Lag:
-    """What lies after a position of one's own; -1 is before the first batch."""
-    state = await looker.state()
+    """What lies after a position of one's own; -1 is before the first batch.
+
+    `Trimmed` if that is not retained any more; `floor` is the oldest sequence.
+    """
+    state = (await looker.state()).checked()
     following = position + 1
     if following < state.floor_sequence:
         raise Trimmed(

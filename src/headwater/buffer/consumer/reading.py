@@ -7,7 +7,8 @@ may stand before it, and one ingested earlier after it. Records are never reorde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -58,7 +59,8 @@ def place_of(position: Position, partition: int) -> Place:
 async def resolve_start(
     stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
 ) -> int:
-    """The first LSN to read. `Trimmed` if it was asked for by number and is gone.
+    """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
+    the oldest LSN.
 
     `skips`: a batch that cannot be read is passed over when its turn comes, and no obstacle here.
     """
@@ -70,6 +72,20 @@ async def resolve_start(
             floor=state.floor_lsn,
         )
     return found
+
+
+@asynccontextmanager
+async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
+    """Raises a queue's `Trimmed`, whose floor is a sequence, as a reader's: with an LSN."""
+    try:
+        yield
+    except Trimmed as error:
+        floor_lsn = (await stream.looker(partition).state()).floor_lsn
+        raise Trimmed(
+            f"stream {stream.name!r}, partition {partition}: what comes next went with the "
+            f"retention; the oldest LSN is {floor_lsn} (start={floor_lsn} goes on there)",
+            floor=floor_lsn,
+        ) from error
 
 
 async def resolve_end(
@@ -99,13 +115,14 @@ async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | No
     sequence = await looker.sequence_at_time(time_ms)
     if sequence is None:
         return None
-    found = await looker.after(sequence - 1, 1)
+    async with trimmed_by_lsn(stream, partition):
+        found = await looker.after(sequence - 1, 1)
     if not found:
         return None
     descriptor = found[0]
     if descriptor.min_ms >= time_ms:
         return descriptor.first_lsn
-    handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+    handle = FetchHandle.of(stream, partition)
     return _first_at(await handle.fetch(descriptor), time_ms)
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.producer.config import Settings
+from headwater.buffer.producer.about import AboutProducer
 from headwater.buffer.producer.engine import Engine
 from headwater.buffer.producer.handle import Acceptance, Handle
-from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.parcel import (
     Entries,
     Extras,
@@ -29,8 +28,8 @@ from headwater.buffer.producer.parcel import (
     Parcel,
     Timestamps,
 )
-from headwater.buffer.producer.producer import stream_of, warn_dropped
-from headwater.buffer.queue.contract import Resumed
+from headwater.buffer.producer.producer import stream_of
+from headwater.buffer.producer.unclosed import UNCLOSED
 from headwater.buffer.stream import Stream
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError
@@ -51,7 +50,7 @@ class BlockingHandle(Handle, eq=False, gc=False, kw_only=True):
         return self._portal.call(self.wait(), timeout_s=timeout)
 
 
-class BlockingProducer:
+class BlockingProducer(AboutProducer):
     """Sends records to a stream, from any thread."""
 
     def __init__(self, engine: Engine, home: Portal, owned: Store | None) -> None:
@@ -86,7 +85,9 @@ class BlockingProducer:
             return await Engine.open(stream, producer_id, settings, make)
 
         try:
-            return cls(home.call(opened()), home, owned)
+            engine = home.call(opened())
+            UNCLOSED.watch(engine, home, owned)
+            return cls(engine, home, owned)
         except BaseException:
             if owned is not None:
                 home.call(owned.close())
@@ -107,6 +108,15 @@ class BlockingProducer:
             if error is None:
                 raise
             error.add_note(f"closing the producer failed as well: {failed}")
+
+    def __del__(self) -> None:
+        super().__del__()
+        engine = getattr(self, "_engine", None)
+        if engine is not None and not engine.is_closed:
+            UNCLOSED.dropped(engine)
+
+    def _fate(self) -> str:
+        return "are sent now, in the background"
 
     def produce(
         self,
@@ -172,41 +182,10 @@ class BlockingProducer:
             self._portal.call(self._engine.close())
         finally:
             owned, self._owned = self._owned, None
-            if owned is not None and self._engine.is_closed:
-                self._portal.call(owned.close())
-
-    @property
-    def resumed(self) -> dict[int, Resumed]:
-        """By partition: how far the last producer under this id came."""
-        return {lane.partition: lane.resumed for lane in self._engine.lanes}
-
-    @property
-    def producer_id(self) -> str:
-        """The id under which batches are appended."""
-        return self._engine.producer_id
-
-    @property
-    def stream(self) -> Stream:
-        """The stream as it was when the producer was opened."""
-        return self._engine.stream
-
-    @property
-    def settings(self) -> Settings:
-        """The settings in force."""
-        return self._engine.settings
-
-    @property
-    def metrics(self) -> ProducerMetrics:
-        """What was done so far."""
-        return self._engine.metrics
-
-    def __repr__(self) -> str:
-        return f"BlockingProducer({self.stream.name!r}, producer_id={self.producer_id!r})"
-
-    def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            warn_dropped(self, engine)
+            if self._engine.is_closed:
+                UNCLOSED.closed(self._engine)
+                if owned is not None:
+                    self._portal.call(owned.close())
 
     def _keep(self, parcel: Parcel, entries: Any) -> BlockingHandle:
         # Here and not over there: the loop is to upload, not to hash the keys of every thread.

@@ -14,18 +14,15 @@ Always holds:
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.producer.config import Settings
+from headwater.buffer.producer.about import AboutProducer
 from headwater.buffer.producer.engine import INLINE_ARRANGE_BYTES, Engine
 from headwater.buffer.producer.handle import Handle
-from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.parcel import (
     Entries,
     Extras,
@@ -34,17 +31,14 @@ from headwater.buffer.producer.parcel import (
     Operations,
     Timestamps,
 )
-from headwater.buffer.queue.contract import Resumed
 from headwater.buffer.stream import Stream, open_stream
 from headwater.buffer.stream.source import opening
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.store import Store
 
-_log: Final = logging.getLogger("headwater")
 
-
-class Producer:
+class Producer(AboutProducer):
     """Sends records to a stream. For the tasks of one event loop."""
 
     def __init__(self, engine: Engine, owned: Store | None = None) -> None:
@@ -177,39 +171,6 @@ class Producer:
                 self._owned = None
                 await owned.close()
 
-    @property
-    def resumed(self) -> dict[int, Resumed]:
-        """By partition: how far the last producer under this id came."""
-        return {lane.partition: lane.resumed for lane in self._engine.lanes}
-
-    @property
-    def producer_id(self) -> str:
-        """The id under which batches are appended."""
-        return self._engine.producer_id
-
-    @property
-    def stream(self) -> Stream:
-        """The stream as it was when the producer was opened."""
-        return self._engine.stream
-
-    @property
-    def settings(self) -> Settings:
-        """The settings in force."""
-        return self._engine.settings
-
-    @property
-    def metrics(self) -> ProducerMetrics:
-        """What was done so far."""
-        return self._engine.metrics
-
-    def __repr__(self) -> str:
-        return f"Producer({self.stream.name!r}, producer_id={self.producer_id!r})"
-
-    def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            warn_dropped(self, engine)
-
 
 async def stream_of(source: Store | Stream, name: str | None) -> Stream:
     """The stream itself, or the one of this name."""
@@ -220,17 +181,3 @@ async def stream_of(source: Store | Stream, name: str | None) -> Stream:
     if name is None:
         raise Refused("which stream? Give its name after the store")
     return await open_stream(source, name, writing=True)
-
-
-def warn_dropped(front: object, engine: Engine) -> None:
-    """Say what becomes of the records of a producer that nobody closed."""
-    if engine.is_closed or engine.is_forked:
-        return
-    rows = engine.accumulator.untold_rows
-    message = (
-        f"a producer of stream {engine.stream.name!r} was dropped without close(): "
-        f"{rows} records are not accepted, and are lost when its event loop ends before they are"
-    )
-    # Python shows no ResourceWarning unless it is asked to, and here it is about records.
-    _log.warning("%s", message)
-    warnings.warn(message, ResourceWarning, source=front, stacklevel=2)

@@ -19,7 +19,7 @@ import msgspec
 
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
-from headwater.core.errors import Damaged, Refused
+from headwater.core.errors import Damaged, Refused, RolledBack
 from headwater.store import Parts
 
 Encoded = bytes | memoryview | Parts
@@ -138,12 +138,23 @@ class QueueState(msgspec.Struct, frozen=True):
         """Batches that are not acknowledged."""
         return self.next_sequence - self.acked_sequence
 
+    def checked(self) -> QueueState:
+        """The state itself; `RolledBack` if more is acknowledged than there is."""
+        if self.pending < 0:
+            raise RolledBack(
+                f"{self.acked_sequence:,} batches are acknowledged and there are only "
+                f"{self.next_sequence:,}: the queue went back. Restore it from a backup."
+            )
+        return self
+
 
 class Counters(msgspec.Struct):
     """Conditional writes to a queue, and how many of them lost a race."""
 
     writes: int = 0
     conflicts: int = 0
+    ends_unwritten: int = 0
+    """Times that the record of how far the queue came, beside it, could not be written."""
 
     @property
     def conflict_rate(self) -> float:
@@ -204,9 +215,10 @@ class Taker(ABC):
         `last_acked_sequence` also acknowledges through it, if that is ahead of what is
         acknowledged; behind it, what is retained is delivered again. `Refused` if another group
         owns the consumer and `take_over` is false, or if the sequence lies at or past the next
-        one; `Trimmed` if what follows it is gone; `Uncounted` if what it acknowledges cannot be
-        counted: none of these has opened anything. Returns the sequence after which to read on:
-        `last_acked_sequence`, or what was acknowledged last, or None at the very beginning.
+        one; `Trimmed` if what follows it is gone (`floor` is the oldest sequence); `Uncounted` if
+        what it acknowledges cannot be counted: none of these has opened anything. Returns the
+        sequence after which to read on: `last_acked_sequence`, or what was acknowledged last, or
+        None at the very beginning.
         """
 
     @abstractmethod
@@ -253,8 +265,9 @@ class Looker(ABC):
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         """The sequence of the batch with this record; None if it lies ahead.
 
-        `Trimmed` if it is not retained any more. Where the queue ends at a batch that cannot be
-        counted, that one is next, and what lies beyond it is `Uncounted`.
+        `Trimmed` if it is not retained any more; `floor` is the oldest sequence. Where the queue
+        ends at a batch that cannot be counted, that one is next, and what lies beyond it is
+        `Uncounted`.
         """
 
     @abstractmethod

@@ -63,7 +63,8 @@ async def _ends(looker: Looker, state: QueueState) -> list[Descriptor]:
 async def _missing(stream: Stream, wanted: Sequence[Descriptor]) -> list[Descriptor]:
     async def is_missing(one: Descriptor) -> bool:
         try:
-            await stream.store.head(one.location)
+            # Other software may have chosen the name, where the format is not ours alone.
+            await stream.store.head(one.location, foreign=one.format == "v1")
         except NotFound:
             return True
         return False

@@ -45,6 +45,8 @@ class NativeLooker(Looker):
         if consumer.sequence < last.next_sequence:
             chunk = await self._reading.locate(consumer.sequence)
             await self._check_floor(chunk.number)
+            if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
+                raise self._chunks.gone(chunk.number)
             oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
         return QueueState(
             epoch=consumer.epoch,
@@ -116,7 +118,7 @@ class NativeLooker(Looker):
         )
         chunk: Chunk = held.chunk
         while True:
-            for descriptor in descriptors(self._chunks, chunk):
+            for descriptor in descriptors(self._chunks, chunk, from_sequence=queue.floor_sequence):
                 if descriptor.max_ms >= time_ms:
                     await self._check_floor(chunk.number)
                     return descriptor.sequence

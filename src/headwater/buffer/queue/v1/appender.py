@@ -57,6 +57,7 @@ class V1Appender(Appender):
         producer_id: str,
         *,
         policy: RetryPolicy | None = None,
+        lenient: bool = False,
     ) -> None:
         names = Names(prefix)
         self.counters = Counters()
@@ -65,11 +66,13 @@ class V1Appender(Appender):
         self._store = store
         self._names = names
         self._policy = policy or RetryPolicy()
-        self._manifest = ManifestObject(store, names.manifest, self.counters)
+        self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
         self._side = SideObject(store, names, queue_id, self._policy)
         self._acked = Acked(store, names)
         self._numbering = Numbering(store, names, self._manifest, self._side, self._acked)
         self._base: Found | None = None
+        self._in_company = False
+        """Whether somebody else won a race lately: then it is better to look before writing."""
         self._doubts: dict[str, Doubt] = {}
         self._placed: dict[str, int] = {}
 
@@ -114,7 +117,8 @@ class V1Appender(Appender):
         # Forgotten until all has landed: after a doubt, what was known before it proves nothing.
         base, self._base = self._base, None
         try:
-            base = base or await self._manifest.read()
+            if base is None or self._in_company:
+                base = await self._manifest.read()
             while True:
                 await self._settle(base)
                 rest = {at: batch for at, batch in wanted.items() if at not in self._placed}
@@ -134,7 +138,7 @@ class V1Appender(Appender):
                     f"and may not: append them again, which looks first. {error}"
                 ) from error
             raise
-        self._base = base
+        self._base, self._in_company = base, race.losses > 0
 
     async def _write(self, base: Found, rest: dict[str, NewBatch]) -> Found:
         """One attempt. It is noted as one that may land before it is sent."""

@@ -15,11 +15,11 @@ from headwater.store import Store
 class V1Looker(Looker):
     """Reads without opening anything. A first look counts every pending batch, later ones go on."""
 
-    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
         names = Names(prefix)
         self._names = names
         self._side = SideObject(store, names, queue_id)
-        self._manifest = ManifestObject(store, names.manifest)
+        self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
         self._reader = Reader(store, names, self._side)
 
     async def state(self) -> QueueState:

@@ -66,8 +66,12 @@ class Found(NamedTuple):
 class ManifestObject:
     """One handle on a manifest."""
 
-    def __init__(self, store: Store, key: str, counters: Counters | None = None) -> None:
+    def __init__(
+        self, store: Store, key: str, counters: Counters | None = None, *, lenient: bool = False
+    ) -> None:
+        """`lenient`: pass over bytes and start indexes without a meaning, as the reference does."""
         self._store = store
+        self._lenient = lenient
         self.key = key
         self._counters = counters or Counters()
         self._seen = (0, 0, 0)
@@ -136,10 +140,12 @@ class ManifestObject:
 
     def _decoded(self, found: Object, seen: tuple[int, int, int]) -> Found:
         try:
-            manifest = decode_manifest(found.data)
+            manifest = decode_manifest(found.data, lenient=self._lenient)
         except (Corrupt, NotSupported) as error:
             raise type(error)(f"{self.key}: {error}") from error
         decoded = Found(manifest, found.version, _front(manifest))
+        if self._lenient:
+            self._check_order(decoded)
         if manifest.entries and decoded.front + len(manifest.entries) != manifest.next_sequence:
             raise Corrupt(
                 f"{self.key}: {len(manifest.entries):,} entries from sequence {decoded.front:,} "
@@ -154,6 +160,15 @@ class ManifestObject:
                 )
         self._see(decoded)
         return decoded
+
+    def _check_order(self, found: Found) -> None:
+        """What the strict reader checks of sequences; entries are found by them."""
+        for number, entry in enumerate(found.manifest.entries):
+            if entry.sequence != found.front + number:
+                raise Corrupt(
+                    f"{self.key}: the entry after sequence {found.front + number - 1:,} has "
+                    f"{entry.sequence:,}: whoever reads leniently cannot tell which is meant"
+                )
 
     def _see(self, found: Found) -> None:
         epoch, following, front = _heights(found)
@@ -171,27 +186,36 @@ class ManifestObject:
 
 
 class Race:
-    """One change of a manifest, tried until it wins: bounded, with growing waits."""
+    """One change of a manifest, tried until it wins: bounded by attempts and by time.
+
+    Somebody wins every race, so nobody gains by waiting but those who never wait: others' producers
+    write again the moment they lose. Whoever waits between attempts has the same chance in each and
+    makes fewer of them. The wait after many losses in a row is for the store's sake.
+    """
 
     def __init__(self, policy: RetryPolicy, manifest: ManifestObject) -> None:
         self._budget = policy.start(attempts=limits.V1_ATTEMPTS)
         self._manifest = manifest
-        self._lost = 0
+        self.losses = 0
+        """To whoever was quicker, and to answers that did not come."""
         self.over = False
         """Whether to stop trying."""
 
     async def lost(self, base: Found, error: Conflict | OutcomeUnknown) -> Found:
-        """Wait, and read what to decide on next."""
-        self._lost += 1
-        if self._lost == 1 and isinstance(error, Conflict):
+        """What to decide on next."""
+        self.losses += 1
+        if self.losses >= limits.V1_ATTEMPTS or self._budget.remaining_s <= 0:
+            self.over = True
+        if isinstance(error, Conflict) and (self.over or self.losses % limits.V1_ATTEMPTS_AT_ONCE):
+            # What the store found in its place is as new as anything that could be asked for.
             return self._manifest.taken(base, error)
-        self.over = not await self._budget.pause()
-        # What was there before the wait is out of date.
+        if not self.over:
+            self.over = not await self._budget.pause()
         return await self._manifest.read()
 
     def contended(self) -> Contended:
         """What to say once it is over and known that nothing landed."""
-        return Contended(f"{self._manifest.key}: not changed: others won {self._lost} times")
+        return Contended(f"{self._manifest.key}: not changed: others won {self.losses} times")
 
 
 def _front(manifest: Manifest) -> int:

@@ -4,6 +4,7 @@
     <prefix>/<ULID>.batch                   its batches, as published
     <prefix>/headwater/side.json            a register: LSNs, owner, floor
     <prefix>/headwater/acked/<20 digits>    what was acknowledged, up to that sequence
+    <prefix>/headwater/clock.json           a register: written to learn the store's time
 
 The garbage collector of another implementation looks at names of the form `<ULID>.batch` alone,
 also in folders below; ours never have it.
@@ -30,6 +31,7 @@ class Names:
         self.manifest = f"{prefix}/manifest"
         self.side = f"{prefix}/headwater/side.json"
         self.acked = f"{prefix}/headwater/acked"
+        self.clock = f"{prefix}/headwater/clock.json"
 
     def batch(self, batch_id: str) -> str:
         """The key of a batch of ours, which is also its location; `Refused` for no ULID."""

@@ -42,14 +42,20 @@ class V1Taker(Taker):
     """Opens, reads on, dequeues. One LSN for each record, whoever was the consumer before."""
 
     def __init__(
-        self, store: Store, prefix: str, queue_id: str, *, policy: RetryPolicy | None = None
+        self,
+        store: Store,
+        prefix: str,
+        queue_id: str,
+        *,
+        policy: RetryPolicy | None = None,
+        lenient: bool = False,
     ) -> None:
         names = Names(prefix)
         self.counters = Counters()
         self.epoch = 0
         self._names = names
         self._policy = policy or RetryPolicy()
-        self._manifest = ManifestObject(store, names.manifest, self.counters)
+        self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
         self._beside = SideObject(store, names, queue_id, self._policy)
         self._reader = Reader(store, names, self._beside)
         self._queue_id = queue_id

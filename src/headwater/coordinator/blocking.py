@@ -1,0 +1,176 @@
+"""The coordinator for code without an event loop: the same calls, from any number of threads.
+
+It runs on the process's shared portal. A delta and a flusher are called there, on that thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from headwater.coordinator.config import ChannelConfig, CoordinatorConfig
+from headwater.coordinator.coordinator import WriteCoordinator
+from headwater.coordinator.delta import DeltaFactory, Durability, Flusher
+from headwater.coordinator.handle import ChannelHandle, WriteHandle
+from headwater.coordinator.metrics import CoordinatorMetrics
+from headwater.coordinator.subscriber import ViewMonitor, ViewSubscriber
+from headwater.coordinator.view import View
+from headwater.core import portal
+
+C = TypeVar("C")
+W = TypeVar("W")
+R = TypeVar("R")
+D = TypeVar("D")
+F = TypeVar("F")
+V = TypeVar("V")
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class BlockingWrite(Generic[R]):
+    """One write, or one flush, on its way."""
+
+    def __init__(self, handle: WriteHandle[R]) -> None:
+        self._handle = handle
+
+    def epoch(self) -> int:
+        """The write epoch, once it was applied."""
+        return portal.shared().call(self._handle.epoch())
+
+    def result(self) -> R:
+        """What the delta answered."""
+        return portal.shared().call(self._handle.result())
+
+    def wait(
+        self, durability: Durability = Durability.WRITTEN, *, timeout_s: float | None = None
+    ) -> int:
+        """Wait until the write has come so far; `TimeoutError` if that takes too long."""
+        return portal.shared().call(self._handle.wait(durability), timeout_s=timeout_s)
+
+
+class BlockingHandle(Generic[W, R]):
+    """A way into one channel."""
+
+    def __init__(self, handle: ChannelHandle[W, R, Any, Any, Any]) -> None:
+        self._handle = handle
+
+    def try_write(self, write: W) -> BlockingWrite[R]:
+        """Put a write in, now, or raise `Backpressure`."""
+        return BlockingWrite(portal.shared().call(_called(self._handle.try_write, write)))
+
+    def write(self, write: W) -> BlockingWrite[R]:
+        """Put a write in, once there is room."""
+        return BlockingWrite(portal.shared().call(self._handle.write(write)))
+
+    def write_timeout(self, write: W, timeout_s: float) -> BlockingWrite[R]:
+        """Put a write in if there is room in time."""
+        return BlockingWrite(portal.shared().call(self._handle.write_timeout(write, timeout_s)))
+
+    def flush(self, *, durable: bool = False) -> BlockingWrite[None]:
+        """Flush everything before this."""
+        return BlockingWrite(portal.shared().call(self._handle.flush(durable=durable)))
+
+
+class BlockingSubscriber(Generic[D, V, S]):
+    """Follows the views. For one thread."""
+
+    def __init__(self, subscriber: ViewSubscriber[D, V, S]) -> None:
+        self._subscriber = subscriber
+
+    def initialize(self) -> View[D, V, S]:
+        """The view at the moment of subscribing."""
+        initial: View[D, V, S] = portal.shared().call(_called(self._subscriber.initialize))
+        return initial
+
+    def recv(self, *, timeout_s: float | None = None) -> View[D, V, S]:
+        """The next view; after a `TimeoutError` it is still to come."""
+        return portal.shared().call(self._subscriber.recv(), timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Come for no more views."""
+        portal.shared().call(_called(self._subscriber.close))
+
+
+class BlockingMonitor:
+    """Tells when a subscriber has taken in a write."""
+
+    def __init__(self, monitor: ViewMonitor) -> None:
+        self._monitor = monitor
+
+    def wait(
+        self,
+        epoch: int,
+        durability: Durability = Durability.WRITTEN,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Wait until the subscriber has taken in a view that shows this write."""
+        portal.shared().call(self._monitor.wait(epoch, durability), timeout_s=timeout_s)
+
+
+class BlockingCoordinator(Generic[W, R, D, V, S]):
+    """A write coordinator for threads."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        channels: Iterable[str | ChannelConfig],
+        context: C,
+        snapshot: S,
+        flusher: Flusher[F, S],
+        *,
+        delta: DeltaFactory[C, W, R, D, F, V],
+    ) -> None:
+        self._coordinator: WriteCoordinator[W, R, D, V, S] = WriteCoordinator(
+            config, channels, context, snapshot, flusher, delta=delta
+        )
+
+    def __enter__(self) -> BlockingCoordinator[W, R, D, V, S]:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def metrics(self) -> CoordinatorMetrics:
+        """What it did."""
+        return self._coordinator.metrics
+
+    def handle(self, name: str) -> BlockingHandle[W, R]:
+        """A way into a channel."""
+        return BlockingHandle(self._coordinator.handle(name))
+
+    def pause(self, name: str) -> None:
+        """Take nothing more from a channel."""
+        portal.shared().call(_called(self._coordinator.pause_handle(name).pause))
+
+    def unpause(self, name: str) -> None:
+        """Go on with a channel."""
+        portal.shared().call(_called(self._coordinator.pause_handle(name).unpause))
+
+    def start(self) -> None:
+        """Begin to take writes from the channels."""
+        portal.shared().call(_called(self._coordinator.start))
+
+    def stop(self) -> None:
+        """Apply and flush what is queued, and end; raises what kept it from that."""
+        portal.shared().call(self._coordinator.stop())
+
+    def view(self) -> View[D, V, S]:
+        """What can be read at this moment."""
+        return self._coordinator.view()
+
+    def subscribe(self) -> tuple[BlockingSubscriber[D, V, S], BlockingMonitor]:
+        """Follow the views from this moment on."""
+        subscriber, monitor = portal.shared().call(_called(self._coordinator.subscribe))
+        return BlockingSubscriber(subscriber), BlockingMonitor(monitor)
+
+    def durable_through(self, epoch: int) -> None:
+        """Say that writes through this epoch are durable, whoever made them so."""
+        portal.shared().call(_called(self._coordinator.durable_through, epoch))
+
+
+async def _called(function: Any, *arguments: Any) -> Any:
+    """A plain call, made on the portal's thread."""
+    return function(*arguments)

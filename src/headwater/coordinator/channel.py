@@ -1,0 +1,140 @@
+"""A bounded queue of commands with a name, which can be paused.
+
+Whoever finds it full waits in line: room goes to those who came first, never to one who came later
+and was quicker. Room is held for whoever is next, who puts the command in when it goes on: a call
+that is cancelled at any point before has put nothing in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headwater.coordinator.config import ChannelConfig
+from headwater.coordinator.ending import Ending
+from headwater.coordinator.errors import Backpressure
+
+
+class Waiter(NamedTuple):
+    """Somebody in line, and how much room it needs."""
+
+    size_bytes: int
+    admitted: asyncio.Future[None]
+
+
+class Channel:
+    """Commands on their way to the writer."""
+
+    def __init__(self, config: ChannelConfig, capacity: int, wake: Callable[[], None]) -> None:
+        self.name = config.name
+        self.is_paused = False
+        self.commands: deque[Any] = deque()
+        self._sizes: deque[int] = deque()
+        self._size_bytes = 0
+        self._config = config
+        self._counts_bytes = config.capacity_bytes is not None
+        self._capacity = config.capacity or capacity
+        self._line: deque[Waiter] = deque()
+        self._held = 0
+        self._wake = wake
+        self._ending: Ending | None = None
+
+    def __repr__(self) -> str:
+        paused = ", paused" if self.is_paused else ""
+        return f"<channel {self.name!r}: {len(self.commands):,} waiting{paused}>"
+
+    def put_nowait(self, command: Any, write: Any) -> None:
+        """Put a command in; `Backpressure` if there is no room, or others wait for it."""
+        if self._ending is not None:
+            raise self._ending.error(write)
+        size_bytes = self._config.size_of(write) if self._counts_bytes else 0
+        if self._line or not self._has_room(size_bytes):
+            raise Backpressure(
+                f"channel {self.name!r} is full ({len(self.commands):,} waiting): try again later",
+                write=write,
+            )
+        self._admit(command, size_bytes)
+
+    async def put(self, command: Any, write: Any) -> None:
+        """Put a command in once there is room."""
+        if self._ending is not None:
+            raise self._ending.error(write)
+        size_bytes = 0
+        if self._counts_bytes and write is not None:
+            size_bytes = self._config.size_of(write)
+        if self._line or not self._has_room(size_bytes):
+            await self._stand_in_line(size_bytes)
+            if self._ending is not None:
+                raise self._ending.error(write)
+        self._admit(command, size_bytes)
+
+    def pop(self) -> Any:
+        """The next command; there must be one."""
+        if self._counts_bytes:
+            self._size_bytes -= self._sizes.popleft()
+        return self.commands.popleft()
+
+    def let_in(self) -> None:
+        """Give the room that became free to those who wait for it."""
+        while self._line and self._has_room(self._line[0].size_bytes):
+            waiter = self._line.popleft()
+            if not waiter.admitted.done():
+                self._hold(waiter.size_bytes)
+                waiter.admitted.set_result(None)
+
+    def end(self, ending: Ending) -> None:
+        """Take in nothing more, and turn those in line away."""
+        self._ending = ending
+        line, self._line = self._line, deque()
+        for waiter in line:
+            if not waiter.admitted.done():
+                waiter.admitted.set_result(None)  # who goes on sees how it ended, and says so
+                self._hold(waiter.size_bytes)
+
+    def drop(self) -> list[Any]:
+        """What is left in the channel, which is empty then."""
+        left = list(self.commands)
+        self.commands.clear()
+        self._sizes.clear()
+        self._size_bytes = 0
+        return left
+
+    def _has_room(self, size_bytes: int) -> bool:
+        if len(self.commands) + self._held >= self._capacity:
+            return False
+        limit = self._config.capacity_bytes
+        return limit is None or not self._size_bytes or self._size_bytes + size_bytes <= limit
+
+    async def _stand_in_line(self, size_bytes: int) -> None:
+        """Return once room is held, and give the hold up for the command that comes next."""
+        waiter = Waiter(size_bytes, asyncio.get_running_loop().create_future())
+        self._line.append(waiter)
+        try:
+            await waiter.admitted
+        except asyncio.CancelledError:
+            if waiter.admitted.cancelled():
+                # Unless it was passed already: whoever gives room out skips those who left.
+                if waiter in self._line:
+                    self._line.remove(waiter)
+            else:
+                self._release(size_bytes)
+            self.let_in()
+            raise
+        self._release(size_bytes)
+
+    def _hold(self, size_bytes: int) -> None:
+        self._held += 1
+        self._size_bytes += size_bytes
+
+    def _release(self, size_bytes: int) -> None:
+        self._held -= 1
+        self._size_bytes -= size_bytes
+
+    def _admit(self, command: Any, size_bytes: int) -> None:
+        self.commands.append(command)
+        if self._counts_bytes:
+            self._sizes.append(size_bytes)
+            self._size_bytes += size_bytes
+        self._wake()

@@ -1,0 +1,182 @@
+"""One ordered writer for any kind of state.
+
+    coordinator = WriteCoordinator(config, ["ingest"], context, snapshot, flusher, delta=MyDelta)
+    coordinator.start()
+    promise = await coordinator.handle("ingest").write(something)
+    await promise.wait(Durability.WRITTEN)
+    await coordinator.stop()
+
+Always holds:
+
+- one order: a write has one epoch, and every view shows the writes of a prefix of the epochs;
+- a failed flush is loud: whoever waits, writes, follows or stops is told, with the cause, and
+  nothing is accepted any more;
+- memory is bounded: by the channels, the size of a delta, and the number of frozen ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from headwater.coordinator.channel import Channel
+from headwater.coordinator.config import ChannelConfig, CoordinatorConfig
+from headwater.coordinator.delta import DeltaFactory, Flusher
+from headwater.coordinator.ending import Ending
+from headwater.coordinator.flushing import Flushing
+from headwater.coordinator.handle import ChannelHandle, PauseHandle
+from headwater.coordinator.metrics import CoordinatorMetrics
+from headwater.coordinator.subscriber import ViewMonitor, ViewSubscriber
+from headwater.coordinator.view import View, ViewBoard
+from headwater.coordinator.watermarks import Watermarks
+from headwater.coordinator.writer import Writer
+from headwater.core import runtime
+from headwater.core.errors import Refused
+
+C = TypeVar("C")
+W = TypeVar("W")
+R = TypeVar("R")
+D = TypeVar("D")
+F = TypeVar("F")
+V = TypeVar("V")
+S = TypeVar("S")
+
+
+class WriteCoordinator(Generic[W, R, D, V, S]):
+    """Takes writes from named channels into a delta, and flushes it. For one event loop."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        channels: Iterable[str | ChannelConfig],
+        context: C,
+        snapshot: S,
+        flusher: Flusher[F, S],
+        *,
+        delta: DeltaFactory[C, W, R, D, F, V],
+    ) -> None:
+        """`context` begins the first delta, `snapshot` is what was kept before."""
+        first = delta(context)
+        self._watermarks = Watermarks()
+        self.metrics = CoordinatorMetrics(self._watermarks)
+        self._board: ViewBoard[D, V, S] = ViewBoard(View(first.reader(), (), snapshot, None))
+        self._flushing = Flushing(config, flusher, self._watermarks, self._board, self.metrics)
+        self._writer = Writer(
+            config, first, delta, self._watermarks, self._board, self._flushing, self.metrics
+        )
+        for given in channels:
+            named = ChannelConfig(given) if isinstance(given, str) else given
+            if any(one.name == named.name for one in self._writer.channels):
+                raise Refused(f"there are two channels of the name {named.name!r}")
+            self._writer.channels.append(Channel(named, config.queue_capacity, self._writer.wake))
+        self._running: asyncio.Task[None] | None = None
+        self._ending: Ending | None = None
+
+    async def __aenter__(self) -> WriteCoordinator[W, R, D, V, S]:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.stop()
+        except Exception as stopping:
+            if error is None:
+                raise
+            error.add_note(f"stopping the coordinator failed as well: {stopping}")
+
+    def __repr__(self) -> str:
+        names = ", ".join(one.name for one in self._writer.channels)
+        return f"<write coordinator of {names}: {self._watermarks}>"
+
+    def handle(self, name: str) -> ChannelHandle[W, R, D, V, S]:
+        """A way into a channel; also before `start`: what is written then waits."""
+        return ChannelHandle(self._channel(name), self._watermarks, self._board, self.metrics)
+
+    def pause_handle(self, name: str) -> PauseHandle:
+        """What holds a channel and lets it go on."""
+        return PauseHandle(self._channel(name), self._writer.wake)
+
+    def start(self) -> None:
+        """Begin to take writes from the channels. Starting twice is starting once."""
+        if self._ending is not None:
+            raise self._ending.error()
+        if self._running is None:
+            self._running = runtime.spawn(self._run(), name="headwater-coordinator")
+
+    async def stop(self) -> None:
+        """Apply and flush what is queued in channels that are not paused, and end.
+
+        Nothing is accepted from here on. Writes in paused channels, and all of them if it was
+        never started, come back to their handles with `Shutdown`. Raises what kept anything from
+        being flushed. Cancelled, it goes on; called again, it waits for the same end.
+        """
+        if self._running is None:
+            self._end(Ending())
+            return
+        for channel in self._writer.channels:
+            channel.end(self._ending or Ending())
+        self._writer.stop()
+        await asyncio.shield(self._running)
+        if self._ending is not None and self._ending.cause is not None:
+            raise self._ending.error()
+
+    def view(self) -> View[D, V, S]:
+        """What can be read at this moment."""
+        return self._board.view
+
+    def subscribe(self) -> tuple[ViewSubscriber[D, V, S], ViewMonitor]:
+        """Follow the views from this moment on: none is missed after the initial one."""
+        subscriber = ViewSubscriber(self._board)
+        return subscriber, subscriber.monitor
+
+    def durable_through(self, epoch: int) -> None:
+        """Say that writes through this epoch are durable, whoever made them so.
+
+        For a flusher whose storage tells by itself: a quorum of replicas, a tier. What is not
+        written yet becomes durable with its flush.
+        """
+        self._watermarks.make_durable(epoch)
+
+    def _channel(self, name: str) -> Channel:
+        for channel in self._writer.channels:
+            if channel.name == name:
+                return channel
+        known = ", ".join(repr(one.name) for one in self._writer.channels)
+        raise Refused(f"no channel {name!r}; there are {known}")
+
+    async def _run(self) -> None:
+        """Both loops, until a stop has emptied them or one of them fails."""
+        writing = runtime.spawn(self._writer.run(), name="headwater-coordinator-writer")
+        flushing = runtime.spawn(self._flushing.run(), name="headwater-coordinator-flushes")
+        try:
+            await asyncio.wait((writing, flushing), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done() and writing.exception() is None:
+                self._flushing.stop()
+                await asyncio.wait((flushing,))
+        finally:
+            cause = await _ended(writing) or await _ended(flushing)
+            self._end(Ending(cause))
+
+    def _end(self, ending: Ending) -> None:
+        self._ending = self._ending or ending
+        for channel in self._writer.channels:
+            channel.end(ending)
+            for command in channel.drop():
+                command.failed(ending.error(getattr(command, "write", None)))
+        self._watermarks.end(ending)
+        self._board.end(ending)
+
+
+async def _ended(task: asyncio.Task[Any]) -> BaseException | None:
+    """End a task if it runs, and say what it failed with."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
+    return None if task.cancelled() else task.exception()

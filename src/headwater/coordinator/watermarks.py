@@ -1,0 +1,100 @@
+"""How far writes have come, and who waits for what.
+
+Beside the three levels of a write, flushes of the storage are counted: whoever asked for one waits
+for its number, which is reached also where nothing was written before it.
+
+Always holds: durable ≤ written ≤ applied, and none goes back. Whoever waits is told, by the
+watermark or by the error that ended the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from typing import Final
+
+from headwater.coordinator.delta import Durability
+from headwater.coordinator.ending import Ending
+
+STORAGE_FLUSHES: Final = max(Durability) + 1
+
+
+class Watermarks:
+    """The highest write epoch at each level."""
+
+    def __init__(self) -> None:
+        levels = (*Durability, STORAGE_FLUSHES)
+        self._at: dict[int, int] = dict.fromkeys(levels, 0)
+        self._waiting: dict[int, list[tuple[int, int, asyncio.Future[None]]]] = {
+            level: [] for level in levels
+        }
+        self._turn = itertools.count()
+        self._durable_told = 0
+        self._ending: Ending | None = None
+
+    def __repr__(self) -> str:
+        return f"<applied {self.applied}, written {self.written}, durable {self.durable}>"
+
+    @property
+    def applied(self) -> int:
+        """The last write that the delta took, or refused."""
+        return self._at[Durability.APPLIED]
+
+    @property
+    def written(self) -> int:
+        """The last write that is in the snapshot."""
+        return self._at[Durability.WRITTEN]
+
+    @property
+    def durable(self) -> int:
+        """The last write that is as safe as it gets."""
+        return self._at[Durability.DURABLE]
+
+    def apply(self, epoch: int) -> None:
+        """Writes through this one are in the delta."""
+        self._raise(Durability.APPLIED, epoch)
+
+    def write(self, epoch: int) -> None:
+        """Writes through this one are in the snapshot that readers see by now."""
+        self._raise(Durability.WRITTEN, epoch)
+        self.make_durable(self._durable_told)
+
+    def make_durable(self, epoch: int) -> None:
+        """Writes through this one are durable. What is told of before it is written waits."""
+        self._durable_told = max(self._durable_told, epoch)
+        self._raise(Durability.DURABLE, min(self._durable_told, self.written))
+
+    def storage_flushed(self, number: int) -> None:
+        """The flusher's storage was flushed for whoever asked so far."""
+        self._raise(STORAGE_FLUSHES, number)
+
+    async def reached(self, level: int, epoch: int) -> None:
+        """Wait until a write has come so far; raises what ended the coordinator before that."""
+        if self._at[level] >= epoch:
+            return
+        if self._ending is not None:
+            raise self._ending.error()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting[level], (epoch, next(self._turn), future))
+        await future
+
+    def end(self, ending: Ending) -> None:
+        """Nothing comes any further: tell everybody who waits, and who will."""
+        self._ending = ending
+        for waiting in self._waiting.values():
+            for _, _, future in waiting:
+                # Called by a finaliser, too, when the event loop may be gone.
+                if not future.done() and not future.get_loop().is_closed():
+                    future.set_exception(ending.error())
+            waiting.clear()
+
+    def _raise(self, level: int, epoch: int) -> None:
+        if epoch <= self._at[level]:
+            return
+        self._at[level] = epoch
+        waiting = self._waiting[level]
+        while waiting and waiting[0][0] <= epoch:
+            future = heapq.heappop(waiting)[2]
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,93 @@
+"""Histories of the coordinator: a sample, and proof that they can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from headwater.coordinator.ending import Ending
+from headwater.coordinator.flushing import Flushing
+from headwater.coordinator.handle import WriteHandle
+from headwater.coordinator.view import ViewBoard
+from headwater.coordinator.writer import Writer
+from headwater.core import runtime
+from headwater.core.errors import HeadwaterError
+from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.torture.coordinator_scenarios import SCENARIOS, coordinator_history
+
+HISTORIES_TO_CATCH_A_BUG = 200
+CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
+
+
+async def watermark_first(self: Flushing, frozen: Any, epochs: range) -> None:
+    """Wakes the waiters, and publishes the view when it comes to it."""
+    snapshot = await self._persist(lambda: self._flusher.flush_delta(frozen, epochs))
+    self._last_flushed = epochs.stop - 1
+    self._watermarks.write(self._last_flushed)
+    await runtime.sleep(0)
+    self._board.flushed(snapshot, epochs)
+    self._frozen -= 1
+    if self._roomy is not None and not self._roomy.done():
+        self._roomy.set_result(None)
+
+
+def oldest_first(self: ViewBoard[Any, Any, Any], frozen: Any, current: Any) -> None:
+    """Puts what was frozen last behind what was frozen before."""
+    self._publish(self.view._replace(current=current, frozen=(*self.view.frozen, frozen)))
+
+
+def reuses_epochs(self: Writer, handle: WriteHandle[Any]) -> None:
+    """Gives the epoch of a write that was refused to the next one."""
+    before = self._metrics.writes_refused
+    _apply(self, handle)
+    if self._metrics.writes_refused > before and self._epoch - 1 > self._delta_start:
+        self._epoch -= 1
+
+
+def forgets_the_cause(self: Ending, cause: BaseException | None = None) -> None:
+    """Whatever happened, it was a stop."""
+    self.cause = None
+
+
+async def drops_what_fails(self: Flushing) -> None:
+    """Ends in silence when a flush fails."""
+    try:
+        await _run(self)
+    except HeadwaterError:
+        self._events.clear()
+
+
+_apply, _run = Writer._apply, Flushing.run
+
+PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "watermark-before-view": (Flushing, "_flush", watermark_first),
+    "frozen-order-reversed": (ViewBoard, "freeze", oldest_first),
+    "epoch-reused": (Writer, "_apply", reuses_epochs),
+    "failure-told-as-a-stop": (Ending, "__init__", forgets_the_cause),
+    "drain-error-swallowed": (Flushing, "run", drops_what_fails),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_breaks_a_promise(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    owner, name, instead = PLANTED[bug]
+    with mock.patch.object(owner, name, instead):
+        for seed in range(HISTORIES_TO_CATCH_A_BUG):
+            try:
+                coordinator_history(seed)
+            except CAUGHT:
+                return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert coordinator_history(5) == coordinator_history(5)
+    assert coordinator_history(5) != coordinator_history(6)
