@@ -70,7 +70,7 @@ async def test_every_record_comes_with_its_defaults_and_its_place() -> None:
 
 
 @virtual
-async def test_it_opens_nothing_fences_nobody_and_lists_nothing() -> None:
+async def test_it_opens_nothing_and_fences_nobody() -> None:
     backend = Scripted()
     queue = FakeQueue(backend)
     await queue.add_many(3)
