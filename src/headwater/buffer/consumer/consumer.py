@@ -72,7 +72,9 @@ class Consumer:
         self._reading = asyncio.Lock()
         self._acking = asyncio.Lock()
         self._asking = asyncio.Lock()
+        self._closing = asyncio.Lock()
         self._is_closed = False
+        self._is_over = False
 
     @classmethod
     async def open(
@@ -282,13 +284,19 @@ class Consumer:
         An error (`Fenced`, for one) says that the last acknowledgements did not reach the
         queue; the consumer is closed all the same.
         """
-        if self._is_closed or self._process.is_left:
+        if self._process.is_left:
             return
         self._is_closed = True
+        async with self._closing:
+            if not self._is_over:
+                await self._end()
+
+    async def _end(self) -> None:
         try:
             async with self._acking:
                 await self._flush()
         finally:
+            self._is_over = True
             if self._sweeper is not None:
                 await self._sweeper.close()
             await self._delivery.close()
