@@ -29,6 +29,8 @@ from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused, Trimmed
 from headwater.store import MemoryBackend, Store, open_store
 from tests.buffer.consumer.produced import produce
+from tests.buffer.native.given import Cloud
+from tests.buffer.native.watched import Watched
 from tests.store.scripted import virtual
 
 Test = Callable[[Stream], Awaitable[None]]
@@ -239,6 +241,27 @@ def test_a_stream_that_nodes_consume_is_refused(on_a_stream: Callable[[Test], No
             await Consumer.open(stream.store, "orders")
 
     on_a_stream(test)
+
+
+@virtual
+async def test_only_a_search_for_the_end_lists() -> None:
+    backend = Watched(Cloud(versions_by_content=True))
+    stream = await create_stream(Store(backend), "orders")
+    consumer = await Consumer.open(stream, gc=False)
+    follower = await Follower.open(stream, group="audit")
+    for one in (consumer, follower):
+        assert await one.next_batch() is None
+    for number in range(3):
+        await produce(stream, [b"a"], [b"b"])
+        backend.requests()
+        for one in (consumer, follower):
+            await next_of(one)
+            await next_of(one)
+            assert await one.next_batch() is None
+        await consumer.ack_through(2 * number)
+        assert "list" not in backend.operations()
+        assert (await consumer.lag()).batches == 1
+        assert backend.operations().count("list") == 1
 
 
 @pytest.mark.parametrize("format_", ["native", "v1"])

@@ -234,3 +234,30 @@ def test_a_store_of_its_own_is_closed_when_opening_fails(monkeypatch: pytest.Mon
     with pytest.raises(NotFound):
         BlockingProducer.open("memory://", "nowhere")
     assert len(closed) == 1
+
+
+def test_a_store_of_its_own_is_closed_by_the_close_after_one_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/store"
+    store = open_store(url)
+    portal.shared().call(create_stream(store, "orders"))
+    closed: list[Store] = []
+
+    async def close(self: Store) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(Store, "close", close)
+    producer = BlockingProducer.open(url, "orders")
+    whole = portal.Portal.call
+
+    def interrupted(self: portal.Portal, coroutine: Any, **more: Any) -> Any:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(portal.Portal, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    monkeypatch.setattr(portal.Portal, "call", whole)
+    producer.close()
+    assert len(closed) == 1

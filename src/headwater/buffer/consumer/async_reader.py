@@ -15,6 +15,7 @@ from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.read_ahead import ReadAhead
 from headwater.buffer.consumer.reading import (
     EARLIEST,
+    LATEST,
     Position,
     check_position,
     place_of,
@@ -24,7 +25,7 @@ from headwater.buffer.consumer.reading import (
 )
 from headwater.buffer.consumer.source import check_partition, resolve
 from headwater.buffer.consumer.unreadable import UnreadableBatch
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
@@ -75,8 +76,12 @@ class PartitionReading:
         while not self.is_over:
             last = self._ahead.last
             if last is None or not self._reaches_end(last):
-                async with trimmed_by_lsn(self._stream, self._partition):
-                    await self._ahead.learn(self._looker.after, self._after)
+                try:
+                    async with trimmed_by_lsn(self._stream, self._partition):
+                        await self._ahead.learn(self._looker.after, self._after)
+                except Uncounted as error:
+                    self._end_at(error)
+                    continue
             if not len(self._ahead):
                 return None
             found = await self._ahead.first()
@@ -93,6 +98,14 @@ class PartitionReading:
             self._options.lost.append(Lost(gone.first_lsn, gone.last_lsn, found.cause))
             self.skip()
         return None
+
+    def _end_at(self, error: Uncounted) -> None:
+        """Nothing from this batch on has LSNs: as good as the end, where that is asked for."""
+        if self._options.follow or self._options.on_bad_batch == "raise":
+            raise error
+        gone = error.descriptor
+        self._options.lost.append(Lost(gone.first_lsn, gone.last_lsn, str(error)))
+        self.is_over = True
 
     def skip(self) -> None:
         """Go on after the next batch."""
@@ -277,12 +290,16 @@ async def _part(
     looker = stream.looker(partition)
     state = (await looker.state()).checked()
     from_place, to_place = place_of(start, partition), place_of(end, partition)
-    first_lsn = await resolve_start(stream, partition, from_place, state)
+    skips = options.on_bad_batch == "skip"
+    first_lsn = await resolve_start(stream, partition, from_place, state, skips=skips)
     end_lsn = None
     if to_place is not None or not options.follow:
-        end_lsn = await resolve_end(stream, partition, to_place, state)
+        end_lsn = await resolve_end(stream, partition, to_place, state, skips=skips)
     if not options.follow:
-        end_lsn = min(end_lsn or state.next_lsn, state.next_lsn)
+        # A batch that cannot be counted is met in its turn: nothing is passed over silently.
+        known_lsn = state.next_lsn + (state.uncounted_sequence is not None)
+        latest = to_place in (None, LATEST)
+        end_lsn = known_lsn if latest or end_lsn is None else min(end_lsn, known_lsn)
     after = None
     if from_place not in (None, EARLIEST):
         async with trimmed_by_lsn(stream, partition):

@@ -26,7 +26,7 @@ from headwater.buffer.consumer.read_ahead import After, ReadAhead
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
-from headwater.core.errors import HeadwaterError, Refused, Trimmed
+from headwater.core.errors import Refused, Trimmed
 
 OnBadBatch = Literal["raise", "dead_letter"]
 Check = Callable[[], Awaitable[None]]
@@ -76,8 +76,8 @@ class Delivery:
         elif _may_be_given_up(outcome.descriptor):
             letter = await read_dead_letter(self._stream, self._partition, outcome.sequence)
             outcome.lost = None if letter is None else letter.lost
-        self._ahead.pop()
         self.cursor = outcome.sequence
+        self._ahead.pop()
         return outcome
 
     def hand_out(self, descriptors: list[Descriptor]) -> None:
@@ -102,7 +102,7 @@ class Delivery:
         """Stop reading ahead."""
         await self._ahead.close()
 
-    async def _bad(self, error: HeadwaterError) -> ConsumedBatch:
+    async def _bad(self, error: Exception) -> ConsumedBatch:
         if not isinstance(error, UnreadableBatch):
             raise error
         await check_retained(self._stream, self._partition, error)

@@ -23,6 +23,7 @@ class Lag(msgspec.Struct, frozen=True):
 
     batches: int = 0
     records: int = 0
+    """Published v1: up to the first batch that cannot be counted, if there is one."""
     size_bytes: int | None = 0
     """None where adding it up would take more than LAG_WALK_BATCHES descriptors."""
     seconds: float = 0.0
@@ -68,11 +69,11 @@ async def lag_of_owner(
     left = state.next_sequence - (after.sequence + 1)
     if left <= 0:
         return Lag()
-    if oldest is None:
+    if oldest is None and after.sequence + 1 != state.uncounted_sequence:
         oldest = next(iter(await looker.after(after.sequence, 1)), None)
     return Lag(
         batches=left,
-        records=state.next_lsn - (after.last_lsn + 1),
+        records=max(0, state.next_lsn - (after.last_lsn + 1)),
         size_bytes=max(0, state.pending_bytes - sum(d.size_bytes for d in acked)),
         seconds=_seconds_since(None if oldest is None else oldest.min_ms),
     )
@@ -94,7 +95,10 @@ async def lag_behind(looker: Looker, position: int) -> Lag:
     left = state.next_sequence - following
     if left <= 0:
         return Lag()
-    walked = await _walk(looker, position, state.next_sequence)
+    lost = state.uncounted_sequence
+    walked = await _walk(looker, position, state.next_sequence if lost is None else lost)
+    if not walked:
+        return Lag(batches=left, size_bytes=None)
     first = walked[0]
     whole = walked[-1].sequence + 1 == state.next_sequence
     return Lag(

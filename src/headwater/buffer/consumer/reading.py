@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.consumer.fetch import FetchHandle
-from headwater.buffer.queue.contract import QueueState
+from headwater.buffer.consumer.unreadable import UnreadableBatch
+from headwater.buffer.queue.contract import QueueState, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
@@ -54,10 +55,15 @@ def place_of(position: Position, partition: int) -> Place:
     return position
 
 
-async def resolve_start(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+async def resolve_start(
+    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+) -> int:
     """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
-    the oldest LSN."""
-    found = await _resolve(stream, partition, EARLIEST if place is None else place, state)
+    the oldest LSN.
+
+    `skips`: a batch that cannot be read is passed over when its turn comes, and no obstacle here.
+    """
+    found = await _resolve(stream, partition, EARLIEST if place is None else place, state, skips)
     if found < state.floor_lsn:
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: LSN {found} is not retained any more; "
@@ -81,17 +87,31 @@ async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
         ) from error
 
 
-async def resolve_end(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+async def resolve_end(
+    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+) -> int:
     """The first LSN not to read."""
-    return await _resolve(stream, partition, LATEST if place is None else place, state)
+    return await _resolve(stream, partition, LATEST if place is None else place, state, skips)
 
 
-async def lsn_at_time(stream: Stream, partition: int, time: int | str | date) -> int | None:
+async def lsn_at_time(
+    stream: Stream, partition: int, time: int | str | date, *, skips: bool = False
+) -> int | None:
     """The LSN of the first retained record ingested at or after a time; None if there is none.
 
-    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970.
+    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970. With `skips`, the
+    first LSN of its batch where that cannot be read.
     """
     time_ms = time_ms_of(time) if isinstance(time, str | date) else whole_number("time", time)
+    try:
+        return await _lsn_at_time(stream, partition, time_ms)
+    except (UnreadableBatch, Uncounted) as error:
+        if not skips:
+            raise
+        return error.descriptor.first_lsn
+
+
+async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
     looker = stream.looker(partition)
     sequence = await looker.sequence_at_time(time_ms)
     if sequence is None:
@@ -110,7 +130,9 @@ async def lsn_at_time(stream: Stream, partition: int, time: int | str | date) ->
     return descriptor.first_lsn + int(calls.column("start_index")[call].as_py())
 
 
-async def _resolve(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+async def _resolve(
+    stream: Stream, partition: int, place: Place, state: QueueState, skips: bool
+) -> int:
     if not isinstance(place, str | date):
         lsn = _lsn(place)
         if lsn < 1:
@@ -120,7 +142,7 @@ async def _resolve(stream: Stream, partition: int, place: Place, state: QueueSta
         return state.floor_lsn
     if place == LATEST:
         return state.next_lsn
-    found = await lsn_at_time(stream, partition, time_ms_of(place))
+    found = await lsn_at_time(stream, partition, time_ms_of(place), skips=skips)
     return state.next_lsn if found is None else found
 
 

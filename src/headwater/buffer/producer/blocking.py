@@ -181,9 +181,10 @@ class BlockingProducer(AboutProducer):
         try:
             self._portal.call(self._engine.close())
         finally:
-            owned, self._owned = self._owned, None
+            # Whoever is interrupted before it is closed closes it again.
             if self._engine.is_closed:
                 UNCLOSED.closed(self._engine)
+                owned, self._owned = self._owned, None
                 if owned is not None:
                     self._portal.call(owned.close())
 

@@ -34,6 +34,8 @@ from headwater.core.fork import tell_in_child
 
 PARTITIONS_AT_ONCE: Final = 32
 """Partitions that are opened, or closed, side by side."""
+GOODBYE_S: Final = 5.0
+"""For the goodbyes of all partitions together."""
 INLINE_ARRANGE_BYTES: Final = 256 * limits.KIB
 """Calls up to this size are checked and split where they are, larger ones on a thread."""
 FAILURES_KEPT: Final = 64
@@ -113,11 +115,11 @@ class Engine:
         found = await asyncio.gather(
             *(one(partition) for partition in range(stream.partitions)), return_exceptions=True
         )
-        opened: list[tuple[Appender, Resumed]] = []
+        opened = [outcome for outcome in found if not isinstance(outcome, BaseException)]
         for outcome in found:
             if isinstance(outcome, BaseException):
+                await _say_goodbye([appender for appender, _ in opened])
                 raise outcome
-            opened.append(outcome)
         resumable = producer_id is not None
         return cls(stream, chosen, settings, opened, handle_type, resumable=resumable)
 
@@ -259,8 +261,8 @@ class Engine:
             doubted = sum(draft.rows for draft in self._doubted)
             if doubted and error is not None:
                 error.add_note(f"{doubted} records in doubt are not tried any more: it is closed")
-            slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
-            await asyncio.gather(*(_say_goodbye(lane, slots) for lane in self.lanes))
+            await asyncio.gather(*(lane.end() for lane in self.lanes))
+            await _say_goodbye([lane.appender for lane in self.lanes])
             self.is_closed = True
         if error is not None:
             raise error
@@ -319,16 +321,28 @@ class Engine:
         self.accumulator.refuse(_forked())
 
 
-async def _say_goodbye(lane: Lane, slots: asyncio.Semaphore) -> None:
-    async with slots:
-        # It spares the successor a search; nothing depends on it.
-        with contextlib.suppress(HeadwaterError):
-            await lane.close()
+async def _say_goodbye(appenders: list[Appender]) -> None:
+    """Close them all, within a time for all: it spares the successor a search, and no more."""
+    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+    until_s = asyncio.get_running_loop().time() + GOODBYE_S
+
+    async def one(appender: Appender) -> None:
+        async with slots:
+            # Each is at least begun, for what closing does before it asks the store.
+            with contextlib.suppress(HeadwaterError, TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await appender.close()
+
+    await asyncio.gather(*(one(appender) for appender in appenders))
 
 
 def _checked_id(producer_id: Any) -> str:
     if not isinstance(producer_id, str):
         raise Refused(f"producer_id is {producer_id!r}: it is text, such as 'binlog-7'")
+    try:
+        producer_id.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"producer_id is {producer_id!r}: half a character is no text") from None
     return producer_id
 
 

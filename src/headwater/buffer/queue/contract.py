@@ -133,6 +133,9 @@ class QueueState(msgspec.Struct, frozen=True):
     """The ingestion time of the oldest record that is not acknowledged; None when drained."""
     opened_ms: int = 0
     """When the consumer was last opened, by its own clock; 0 if that is not known."""
+    uncounted_sequence: int | None = None
+    """Published v1 only: the first batch whose rows cannot be told. `next_lsn` and `pending_bytes`
+    end before it: nothing from here on has LSNs."""
 
     @property
     def pending(self) -> int:
@@ -220,7 +223,8 @@ class Taker(ABC):
         `last_acked_sequence` also acknowledges through it, if that is ahead of what is
         acknowledged; behind it, what is retained is delivered again. `Refused` if another group
         owns the consumer and `take_over` is false, or if the sequence lies at or past the next
-        one; `Trimmed` if what follows it is gone; `floor` is the oldest sequence. Returns the
+        one; `Trimmed` if what follows it is gone (`floor` is the oldest sequence); `Uncounted` if
+        what it acknowledges cannot be counted: none of these has opened anything. Returns the
         sequence after which to read on: `last_acked_sequence`, or what was acknowledged last, or
         None at the very beginning.
         """
@@ -269,12 +273,17 @@ class Looker(ABC):
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         """The sequence of the batch with this record; None if it lies ahead.
 
-        `Trimmed` if it is not retained any more; `floor` is the oldest sequence.
+        `Trimmed` if it is not retained any more; `floor` is the oldest sequence. Where the queue
+        ends at a batch that cannot be counted, that one is next, and what lies beyond it is
+        `Uncounted`.
         """
 
     @abstractmethod
     async def sequence_at_time(self, time_ms: int) -> int | None:
-        """The first retained batch with a record ingested at or after this time; None if none."""
+        """The first retained batch with a record ingested at or after this time; None if none.
+
+        `Uncounted` if none is before a batch that cannot be counted.
+        """
 
 
 class Retention(msgspec.Struct, frozen=True):

@@ -43,7 +43,15 @@ class NativeLooker(Looker):
         last = (await self._chunks.end(consumer.chunk)).chunk
         oldest_ms = None
         if consumer.sequence < last.next_sequence:
-            chunk = await self._reading.locate(consumer.sequence)
+            chunk = last
+            if consumer.sequence < last.first_sequence:
+                # Its position is known to be there or later, and the end is known already.
+                held = await self._chunks.search(
+                    max(consumer.chunk, queue.chunk_floor),
+                    last.number,
+                    lambda chunk: chunk.first_sequence <= consumer.sequence,
+                )
+                chunk = held.chunk
             await self._check_floor(chunk.number)
             if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
                 raise self._chunks.gone(chunk.number)

@@ -1,7 +1,7 @@
 """Reading a native queue on: from a sequence to descriptors, chunk by chunk.
 
 Idle reading asks for one object: the last chunk while it is open, the one after it once it is
-closed. Nothing is ever listed.
+closed. It lists nothing: only a search for the end does.
 """
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ class V1Taker(Taker):
         view = await self._present()
         _check_group(view.side, group, take_over)
         self._check_resume(view, last_acked_sequence)
+        if last_acked_sequence is not None:
+            await self._check_countable(view, last_acked_sequence + 1)
         claim = runtime.new_token().hex()
 
         def claimed(side: Side) -> Side:
@@ -179,6 +181,20 @@ class V1Taker(Taker):
                 "to another queue, or the queue was deleted and made again."
             )
         self._reader.check_retained(view.side, last_acked_sequence + 1)
+
+    async def _check_countable(self, view: View, end: int) -> None:
+        """`Uncounted` before anybody is fenced, if what is to be acknowledged has no numbers."""
+        while True:
+            async with self._reader.lock:
+                self._reader.ledger.follow(view.side)
+                try:
+                    await self._reader.ledger.extend(view.found, end)
+                    return
+                except Uncounted as error:
+                    view = await read_view(self._manifest, self._beside)
+                    if view.side.sequence <= error.descriptor.sequence:
+                        raise
+                    # It was only acknowledged and collected while it was looked for.
 
     async def _raise_epoch(self, side: Side, claim: str) -> Found:
         """Make the manifest's epoch one that nobody had.
