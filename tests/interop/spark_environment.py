@@ -7,12 +7,14 @@ import re
 import sys
 from pathlib import Path
 
-from tests.interop.cache import REPO, install_once, run_installer
+from tests.interop.cache import REPO, install_once, require_tool, run_installer
 
 SPARK_4_1 = "4.1.4"
 """The newest on which Iceberg's own runtime works."""
 SPARK_4_2 = "4.2.1"
 """The newest on which Delta's own runtime works."""
+
+ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
 TEST_TOOLS = ("hypothesis", "ministack", "pytest", "pytest-cov")
 _OF_SPARK = ("py4j", "pyspark")
@@ -44,6 +46,19 @@ def python_with_spark(version: str) -> Path:
     known = "\n".join([*lines, *constraints, sys.version, str(REPO)])
     pin = f"{version} {hashlib.sha256(known.encode()).hexdigest()}"
     return install_once(f"pyspark-{version}", pin, "env/bin/python", build)
+
+
+def iceberg_runtime() -> Path:
+    """The jar with which Spark 4.1 reads Iceberg tables by itself. Raises Unavailable."""
+
+    def build(folder: Path) -> None:
+        goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
+        command = [require_tool("mvn"), "-q", "-B", goal, f"-Dartifact={ICEBERG_RUNTIME}"]
+        options = [f"-DoutputDirectory={folder}", "-Dmdep.stripVersion=true"]
+        run_installer([*command, *options], folder, {})
+
+    artifact = ICEBERG_RUNTIME.split(":")[1]
+    return install_once("iceberg-runtime", ICEBERG_RUNTIME, f"{artifact}.jar", build)
 
 
 def pins(name: str) -> dict[str, str]:

@@ -99,6 +99,12 @@ class Job:
         ids = table.scan().to_arrow().column("id").to_pylist()
         return {"ids": sorted(ids), "metadata": table.metadata_location}
 
+    def iceberg(self) -> list[int]:
+        """The table as the runtime of Iceberg reads it, which must be among the jars."""
+        table = load("shop.orders", warehouse=self._warehouse)
+        rows = self._spark.read.format("iceberg").load(table.metadata_location).collect()
+        return sorted(row["id"] for row in rows)
+
     def repeated(self) -> int:
         """How often rows are there that are written twice as the same version."""
         text = "CAST(id AS STRING)"
@@ -161,7 +167,7 @@ def patiently(part: Callable[[], Any]) -> Any:
 
 
 def main(folder: Path, asked: dict[str, Any], url: str, parts: Sequence[str]) -> None:
-    """The parts that are named, or all."""
+    """The parts that are named, or all that need nothing else."""
     portal.shared().call(_given(below(url, "streams")))
     spark = session("interop", quick_start=True, **asked)
     job = Job(spark, folder, url)

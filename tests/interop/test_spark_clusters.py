@@ -10,7 +10,12 @@ import pytest
 from tests.interop.cache import Unavailable
 from tests.interop.servers import Server
 from tests.interop.spark_archive import environment_archive
-from tests.interop.spark_environment import SPARK_4_1, SPARK_4_2, python_with_spark
+from tests.interop.spark_environment import (
+    SPARK_4_1,
+    SPARK_4_2,
+    iceberg_runtime,
+    python_with_spark,
+)
 from tests.interop.spark_job import check_hidden, check_limits, check_rows, remove_work, run_job
 from tests.interop.spark_program import TOTAL
 from tests.interop.spark_servers import connect_server, standalone
@@ -93,6 +98,17 @@ def test_spark_4_1_has_no_limits_and_loses_nothing(tmp_path: Path) -> None:
     check_rows(told)
     assert not told["limits"]
     assert told["stream"]["rows"] == [TOTAL]
+
+
+def test_the_runtime_of_iceberg_reads_a_table_that_headwater_wrote(tmp_path: Path) -> None:
+    python = _python(SPARK_4_1)
+    try:
+        jar = iceberg_runtime()
+    except Unavailable as reason:
+        pytest.skip(f"Iceberg's runtime: {reason}")
+    session = {"master": "local[2]", "conf": {"spark.jars": str(jar)}}
+    told = run_job(tmp_path, session, "table", "iceberg", python=python)
+    assert told["iceberg"] == told["table"]["ids"] == list(range(TOTAL))
 
 
 def _python(version: str) -> Path:

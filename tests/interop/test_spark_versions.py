@@ -1,0 +1,35 @@
+"""The tests of the room on the versions of Spark where the runtimes of Delta and Iceberg live."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.interop.cache import REPO, Unavailable
+from tests.interop.spark_environment import SPARK_4_1, SPARK_4_2, python_with_spark
+
+ALL_TESTS_TIMEOUT_S = 3000
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("version", [SPARK_4_2, SPARK_4_1])
+def test_the_tests_of_the_room_pass_on(version: str, tmp_path: Path) -> None:
+    try:
+        python = python_with_spark(version)
+    except Unavailable as reason:
+        pytest.skip(f"Spark {version}: {reason}")
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/spark"]
+    command += ["-m", "not interop and not torture", "--basetemp", str(tmp_path / "tests")]
+    sources = os.pathsep.join([str(REPO / "src"), str(REPO)])
+    done = subprocess.run(
+        command,
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": sources},
+        capture_output=True,
+        text=True,
+        timeout=ALL_TESTS_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
