@@ -160,6 +160,7 @@ def test_small_descriptors_fetch_the_same_batches(on_a_stream: Callable[[Test], 
         small = [shipped(descriptor) for descriptor in found]
         assert [one.inline for one in small] == ([b"", b"", None] if rides else [None] * 3)
         assert all(len(msgspec.msgpack.encode(one)) < 400 for one in small)
+        await runtime.sleep(5)  # what is kept beside the appends is written by then
         asked = stream.store.stats.operations["get"].requests
         batches = await asyncio.gather(*(handle.fetch(one) for one in small))
         assert [batch.entries for batch in batches] == [[b"a", b"b"], [b"c"], [b"d"]]
