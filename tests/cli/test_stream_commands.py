@@ -350,7 +350,7 @@ def test_delete_asks_on_a_terminal(
 def test_delete_says_what_went(invoke: Invoke, url: str) -> None:
     done(invoke("stream", "create", url, "orders"))
     out = done(invoke("stream", "delete", url, "orders", "--yes"))
-    assert "✓ deleted stream orders: 3 objects" in out
+    assert "✓ deleted stream orders: 4 objects" in out
     assert "went on deleting" in done(invoke("stream", "delete", url, "orders", "-y"))
     text = error_of(invoke("stream", "describe", url, "orders"))
     assert "'orders' was deleted" in text
