@@ -14,8 +14,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-import headwater.spark
-from headwater.core.errors import Refused
 from headwater.spark import versions
 from tests.spark.source.engine import places
 from tests.spark.source.given import World
@@ -109,28 +107,6 @@ def test_a_batch_is_read_without_registration_and_opens_nothing(
     assert world.state().epoch == 0
     picked = _read(spark, world, startingOffsets='{"orders": {"0": 49, "1": -1}}', columns="offset")
     assert [row.offset for row in picked.collect()] == [49, 50]
-
-
-def test_json_values_become_typed_columns_and_what_does_not_fit_is_kept(
-    spark: SparkSession, world: World
-) -> None:
-    world.stream()
-    fits, odd, broken = b'{"id": 1, "key": "k", "more": 2}', b'{"id": "x", "key": "k"}', b'{"id'
-    world.produce([fits, odd, broken, None])
-    frame = headwater.spark.from_json(_read(spark, world), "id BIGINT, key STRING")
-    assert frame.columns[:5] == ["id", "key", "_rescued_data", "_key", "_topic"]
-    assert [
-        tuple(row) for row in frame.select("id", "key", "_rescued_data", "_offset").collect()
-    ] == [
-        (1, "k", None, 1),
-        (None, "k", odd.decode(), 2),
-        (None, None, broken.decode(), 3),
-        (None, None, None, 4),
-    ]
-    with pytest.raises(Refused, match="names that begin with '_'"):
-        headwater.spark.from_json(_read(spark, world), "_id BIGINT")
-    with pytest.raises(Refused, match="there is no column 'values'"):
-        headwater.spark.from_json(_read(spark, world), "id BIGINT", column="values")
 
 
 TYPED = pa.table(
