@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.cache import Unavailable
+from tests.interop.cache import REPO, Unavailable
 from tests.interop.servers import Server
-from tests.interop.spark_archive import environment_archive
+from tests.interop.spark_archive import environment_archive, unpack
 from tests.interop.spark_environment import (
     SPARK_4_1,
     SPARK_4_2,
@@ -46,6 +46,7 @@ def test_a_standalone_cluster_has_what_it_is_sent_and_credentials_of_its_own(
     of_workers = _profile(tmp_path / "keys-of-workers", "workers")
     job, events = tmp_path / "job", tmp_path / "cluster" / "events"
     events.mkdir(parents=True)
+    unpack(archive, job / "environment")
     with standalone(tmp_path / "cluster", workers=2, env={**address, **of_workers}) as master:
         conf = {
             "spark.archives": f"{archive}#environment",
@@ -66,6 +67,9 @@ def test_a_standalone_cluster_has_what_it_is_sent_and_credentials_of_its_own(
         assert worker["package"].startswith(f"{worker['folder']}/environment/")
     assert list(events.iterdir())
     keys = [f"{kind}-{who}" for kind in ("KEYID", "SECRET") for who in ("driver", "workers")]
+    from_executor = told["refusals"][1]
+    assert "/environment/lib/" in from_executor
+    assert str(REPO / "src" / "headwater" / "spark" / "source") not in from_executor
     check_hidden(keys, told, job)
     check_hidden(keys, told, tmp_path / "cluster")
 
