@@ -17,7 +17,7 @@ from tests.interop.spark_environment import (
     python_with_spark,
 )
 from tests.interop.spark_job import check_hidden, check_limits, check_rows, remove_work, run_job
-from tests.interop.spark_program import TOTAL
+from tests.interop.spark_program import BATCHES, PARTITIONS, PARTS, TOTAL
 from tests.interop.spark_servers import connect_server, standalone
 
 pytestmark = pytest.mark.interop
@@ -97,11 +97,16 @@ def test_spark_4_2(tmp_path: Path) -> None:
 
 
 def test_spark_4_1_has_no_limits_and_loses_nothing(tmp_path: Path) -> None:
-    told = run_job(tmp_path, {"master": "local[2]"}, python=_python(SPARK_4_1))
+    session, parts = {"master": "local[2]"}, (*PARTS, "more")
+    told = run_job(tmp_path, session, *parts, python=_python(SPARK_4_1))
     assert told["spark"] == SPARK_4_1
-    check_rows(told)
+    # Nothing follows the only micro-batch of an AvailableNow, and only the next acknowledges it.
+    check_rows(told, unacknowledged=PARTITIONS * BATCHES)
     assert not told["limits"]
     assert told["stream"]["rows"] == [TOTAL]
+    assert told["more"]["rows"] == [TOTAL, 1]
+    assert told["more"]["unacknowledged"] == 1
+    assert told["more"]["written"] == list(range(TOTAL + 1))
 
 
 def test_the_runtime_of_iceberg_reads_a_table_that_headwater_wrote(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ def _python_of_sources(
     if named is not None and shutil.which(named) is None:
         raise Refused(
             f"{named} is not on this machine, and Spark runs a source by one path on the driver "
-            "and on executors. Unpack what is shipped where the driver starts (mkdir environment && "
-            "tar -xzf environment.tar.gz -C environment), or install to the same path everywhere"
+            "and on executors. Unpack what is shipped where the driver starts (mkdir environment "
+            "&& tar -xzf environment.tar.gz -C environment), or install it everywhere alike"
         )
     with _changed(environment, _DRIVER_PYTHON, named):
         yield

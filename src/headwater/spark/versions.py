@@ -3,7 +3,7 @@
 | | 4.3, 4.2 | 4.1 |
 | --- | --- | --- |
 | `latestOffset` | is told the start and a limit | is told nothing: limits do not hold |
-| AvailableNow | in micro-batches within the limits | one micro-batch |
+| AvailableNow | in micro-batches within the limits | one micro-batch, acknowledged by the next |
 | lag in the query's progress | yes | no |
 """
 
