@@ -84,6 +84,11 @@ class Job:
             "written": sorted(row["id"] for row in written),
         }
 
+    def more(self) -> dict[str, Any]:
+        """The same query once more, with one more batch to read."""
+        portal.shared().call(_produce(open_store(self._streams), range(TOTAL, TOTAL + 1), 0))
+        return self.stream()
+
     def table(self) -> dict[str, Any]:
         """From a stream into a table."""
         frame = self._read_stream("orders", groupId="table")
@@ -183,12 +188,16 @@ async def _given(url: str) -> None:
     store = open_store(url)
     for name in ("orders", "copy", "once"):
         await create_stream(store, name, partitions=PARTITIONS)
-    ids = iter(range(TOTAL))
     for batch in range(PARTITIONS * BATCHES):
-        values = [json.dumps({"id": next(ids)}).encode() for _ in range(ROWS_IN_BATCH)]
-        async with await Producer.open(store, "orders") as producer:
-            await producer.produce(values, partition=batch % PARTITIONS)
+        ids = range(batch * ROWS_IN_BATCH, (batch + 1) * ROWS_IN_BATCH)
+        await _produce(store, ids, batch % PARTITIONS)
     await _damage(store)
+
+
+async def _produce(store: Store, ids: range, partition: int) -> None:
+    async with await Producer.open(store, "orders") as producer:
+        values = [json.dumps({"id": number}).encode() for number in ids]
+        await producer.produce(values, partition=partition)
 
 
 async def _damage(store: Store) -> None:

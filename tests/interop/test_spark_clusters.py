@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.cache import Unavailable
+from tests.interop.cache import REPO, Unavailable
 from tests.interop.servers import Server
-from tests.interop.spark_archive import environment_archive
+from tests.interop.spark_archive import environment_archive, unpack
 from tests.interop.spark_environment import (
     SPARK_4_1,
     SPARK_4_2,
@@ -17,7 +17,7 @@ from tests.interop.spark_environment import (
     python_with_spark,
 )
 from tests.interop.spark_job import check_hidden, check_limits, check_rows, remove_work, run_job
-from tests.interop.spark_program import TOTAL
+from tests.interop.spark_program import BATCHES, PARTITIONS, PARTS, TOTAL
 from tests.interop.spark_servers import connect_server, standalone
 
 pytestmark = pytest.mark.interop
@@ -46,6 +46,7 @@ def test_a_standalone_cluster_has_what_it_is_sent_and_credentials_of_its_own(
     of_workers = _profile(tmp_path / "keys-of-workers", "workers")
     job, events = tmp_path / "job", tmp_path / "cluster" / "events"
     events.mkdir(parents=True)
+    unpack(archive, job / "environment")
     with standalone(tmp_path / "cluster", workers=2, env={**address, **of_workers}) as master:
         conf = {
             "spark.archives": f"{archive}#environment",
@@ -66,6 +67,9 @@ def test_a_standalone_cluster_has_what_it_is_sent_and_credentials_of_its_own(
         assert worker["package"].startswith(f"{worker['folder']}/environment/")
     assert list(events.iterdir())
     keys = [f"{kind}-{who}" for kind in ("KEYID", "SECRET") for who in ("driver", "workers")]
+    from_executor = told["refusals"][1]
+    assert "/environment/lib/" in from_executor
+    assert str(REPO / "src" / "headwater" / "spark" / "source") not in from_executor
     check_hidden(keys, told, job)
     check_hidden(keys, told, tmp_path / "cluster")
 
@@ -93,11 +97,16 @@ def test_spark_4_2(tmp_path: Path) -> None:
 
 
 def test_spark_4_1_has_no_limits_and_loses_nothing(tmp_path: Path) -> None:
-    told = run_job(tmp_path, {"master": "local[2]"}, python=_python(SPARK_4_1))
+    session, parts = {"master": "local[2]"}, (*PARTS, "more")
+    told = run_job(tmp_path, session, *parts, python=_python(SPARK_4_1))
     assert told["spark"] == SPARK_4_1
-    check_rows(told)
+    # Nothing follows the only micro-batch of an AvailableNow, and only the next acknowledges it.
+    check_rows(told, unacknowledged=PARTITIONS * BATCHES)
     assert not told["limits"]
     assert told["stream"]["rows"] == [TOTAL]
+    assert told["more"]["rows"] == [TOTAL, 1]
+    assert told["more"]["unacknowledged"] == 1
+    assert told["more"]["written"] == list(range(TOTAL + 1))
 
 
 def test_the_runtime_of_iceberg_reads_a_table_that_headwater_wrote(tmp_path: Path) -> None:

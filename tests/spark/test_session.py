@@ -18,6 +18,7 @@ from headwater.spark.session import (
     _defaults_left_alone,
     _java_home,
     _name_python,
+    _python_of_sources,
     _settings,
 )
 
@@ -150,7 +151,24 @@ def test_workers_run_this_python_unless_they_have_their_own(
     environment = dict(given)
     _name_python(environment, master, {}, python)
     assert environment.get("PYSPARK_PYTHON") == expected
-    assert environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize("driver", [{}, {"PYSPARK_DRIVER_PYTHON": "/driver/only/python"}])
+def test_sources_run_the_python_of_the_workers_also_on_the_driver(driver: dict[str, str]) -> None:
+    environment = {"PYSPARK_PYTHON": sys.executable, **driver}
+    with _python_of_sources(environment, {}):
+        assert environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert environment == {"PYSPARK_PYTHON": sys.executable, **driver}
+    unnamed = dict(driver)
+    with _python_of_sources(unnamed, {}):
+        assert unnamed == {}
+    assert unnamed == driver
+
+
+def test_a_python_that_only_executors_have_is_refused_with_the_cure() -> None:
+    environment = {"PYSPARK_PYTHON": "./environment/bin/python"}
+    with pytest.raises(Refused, match="tar -xzf"), _python_of_sources(environment, {}):
+        pass
 
 
 def test_shuffles_fit_the_machine(spark: SparkSession) -> None:

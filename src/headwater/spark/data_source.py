@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from headwater.core import portal
@@ -21,6 +20,7 @@ from headwater.spark.source.shape import Shape, shape_of
 from headwater.spark.source.stream_reader import StreamReader
 from headwater.spark.source.subscription import subscribed_streams
 from headwater.spark.stores import store_at
+from headwater.spark.versions import spark_schema
 
 
 class HeadwaterDataSource(DataSource):
@@ -39,7 +39,7 @@ class HeadwaterDataSource(DataSource):
         """The columns of the streams that are read."""
         options = self._options_for_schema()
         self._shape = portal.shared().call(_shape(options))
-        columns = from_arrow_schema(self._shape.columns(options))
+        columns = spark_schema(self._shape.columns(options))
         return StructType([StructField(f.name, f.dataType, nullable=True) for f in columns])
 
     def reader(self, schema: StructType) -> BatchReader:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -25,6 +26,7 @@ from headwater.spark import java
 LOCAL_SHUFFLE_PARTITIONS_MAX: Final = 8
 """Spark's own 200 are for a cluster: on one machine most of the time would go into empty tasks."""
 
+_DRIVER_PYTHON: Final = "PYSPARK_DRIVER_PYTHON"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS: Final = "log4j2.properties"
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
@@ -55,7 +57,7 @@ def session(
     `master`: as Spark has it; without it whatever is configured, else `local[*]`.
     `remote`: the address of a Spark Connect server, `sc://host:port`, instead of a master.
     `conf`: settings by name, which go before all others.
-    `python`: the program that workers run, where it is not this one.
+    `python`: the program that workers run, where it is not this one; also found on the driver.
     `quiet`: errors alone on standard error, and a progress bar only on a terminal.
     `quick_start`: Java optimises less, which a demo or a test likes and a long job does not.
 
@@ -78,7 +80,8 @@ def session(
         builder = builder.remote(remote)
     elif where is not None:
         builder = builder.master(where)
-    with _java_home(os.environ), _defaults_left_alone({*settings} - {*asked}):
+    sources = _python_of_sources(os.environ, asked)
+    with sources, _java_home(os.environ), _defaults_left_alone({*settings} - {*asked}):
         made = _built(builder, app_name, settings)
     if remote is None:
         _fit_shuffles(made)
@@ -144,11 +147,30 @@ def _name_python(
     python: str | None,
 ) -> None:
     """Workers run this very Python, and not whichever `python3` comes first on PATH."""
-    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if python is not None:
         environment["PYSPARK_PYTHON"] = python
     elif "spark.pyspark.python" not in asked and not (master or "").startswith(_SHIPPING):
         environment.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@contextlib.contextmanager
+def _python_of_sources(
+    environment: MutableMapping[str, str], asked: Mapping[str, str]
+) -> Iterator[None]:
+    """While Java starts, the driver's Python is that of the workers, by the same path.
+
+    Spark plans a source with the driver's Python and sends that very path to the executors, so one
+    that only the driver has (PYSPARK_DRIVER_PYTHON) would fail there, whatever was shipped.
+    """
+    named = asked.get("spark.pyspark.python") or environment.get("PYSPARK_PYTHON")
+    if named is not None and shutil.which(named) is None:
+        raise Refused(
+            f"{named} is not on this machine, and Spark runs a source by one path on the driver "
+            "and on executors. Unpack what is shipped where the driver starts (mkdir environment "
+            "&& tar -xzf environment.tar.gz -C environment), or install it everywhere alike"
+        )
+    with _changed(environment, _DRIVER_PYTHON, named):
+        yield
 
 
 @contextlib.contextmanager
@@ -160,15 +182,25 @@ def _java_home(environment: MutableMapping[str, str]) -> Iterator[None]:
     home = java.quiet_home(environment)
     if home is None:
         raise Refused(f"Spark needs Java {java.OLDEST} or newer, and none was found. {java.ADVICE}")
-    before = environment.get("JAVA_HOME")
-    environment["JAVA_HOME"] = str(home)
+    with _changed(environment, "JAVA_HOME", str(home)):
+        yield
+
+
+@contextlib.contextmanager
+def _changed(environment: MutableMapping[str, str], name: str, value: str | None) -> Iterator[None]:
+    before = environment.get(name)
+    _put(environment, name, value)
     try:
         yield
     finally:
-        if before is None:
-            del environment["JAVA_HOME"]
-        else:
-            environment["JAVA_HOME"] = before
+        _put(environment, name, before)
+
+
+def _put(environment: MutableMapping[str, str], name: str, value: str | None) -> None:
+    if value is None:
+        environment.pop(name, None)
+    else:
+        environment[name] = value
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 | | 4.3, 4.2 | 4.1 |
 | --- | --- | --- |
 | `latestOffset` | is told the start and a limit | is told nothing: limits do not hold |
-| AvailableNow | in micro-batches within the limits | one micro-batch |
+| AvailableNow | in micro-batches within the limits | one micro-batch, acknowledged by the next |
 | lag in the query's progress | yes | no |
 """
 
@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql.pandas.types import from_arrow_schema as _from_arrow_schema
 from pyspark.sql.pandas.types import to_arrow_schema as _to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -46,3 +47,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     if "timezone" in inspect.signature(_to_arrow_schema).parameters:
         return _to_arrow_schema(schema, timezone="UTC")
     return _to_arrow_schema(schema)
+
+
+def spark_schema(columns: pa.Schema) -> StructType:
+    """The Spark schema of these columns; a time without a zone stays one, also on 4.1."""
+    return _from_arrow_schema(columns, prefer_timestamp_ntz=True)

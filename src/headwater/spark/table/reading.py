@@ -8,11 +8,11 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.core.errors import NotFound, NotSupported
 from headwater.spark.files import ReadPlan, read_task
 from headwater.spark.table.target import Target, checked_target
+from headwater.spark.versions import arrow_schema, spark_schema
 
 
 def load(
@@ -49,10 +49,10 @@ def read(
             raise NotSupported(f"{table} has rows deleted by others: read it with pyiceberg")
         locations.append((task.file.file_path,))
     arrow = schema_to_pyarrow(scan.projection(), include_field_ids=False)
-    schema = from_arrow_schema(arrow)
+    schema = spark_schema(arrow)
     plan = ReadPlan(
         place=target.place(found),
-        schema=to_arrow_schema(schema, timezone="UTC").serialize().to_pybytes(),
+        schema=arrow_schema(schema).serialize().to_pybytes(),
         field_ids=[field.field_id for field in scan.projection().fields],
     )
     files = spark.createDataFrame(locations, "location string")

@@ -12,10 +12,10 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headwater.core.errors import Refused
+from headwater.spark.versions import arrow_schema
 
 
 def arrow_columns(schema: StructType) -> pa.Schema:
@@ -24,7 +24,7 @@ def arrow_columns(schema: StructType) -> pa.Schema:
     What is never null today may be tomorrow, and a table cannot take a promise back.
     """
     try:
-        return to_arrow_schema(schema.toNullable(), timezone="UTC")
+        return arrow_schema(schema.toNullable())
     except (PySparkException, TypeError) as error:
         raise Refused(f"a column has a type that a table cannot hold: {error}") from error
 
