@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from headwater.coordinator import BlockingCoordinator, Durability, Shutdown
+from headwater.coordinator import BlockingCoordinator, Durability, MessageLost, Shutdown
+from headwater.core.errors import DiskFailed
 from tests.coordinator.given import Context, KeyDelta, KeyFlusher, Put, Rows, quiet
 
 Blocking = BlockingCoordinator[Put, int, Rows, Rows, Rows]
@@ -60,3 +61,30 @@ def test_every_call_has_its_blocking_twin() -> None:
     c.stop()
     with pytest.raises(Shutdown):
         c.handle("a").write(Put("c", 3))
+
+
+def test_a_subscriber_that_another_thread_drops_is_told_of() -> None:
+    with blocking(KeyFlusher(), "a") as c:
+        subscriber, monitor = c.subscribe()
+        told: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                monitor.wait(5, timeout_s=60)
+            except MessageLost as error:
+                told.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        del subscriber
+        waiting.join()
+        assert len(told) == 1
+
+
+def test_an_error_of_the_body_is_not_hidden_by_one_of_the_stop() -> None:
+    flusher = KeyFlusher()
+    flusher.errors = [DiskFailed("no more")]
+    with pytest.raises(ValueError, match="mine") as raised, blocking(flusher, "a") as c:
+        c.handle("a").write(Put("a", 1)).epoch()
+        raise ValueError("mine")
+    assert "no more" in raised.value.__notes__[0]

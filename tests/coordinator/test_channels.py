@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -271,3 +272,80 @@ async def test_names_are_checked() -> None:
         coordinator(KeyFlusher(), flush_interval_s=0)
     with pytest.raises(Refused, match="capacity_bytes"):
         ChannelConfig("a", capacity_bytes=0)
+
+
+@pytest.mark.parametrize("size", [None, -1, 2.5])
+@virtual
+async def test_a_size_that_is_none_is_refused_and_harms_nobody(size: Any) -> None:
+    sizes = iter([size])
+    config = ChannelConfig("in", capacity_bytes=100, size_of=lambda _: next(sizes, 1))
+    flusher = KeyFlusher()
+    async with coordinator(flusher, config) as c:
+        with pytest.raises(Refused, match="size_of"):
+            c.handle("in").try_write(Put("a", 1))
+        await c.handle("in").try_write(Put("b", 1)).wait(APPLIED)
+    assert flusher.kept.keys() == {"b"}
+
+
+@virtual
+async def test_nothing_is_taken_in_once_a_stop_has_begun() -> None:
+    flusher = KeyFlusher()
+    gate = flusher.gate = Gate()
+    c = coordinator(flusher)
+    c.start()
+    c.handle("default").try_write(Put("a", 1))
+    stopping = asyncio.ensure_future(c.stop())
+    await gate.arrived.wait()
+    with pytest.raises(Shutdown):
+        c.handle("default").try_write(Put("late", 1))
+    with pytest.raises(Shutdown):
+        await c.handle("default").write(Put("late", 1))
+    gate.opened.set()
+    await stopping
+    assert flusher.kept.keys() == {"a"}
+
+
+@virtual
+async def test_smaller_ones_go_in_once_the_head_of_the_line_has_left() -> None:
+    c = coordinator(KeyFlusher(), by_size("in", 100))
+    handle = c.handle("in")
+    handle.try_write(Put("a", 1, size=60))
+    big = asyncio.ensure_future(handle.write(Put("big", 1, size=90)))
+    await runtime.sleep(0.01)
+    small = asyncio.ensure_future(handle.write(Put("small", 1, size=10)))
+    await runtime.sleep(0.01)
+    assert not small.done()
+    big.cancel()
+    await small
+    await c.stop()
+
+
+@virtual
+async def test_a_durable_flush_is_not_served_by_one_that_has_begun() -> None:
+    flusher = KeyFlusher()
+    gate = flusher.gate = Gate()
+    async with coordinator(flusher) as c:
+        handle = c.handle("default")
+        first = await handle.flush(durable=True)
+        await gate.arrived.wait()
+        later = [await handle.flush(durable=True) for _ in range(5)]
+        await runtime.sleep(0.1)
+        gate.opened.set()
+        await first.wait(Durability.DURABLE)
+        for flush in later:
+            await flush.wait(Durability.DURABLE)
+        assert flusher.storage_flushes == 2  # the one that had begun, and one for all the others
+
+
+@virtual
+async def test_durable_waits_for_the_flush_of_the_storage_itself() -> None:
+    flusher = KeyFlusher()
+    gate = flusher.gate = Gate()
+    async with coordinator(flusher) as c:
+        flush = await c.handle("default").flush(durable=True)
+        waiting = asyncio.ensure_future(flush.wait(Durability.DURABLE))
+        await gate.arrived.wait()
+        await runtime.sleep(1)
+        assert not waiting.done()
+        gate.opened.set()
+        await waiting

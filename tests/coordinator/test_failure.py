@@ -6,7 +6,13 @@ import asyncio
 
 import pytest
 
-from headwater.coordinator import Durability, FlushFailed, Froze, WriteCoordinator
+from headwater.coordinator import (
+    ApplyFailed,
+    Durability,
+    FlushFailed,
+    Froze,
+    WriteCoordinator,
+)
 from headwater.core import runtime
 from headwater.core.errors import DiskFailed, Refused, Unavailable
 from tests.coordinator.given import (
@@ -208,11 +214,142 @@ async def test_durable_can_be_told_by_others_and_never_passes_written() -> None:
         c.durable_through(2)
         await writes[1].wait(DURABLE)
         assert c.metrics.watermarks.durable == 2
-        c.durable_through(10)
-        assert c.metrics.watermarks.durable == 3
         late = handle.try_write(Put("d", 1))
+        await late.wait(APPLIED)
+        c.durable_through(4)  # a quorum was quicker than the flush
+        assert c.metrics.watermarks.durable == 3
         await (await handle.flush()).wait(WRITTEN)
         await late.wait(DURABLE)
         assert flusher.storage_flushes == 0
         c.durable_through(1)
         assert c.metrics.watermarks.durable == 4
+
+
+@virtual
+async def test_nobody_can_say_of_a_write_before_it_is_made_that_it_is_durable() -> None:
+    flusher = KeyFlusher()
+    async with coordinator(flusher) as c:
+        c.durable_through(5_000)  # of another run, whose epochs were others
+        write = c.handle("default").try_write(Put("a", 1))
+        await (await c.handle("default").flush()).wait(WRITTEN)
+        assert c.metrics.watermarks.durable == 0
+        await c.handle("default").flush(durable=True)
+        await write.wait(DURABLE)
+        assert flusher.storage_flushes == 1
+
+
+@virtual
+async def test_a_stop_in_an_outage_ends_though_the_writer_waits_for_room() -> None:
+    flusher = KeyFlusher()
+    flusher.errors = [Unavailable("later") for _ in range(100_000)]
+    c = coordinator(flusher, max_frozen=1, flush_size_bytes=10, stop_grace_s=1.0)
+    c.start()
+    for key in "abc":
+        c.handle("default").try_write(Put(key, 1))
+    await runtime.sleep(0.5)
+    started_s = runtime.monotonic_s()
+    with pytest.raises(FlushFailed, match="later"):
+        await c.stop()
+    assert runtime.monotonic_s() - started_s < 30.0
+
+
+@virtual
+async def test_a_flush_that_was_cancelled_is_no_stop() -> None:
+    class Cancelled(KeyFlusher):
+        async def flush_delta(self, frozen: Rows, epochs: range) -> Rows:
+            raise asyncio.CancelledError
+
+    c = coordinator(Cancelled())
+    c.start()
+    write = c.handle("default").try_write(Put("a", 1))
+    await c.handle("default").flush()
+    with pytest.raises(FlushFailed, match="cancelled"):
+        await write.wait(WRITTEN)
+    with pytest.raises(FlushFailed, match="cancelled"):
+        await c.stop()
+
+
+@virtual
+async def test_no_flush_goes_on_after_the_writer_failed() -> None:
+    class Melting(KeyDelta):
+        def freeze(self) -> Froze[Rows, Rows, Context]:
+            if "bad" in self._rows:
+                raise Refused("too hot")
+            return super().freeze()
+
+    flusher = KeyFlusher()
+    gate = flusher.gate = Gate()
+    c: Coordinator = WriteCoordinator(
+        quiet(), ["in"], Context(), flusher.kept, flusher, delta=Melting
+    )
+    c.start()
+    c.handle("in").try_write(Put("a", 1))
+    await c.handle("in").flush()
+    await gate.arrived.wait()
+    c.handle("in").try_write(Put("bad", 1))
+    await c.handle("in").flush()
+    with pytest.raises(FlushFailed, match="too hot"):
+        await c.stop()
+    gate.opened.set()
+    await runtime.sleep(1)
+    assert flusher.flushed == []
+    assert c.metrics.watermarks.written == 0
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, GeneratorExit, Unspeakable])
+@virtual
+async def test_whoever_wrote_is_told_whatever_apply_raises(raised: type[BaseException]) -> None:
+    class Odd(KeyDelta):
+        def apply(self, write: Put) -> int:
+            raise raised
+
+    flusher = KeyFlusher()
+    c: Coordinator = WriteCoordinator(quiet(), ["in"], Context(), flusher.kept, flusher, delta=Odd)
+    c.start()
+    write = c.handle("in").try_write(Put("a", 1))
+    with pytest.raises(ApplyFailed, match=raised.__name__):
+        await write.epoch()
+    if raised is Unspeakable:
+        await c.stop()
+    else:
+        with pytest.raises(FlushFailed):
+            await c.stop()
+
+
+@virtual
+async def test_errors_that_are_told_again_and_again_do_not_grow() -> None:
+    async with coordinator(KeyFlusher(), context=Context(error="no")) as c:
+        write = c.handle("default").try_write(Put("a", 1))
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(ApplyFailed) as raised:
+                await write.epoch()
+            lengths.append(len(raised.traceback))
+        assert len(set(lengths)) == 1
+
+
+@virtual
+async def test_waiters_that_gave_up_are_not_kept() -> None:
+    c = coordinator(KeyFlusher())
+    c.pause_handle("default").pause()
+    c.start()
+    write = c.handle("default").try_write(Put("a", 1))
+    for _ in range(50):
+        for level in (APPLIED, DURABLE):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await write.wait(level)
+    assert not write._waiting
+    c.pause_handle("default").unpause()
+    await write.wait(APPLIED)
+    for _ in range(50):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await write.wait(DURABLE)
+    assert sum(map(len, c._watermarks._waiting.values())) <= 2
+    await c.stop()

@@ -144,3 +144,30 @@ async def test_views_do_not_tell_of_durable() -> None:
         _, monitor = c.subscribe()
         with pytest.raises(Refused, match="DURABLE"):
             await monitor.wait(1, DURABLE)
+
+
+@virtual
+async def test_a_subscriber_is_for_one_task() -> None:
+    async with coordinator(KeyFlusher()) as c:
+        subscriber, _ = c.subscribe()
+        first = asyncio.ensure_future(subscriber.recv())
+        await runtime.sleep(0)
+        with pytest.raises(Refused, match="one task"):
+            await subscriber.recv()
+        await written(c, "a")
+        assert len((await first).frozen) == 1
+
+
+@virtual
+async def test_after_a_stop_nobody_waits_for_what_no_view_will_show() -> None:
+    c = coordinator(KeyFlusher())
+    c.start()
+    _idle, monitor = c.subscribe()
+    epoch = await written(c, "a")
+    beyond = asyncio.ensure_future(monitor.wait(epoch + 1))
+    await runtime.sleep(0)
+    await c.stop()
+    with pytest.raises(Shutdown):
+        await beyond
+    with pytest.raises(Shutdown):
+        await monitor.wait(epoch + 50)

@@ -6,6 +6,7 @@ It runs on the process's shared portal. A delta and a flusher are called there, 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from headwater.coordinator.config import ChannelConfig, CoordinatorConfig
@@ -129,8 +130,18 @@ class BlockingCoordinator(Generic[W, R, D, V, S]):
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        except Exception as stopping:
+            if error is None:
+                raise
+            error.add_note(f"stopping the coordinator failed as well: {stopping}")
 
     @property
     def metrics(self) -> CoordinatorMetrics:

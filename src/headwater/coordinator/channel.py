@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from headwater.coordinator.config import ChannelConfig
 from headwater.coordinator.ending import Ending
 from headwater.coordinator.errors import Backpressure
+from headwater.core.errors import Refused
 
 
 class Waiter(NamedTuple):
@@ -49,7 +50,7 @@ class Channel:
         """Put a command in; `Backpressure` if there is no room, or others wait for it."""
         if self._ending is not None:
             raise self._ending.error(write)
-        size_bytes = self._config.size_of(write) if self._counts_bytes else 0
+        size_bytes = self._size_of(write)
         if self._line or not self._has_room(size_bytes):
             raise Backpressure(
                 f"channel {self.name!r} is full ({len(self.commands):,} waiting): try again later",
@@ -61,14 +62,24 @@ class Channel:
         """Put a command in once there is room."""
         if self._ending is not None:
             raise self._ending.error(write)
-        size_bytes = 0
-        if self._counts_bytes and write is not None:
-            size_bytes = self._config.size_of(write)
+        size_bytes = self._size_of(write)
         if self._line or not self._has_room(size_bytes):
             await self._stand_in_line(size_bytes)
             if self._ending is not None:
                 raise self._ending.error(write)
         self._admit(command, size_bytes)
+
+    def _size_of(self, write: Any) -> int:
+        """Bytes that a write counts for; a flush, which is none, counts for nothing."""
+        if not self._counts_bytes or write is None:
+            return 0
+        size_bytes: object = self._config.size_of(write)
+        if not isinstance(size_bytes, int) or size_bytes < 0:
+            raise Refused(
+                f"channel {self.name!r}: size_of gave {size_bytes!r} for a write; it must give a "
+                "number of bytes"
+            )
+        return size_bytes
 
     def pop(self) -> Any:
         """The next command; there must be one."""

@@ -17,7 +17,7 @@ class CoordinatorConfig:
     queue_capacity: int = limits.COORDINATOR_QUEUE_WRITES
     """Writes that a channel holds, unless it says otherwise itself."""
     flush_interval_s: float = limits.COORDINATOR_FLUSH_INTERVAL_S
-    """No write waits longer than this for its flush to begin."""
+    """A delta is frozen when its first write is so old, if fewer than `max_frozen` are."""
     flush_size_bytes: int = limits.COORDINATOR_FLUSH_BYTES
     """A delta of this size is flushed."""
     max_frozen: int = limits.COORDINATOR_FROZEN
@@ -29,6 +29,8 @@ class CoordinatorConfig:
         for name in ("queue_capacity", "flush_interval_s", "flush_size_bytes", "max_frozen"):
             if not getattr(self, name) > 0:
                 raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        if not self.stop_grace_s >= 0:
+            raise Refused(f"stop_grace_s is {self.stop_grace_s}: it must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

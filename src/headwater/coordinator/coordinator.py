@@ -25,6 +25,7 @@ from headwater.coordinator.channel import Channel
 from headwater.coordinator.config import ChannelConfig, CoordinatorConfig
 from headwater.coordinator.delta import DeltaFactory, Flusher
 from headwater.coordinator.ending import Ending
+from headwater.coordinator.errors import Interrupted
 from headwater.coordinator.flushing import Flushing
 from headwater.coordinator.handle import ChannelHandle, PauseHandle
 from headwater.coordinator.metrics import CoordinatorMetrics
@@ -59,6 +60,7 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
     ) -> None:
         """`context` begins the first delta, `snapshot` is what was kept before."""
         first = delta(context)
+        self._config = config
         self._watermarks = Watermarks()
         self.metrics = CoordinatorMetrics(self._watermarks)
         self._board: ViewBoard[D, V, S] = ViewBoard(View(first.reader(), (), snapshot, None))
@@ -123,7 +125,10 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         for channel in self._writer.channels:
             channel.end(self._ending or Ending())
         self._writer.stop()
-        await asyncio.shield(self._running)
+        # At once, not when the writer is done: it may wait for a flush that is tried again.
+        self._flushing.give_up_in(self._config.stop_grace_s)
+        # A cancelled stop goes on: `wait` leaves what it waits for alone.
+        await asyncio.wait((self._running,))
         if self._ending is not None and self._ending.cause is not None:
             raise self._ending.error()
 
@@ -157,26 +162,45 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         flushing = runtime.spawn(self._flushing.run(), name="headwater-coordinator-flushes")
         try:
             await asyncio.wait((writing, flushing), return_when=asyncio.FIRST_COMPLETED)
-            if writing.done() and writing.exception() is None:
+            if _is_through(writing):
                 self._flushing.stop()
                 await asyncio.wait((flushing,))
         finally:
-            cause = await _ended(writing) or await _ended(flushing)
-            self._end(Ending(cause))
+            # Both, also if one tells why: a flush must not go on after the end.
+            await _stopped(writing, flushing)
+            self._writer.close()
+            self._end(Ending(_cause(writing, flushing)))
 
     def _end(self, ending: Ending) -> None:
         self._ending = self._ending or ending
         for channel in self._writer.channels:
             channel.end(ending)
             for command in channel.drop():
-                command.failed(ending.error(getattr(command, "write", None)))
+                command.ended(ending)
         self._watermarks.end(ending)
         self._board.end(ending)
 
 
-async def _ended(task: asyncio.Task[Any]) -> BaseException | None:
-    """End a task if it runs, and say what it failed with."""
-    if not task.done():
+def _is_through(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+async def _stopped(*tasks: asyncio.Task[Any]) -> None:
+    running = [task for task in tasks if not task.done()]
+    for task in running:
         task.cancel()
-        await asyncio.wait((task,))
-    return None if task.cancelled() else task.exception()
+    if running:
+        await asyncio.wait(running)
+
+
+def _cause(*tasks: asyncio.Task[Any]) -> BaseException | None:
+    """What tasks that are over failed with; None if all of them came to their end.
+
+    One that was cancelled did not: what it had in hand was not written.
+    """
+    if all(_is_through(task) for task in tasks):
+        return None
+    for task in tasks:
+        if not task.cancelled() and task.exception() is not None:
+            return task.exception()
+    return Interrupted("it was cancelled before everything was written")

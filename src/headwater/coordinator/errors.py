@@ -8,6 +8,7 @@ HeadwaterError
 │   ├── ApplyFailed    the delta refused this write; it took a write epoch and changed nothing
 │   └── Shutdown       the coordinator was stopped; a write that was not applied comes back
 ├── FlushFailed        the flusher failed for good: nothing more is written; the cause is chained
+├── Interrupted        such a cause: the coordinator, or its flusher, was cancelled
 └── MessageLost        a subscriber was too slow for 16 views: subscribe again
 """
 
@@ -42,6 +43,15 @@ class ApplyFailed(Refused):
         self.epoch = epoch
         self.message = message
 
+    @classmethod
+    def of(cls, epoch: int, error: BaseException) -> ApplyFailed:
+        """For what the delta raised."""
+        try:
+            message = str(error)
+        except Exception:
+            message = ""  # not even its message can be had
+        return cls(epoch, message or type(error).__name__)
+
 
 class Shutdown(Refused):
     """The coordinator was stopped."""
@@ -54,6 +64,10 @@ class Shutdown(Refused):
 
 class FlushFailed(HeadwaterError):
     """A flush failed for good, and with it everything that was not written before."""
+
+
+class Interrupted(HeadwaterError):
+    """The coordinator's tasks, or what its flusher waited for, were cancelled."""
 
 
 class MessageLost(HeadwaterError):

@@ -56,7 +56,8 @@ class Flushing:
         self._frozen = 0
         self._last_flushed = 0
         self._asked = 0
-        self._stop_by_s: float | None = None
+        self._is_stopping = False
+        self._give_up_at_s: float | None = None
         self._changed: asyncio.Future[None] | None = None
         self._pausing: asyncio.Future[None] | None = None
         self._roomy: asyncio.Future[None] | None = None
@@ -93,11 +94,16 @@ class Flushing:
             self._events.pop()
         self._add(Event(None, None, number))
 
+    def give_up_in(self, seconds: float) -> None:
+        """From here on try a flush whose error may pass only for so long, beginning now."""
+        if self._give_up_at_s is None:
+            self._give_up_at_s = runtime.monotonic_s() + seconds
+        _tell(self._pausing)
+
     def stop(self) -> None:
         """End once everything is flushed; nothing is added any more."""
-        self._stop_by_s = runtime.monotonic_s() + self._config.stop_grace_s
+        self._is_stopping = True
         _tell(self._changed)
-        _tell(self._pausing)
 
     async def run(self) -> None:
         """Until stopped, with everything flushed; or until the flusher fails for good."""
@@ -109,7 +115,7 @@ class Flushing:
                 else:
                     await self._flush_storage(event.number)
                 self._events.popleft()
-            if self._stop_by_s is not None:
+            if self._is_stopping:
                 return
             self._changed = asyncio.get_running_loop().create_future()
             try:
@@ -141,7 +147,8 @@ class Flushing:
             try:
                 return await attempt()
             except Unavailable:
-                if self._stop_by_s is not None and runtime.monotonic_s() >= self._stop_by_s:
+                given = self._give_up_at_s
+                if given is not None and runtime.monotonic_s() >= given:
                     raise
             self._metrics.flush_retries += 1
             await self._pause(runtime.random().uniform(pause_s / 2, pause_s))
@@ -149,7 +156,7 @@ class Flushing:
 
     async def _pause(self, seconds: float) -> None:
         """Wait; a stop ends the wait, so that it does not begin with one."""
-        if self._stop_by_s is not None:
+        if self._give_up_at_s is not None:
             await runtime.sleep(seconds)
             return
         self._pausing = asyncio.get_running_loop().create_future()

@@ -12,12 +12,12 @@ from typing import Any, Generic, TypeVar
 
 from headwater.coordinator.channel import Channel
 from headwater.coordinator.delta import Durability
-from headwater.coordinator.errors import Backpressure, WriteTimeout
+from headwater.coordinator.ending import Ending
+from headwater.coordinator.errors import ApplyFailed, Backpressure, WriteTimeout
 from headwater.coordinator.metrics import CoordinatorMetrics
 from headwater.coordinator.subscriber import ViewMonitor, ViewSubscriber
 from headwater.coordinator.view import View, ViewBoard
 from headwater.coordinator.watermarks import STORAGE_FLUSHES, Watermarks
-from headwater.core.errors import HeadwaterError
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -29,7 +29,16 @@ S = TypeVar("S")
 class WriteHandle(Generic[R]):
     """One write, or one flush, on its way."""
 
-    __slots__ = ("_epoch", "_error", "_result", "_waiting", "_watermarks", "storage_flush", "write")
+    __slots__ = (
+        "_ending",
+        "_epoch",
+        "_refusal",
+        "_result",
+        "_waiting",
+        "_watermarks",
+        "storage_flush",
+        "write",
+    )
 
     def __init__(self, write: Any, watermarks: Watermarks) -> None:
         self.write = write
@@ -39,12 +48,15 @@ class WriteHandle(Generic[R]):
         self._watermarks = watermarks
         self._epoch = -1
         self._result: Any = None
-        self._error: HeadwaterError | None = None
-        self._waiting: list[asyncio.Future[None]] | None = None
+        self._refusal: BaseException | None = None
+        self._ending: Ending | None = None
+        self._waiting: dict[asyncio.Future[None], None] | None = None
 
     def __repr__(self) -> str:
-        if self._error is not None:
-            return f"<write that failed: {self._error}>"
+        if self._refusal is not None:
+            return f"<write epoch {self._epoch}, refused>"
+        if self._ending is not None:
+            return "<write that was not applied>"
         return f"<write epoch {self._epoch}>" if self._epoch >= 0 else "<write that waits>"
 
     async def epoch(self) -> int:
@@ -66,6 +78,7 @@ class WriteHandle(Generic[R]):
 
         Raises what became of it instead: `ApplyFailed`, `FlushFailed`, or `Shutdown`.
         """
+        durability = Durability(durability)
         await self._settled()
         if durability is not Durability.APPLIED:
             await self._watermarks.reached(durability, self._epoch)
@@ -81,26 +94,40 @@ class WriteHandle(Generic[R]):
         if self._waiting is not None:
             self._tell()
 
-    def failed(self, error: HeadwaterError) -> None:
+    def refused(self, epoch: int, error: BaseException) -> None:
+        """The delta did not take it."""
+        self._epoch, self._refusal = epoch, error
+        if self._waiting is not None:
+            self._tell()
+
+    def ended(self, ending: Ending) -> None:
         """It was not applied and will not be."""
-        self._error = error
+        self._ending = ending
         if self._waiting is not None:
             self._tell()
 
     async def _settled(self) -> None:
-        if self._epoch < 0 and self._error is None:
+        if self._epoch < 0 and self._ending is None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if self._waiting is None:
-                self._waiting = []
-            self._waiting.append(future)
-            await future
-        if self._error is not None:
-            raise self._error
+                self._waiting = {}
+            self._waiting[future] = None
+            try:
+                await future
+            finally:
+                if self._waiting is not None:
+                    self._waiting.pop(future, None)
+        # An error of its own for each who asks: a raised one gathers its raiser's frames.
+        if self._refusal is not None:
+            raise ApplyFailed.of(self._epoch, self._refusal) from self._refusal
+        if self._ending is not None:
+            raise self._ending.error(self.write)
 
     def _tell(self) -> None:
         waiting, self._waiting = self._waiting, None
         for future in waiting or ():
-            if not future.done():
+            # One whose event loop is gone must not keep the others from being told.
+            if not future.done() and not future.get_loop().is_closed():
                 future.set_result(None)
 
 
@@ -113,9 +140,9 @@ class FlushCommand:
         self.handle = handle
         self.durable = durable
 
-    def failed(self, error: HeadwaterError) -> None:
+    def ended(self, ending: Ending) -> None:
         """It will not be."""
-        self.handle.failed(error)
+        self.handle.ended(ending)
 
 
 class ChannelHandle(Generic[W, R, D, V, S]):

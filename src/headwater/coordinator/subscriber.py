@@ -49,12 +49,13 @@ class ViewSubscriber(Generic[D, V, S]):
         self._board = board
         self._initial = board.view
         self._views: deque[View[D, V, S]] = deque()
-        self._handed: View[D, V, S] | None = None
+        self._handed: View[D, V, S] | None = board.view
         self._ending: Ending | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._taken = Watermarks()
         # Nobody who waits for a subscriber that was dropped would ever be told otherwise.
-        weakref.finalize(self, self._taken.end, Lost("the subscriber is gone")).atexit = False
+        gone = Lost("the subscriber is gone")
+        weakref.finalize(self, self._taken.end_from_anywhere, gone).atexit = False
         board.subscribe(self)
 
     def __repr__(self) -> str:
@@ -67,7 +68,6 @@ class ViewSubscriber(Generic[D, V, S]):
 
     def initialize(self) -> View[D, V, S]:
         """The view at the moment of subscribing, which precedes all that `recv` gives."""
-        self._handed = self._initial
         return self._initial
 
     async def recv(self) -> View[D, V, S]:
@@ -75,6 +75,8 @@ class ViewSubscriber(Generic[D, V, S]):
 
         `MessageLost` if more than COORDINATOR_VIEWS came meanwhile: subscribe again.
         """
+        if self._waiting is not None:
+            raise Refused("a subscriber is for one task, and one waits for its next view already")
         self._take_in()
         while not self._views:
             if self._ending is not None:
@@ -111,6 +113,8 @@ class ViewSubscriber(Generic[D, V, S]):
             # After a stop the views that are kept are still taken in; after a failure, who knows.
             if not self._views or not ending.is_stop:
                 self._taken.end(ending)
+            else:
+                self._taken.end_beyond(self._views[-1].written, ending)
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -31,6 +31,9 @@ class Watermarks:
         }
         self._turn = itertools.count()
         self._durable_told = 0
+        self._cancelled = 0
+        self._last: tuple[int, Ending] | None = None
+        """What is not exceeded any more, and why."""
         self._ending: Ending | None = None
 
     def __repr__(self) -> str:
@@ -62,7 +65,8 @@ class Watermarks:
 
     def make_durable(self, epoch: int) -> None:
         """Writes through this one are durable. What is told of before it is written waits."""
-        self._durable_told = max(self._durable_told, epoch)
+        # Of a write that nobody has made in this run nobody can say anything.
+        self._durable_told = max(self._durable_told, min(epoch, self.applied))
         self._raise(Durability.DURABLE, min(self._durable_told, self.written))
 
     def storage_flushed(self, number: int) -> None:
@@ -73,21 +77,57 @@ class Watermarks:
         """Wait until a write has come so far; raises what ended the coordinator before that."""
         if self._at[level] >= epoch:
             return
+        # Made before it is looked whether this has ended: a finaliser may end it in between.
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._ending is not None:
             raise self._ending.error()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._last is not None and epoch > self._last[0]:
+            raise self._last[1].error()
         heapq.heappush(self._waiting[level], (epoch, next(self._turn), future))
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._forget_cancelled()
+            raise
 
     def end(self, ending: Ending) -> None:
         """Nothing comes any further: tell everybody who waits, and who will."""
         self._ending = ending
         for waiting in self._waiting.values():
             for _, _, future in waiting:
-                # Called by a finaliser, too, when the event loop may be gone.
+                # One whose event loop is gone must not keep the others from being told.
                 if not future.done() and not future.get_loop().is_closed():
                     future.set_exception(ending.error())
             waiting.clear()
+
+    def end_beyond(self, epoch: int, ending: Ending) -> None:
+        """Nothing comes further than this: tell those at once who wait for more."""
+        self._last = (epoch, ending)
+        for waiting in self._waiting.values():
+            for wanted, _, future in waiting:
+                if wanted > epoch:
+                    _fail(future, ending)
+
+    def end_from_anywhere(self, ending: Ending) -> None:
+        """As `end`, from any thread, as a finaliser is called: each is told on its own loop."""
+        self._ending = ending
+        for level, waiting in self._waiting.items():
+            self._waiting[level] = []
+            for _, _, future in waiting:
+                loop = future.get_loop()
+                if loop is _running_loop():
+                    _fail(future, ending)
+                elif not loop.is_closed():
+                    loop.call_soon_threadsafe(_fail, future, ending)
+
+    def _forget_cancelled(self) -> None:
+        """Waiters that gave up must not gather: once most have, they are taken out."""
+        self._cancelled += 1
+        if 2 * self._cancelled > sum(map(len, self._waiting.values())):
+            self._cancelled = 0
+            for level, waiting in self._waiting.items():
+                self._waiting[level] = [one for one in waiting if not one[2].done()]
+                heapq.heapify(self._waiting[level])
 
     def _raise(self, level: int, epoch: int) -> None:
         if epoch <= self._at[level]:
@@ -98,3 +138,15 @@ class Watermarks:
             future = heapq.heappop(waiting)[2]
             if not future.done():
                 future.set_result(None)
+
+
+def _fail(future: asyncio.Future[None], ending: Ending) -> None:
+    if not future.done():
+        future.set_exception(ending.error())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -17,7 +17,6 @@ from typing import Any
 from headwater.coordinator.channel import Channel
 from headwater.coordinator.config import CoordinatorConfig
 from headwater.coordinator.delta import Delta, Froze, Stamped
-from headwater.coordinator.errors import ApplyFailed
 from headwater.coordinator.flushing import Flushing
 from headwater.coordinator.handle import FlushCommand, WriteHandle
 from headwater.coordinator.metrics import CoordinatorMetrics
@@ -65,6 +64,11 @@ class Writer:
         """Apply and flush what is there, then end."""
         self._is_stopping = True
         self.wake()
+
+    def close(self) -> None:
+        """Let go of the timer, which would hold all of this until it is due."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def run(self) -> None:
         """Until stopped, with every unpaused channel empty and the last delta handed on."""
@@ -114,18 +118,27 @@ class Writer:
     async def _take(self, channel: Channel, most: int) -> int:
         """Up to so many commands of one channel, in order; how many."""
         taken = 0
-        started_s = runtime.monotonic_s()
         while taken < most and channel.commands and not channel.is_paused:
-            command = channel.pop()
-            taken += 1
-            if isinstance(command, FlushCommand):
-                await self._command(command)
-            else:
-                self._apply(command)
-                if self._delta.estimate_size() >= self._config.flush_size_bytes:
-                    await self._flush("size")
-        self._metrics.apply_seconds.observe(runtime.monotonic_s() - started_s)
+            if isinstance(channel.commands[0], FlushCommand):
+                taken += 1
+                await self._command(channel.pop())
+                continue
+            taken += self._apply_some(channel, most - taken)
+            if self._delta.estimate_size() >= self._config.flush_size_bytes:
+                await self._flush("size")
         return taken
+
+    def _apply_some(self, channel: Channel, most: int) -> int:
+        """Writes up to the next flush, by size or on command; how many. Awaits nothing."""
+        started_s, applied = runtime.monotonic_s(), 0
+        commands, full = channel.commands, self._config.flush_size_bytes
+        while applied < most and commands and not isinstance(commands[0], FlushCommand):
+            self._apply(channel.pop())
+            applied += 1
+            if self._delta.estimate_size() >= full:
+                break
+        self._metrics.apply_seconds.observe(runtime.monotonic_s() - started_s)
+        return applied
 
     def _apply(self, handle: WriteHandle[Any]) -> None:
         epoch = self._epoch
@@ -134,9 +147,11 @@ class Writer:
             result = self._delta.apply(handle.write)
         except Exception as error:
             self._metrics.writes_refused += 1
-            refused = ApplyFailed(epoch, str(error) or type(error).__name__)
-            refused.__cause__ = error
-            handle.failed(refused)
+            handle.refused(epoch, error)
+        except BaseException as error:
+            # No refusal: it ends the coordinator. But nobody else knows of this handle any more.
+            handle.refused(epoch, error)
+            raise
         else:
             self._metrics.writes_applied += 1
             handle.applied(epoch, result)
