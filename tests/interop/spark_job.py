@@ -65,6 +65,21 @@ def check_limits(told: Mapping[str, Any]) -> None:
     assert max(told["stream"]["rows"]) <= ROWS_PER_TRIGGER
 
 
+def event_log(folder: Path) -> dict[str, Any]:
+    """Settings that make Spark write its events there, in clear, so that they can be searched."""
+    return {
+        "spark.eventLog.enabled": True,
+        "spark.eventLog.dir": str(folder),
+        "spark.eventLog.compress": False,
+    }
+
+
+def check_logged(folder: Path) -> None:
+    """Whoever searches these events finds what is there."""
+    texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert any(b"SparkListenerJobStart" in text and b"headwater" in text for text in texts)
+
+
 def remove_work(told: Mapping[str, Any]) -> None:
     """A cluster of local processes leaves the folders of its executors within Spark's own."""
     for worker in told["workers"]:
