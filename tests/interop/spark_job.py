@@ -15,7 +15,14 @@ from tests.interop.cache import REPO
 from tests.interop.spark_program import REPEATED_ROWS, ROWS_PER_TRIGGER, TOTAL
 
 TIMEOUT_S = 1500
-NOT_INHERITED = ("AWS_PROFILE", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_REMOTE")
+PROGRAM = REPO / "tests" / "interop" / "spark_program.py"
+NOT_INHERITED = (
+    "AWS_PROFILE",
+    "PYSPARK_DRIVER_PYTHON",
+    "PYSPARK_PYTHON",
+    "PYTHONPATH",
+    "SPARK_REMOTE",
+)
 
 
 def run_job(
@@ -28,9 +35,10 @@ def run_job(
 ) -> dict[str, Any]:
     """What the job saw, by part; and all that it printed, as `printed`."""
     folder.mkdir(exist_ok=True)
-    command = [str(python), "-m", "tests.interop.spark_program", str(folder), json.dumps(session)]
-    sources = {"PYTHONPATH": os.pathsep.join([str(REPO / "src"), str(REPO)])}
+    command = [str(python), str(PROGRAM), str(folder), json.dumps(session)]
     known = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    # Spark sends this variable to executors: only for a Python that has no Headwater.
+    sources = {} if python == sys.executable else {"PYTHONPATH": str(REPO / "src")}
     done = subprocess.run(
         [*command, url or f"file://{folder}", *parts],
         cwd=folder,
