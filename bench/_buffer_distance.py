@@ -25,8 +25,11 @@ UPLOADED_BYTES = 64 * KIB
 RIDING_BYTES = 4 * KIB
 LINGER_NEVER_MS = 3_600_000
 PRODUCERS = (1, 4, 16, 64)
+LONE_TIMES = 10  # a lone producer shows how it goes on only after some chunks
 REQUESTS_GOAL = {("uploaded", 1): 2.0, ("riding", 1): 1.0, ("uploaded", 16): 4.0}
 STARVATION_GOAL = 10.0
+STAY_GOAL_S = 1.0
+COME_AND_GO_S = 0.5
 
 
 def in_virtual_time(scenario: Callable[[], Awaitable[T]]) -> T:
@@ -79,17 +82,18 @@ def contention(flushes: int) -> Section:
     """Producers on one partition, each with a batch a second whatever became of the last."""
     section = Section(
         f"Producers on one partition at {REQUEST_S * 1e3:.0f} ms a request, each flushing once a "
-        f"second, {flushes} flushes each (virtual time)",
+        f"second, {flushes} flushes each, a lone one {LONE_TIMES * flushes} (virtual time)",
         ["batches", "producers", "requests/batch", "p50", "p99", "p99 ÷ p50", "longest"],
     )
     for kind, size_bytes in (("uploaded", UPLOADED_BYTES), ("riding", RIDING_BYTES)):
         for count in PRODUCERS:
+            times = flushes * (LONE_TIMES if count == 1 else 1)
             requests, waits_s = in_virtual_time(
-                lambda count=count, size=size_bytes: _contend(count, flushes, size)  # type: ignore[misc]
+                lambda count=count, times=times, size=size_bytes: _contend(count, times, size)  # type: ignore[misc]
             )
             cuts = statistics.quantiles(waits_s, n=100, method="inclusive")
             p50_s, p99_s = cuts[49], cuts[98]
-            row = [kind, str(count), f"{requests:.2f}", f"{p50_s * 1e3:,.0f} ms"]
+            row = [kind, str(count), f"{requests:.3f}", f"{p50_s * 1e3:,.0f} ms"]
             row += [f"{p99_s * 1e3:,.0f} ms", f"{p99_s / p50_s:.1f}", f"{max(waits_s):.2f} s"]
             section.rows.append(row)
             who = f"{count} producers, {kind}"
@@ -97,10 +101,21 @@ def contention(flushes: int) -> Section:
                 goal = REQUESTS_GOAL[kind, count]
                 section.goals.append(Goal(f"requests a batch, {who}", goal, requests, False))
             section.goals.append(Goal(f"p99 ÷ p50, {who}", STARVATION_GOAL, p99_s / p50_s, False))
+    waits_s = in_virtual_time(lambda: _stay(flushes))
+    longest_s = max(waits_s)
+    p50 = f"{statistics.median(waits_s) * 1e3:,.0f} ms"
+    section.rows.append(["riding", "1 + 2/s", "", p50, "", "", f"{longest_s:.2f} s"])
+    section.goals.append(
+        Goal("longest wait (s) beside two a second that come and go", STAY_GOAL_S, longest_s, False)
+    )
+    section.notes.append(
+        "1 + 2/s: one that stays, beside two a second that open, append once and close"
+    )
     section.notes.append(
         f"uploaded: batches of {UPLOADED_BYTES // KIB} KiB; riding: of {RIDING_BYTES // KIB} KiB, "
         "which stand in their queue entries; times are from produce() to acceptance. Beside its "
-        "batches a producer looks at the floor now and then, and renews its mark every ten minutes"
+        "batches a producer looks at the floor once a chunk (256 batches, or 128 KiB), and renews "
+        "its mark every ten minutes"
     )
     return section
 
@@ -136,3 +151,30 @@ async def _contend(count: int, flushes: int, size_bytes: int) -> tuple[float, li
     found = await asyncio.gather(*(run(number) for number in range(count)))
     waits_s = [wait_s for _, waits_s in found for wait_s in waits_s]
     return sum(requests for requests, _ in found) / len(waits_s), waits_s
+
+
+async def _stay(flushes: int) -> list[float]:
+    """How long one that stays waits, beside others that come, append once and go."""
+    backend = SlowBackend()
+    await create_stream(Store(backend), "busy")
+
+    async def come_and_go() -> None:
+        async with await Producer.open(Store(backend), "busy", linger_ms=0) as producer:
+            await producer.produce([b"one"])
+
+    async def others() -> None:
+        for number in range(round(flushes * FLUSH_S / COME_AND_GO_S)):
+            under_way.append(runtime.spawn(come_and_go(), name=f"other {number}"))
+            await runtime.sleep(COME_AND_GO_S)
+
+    under_way = [runtime.spawn(others(), name="others")]
+    waits_s = []
+    async with await Producer.open(Store(backend), "busy", linger_ms=0) as producer:
+        for _ in range(flushes):
+            began_s = runtime.monotonic_s()
+            await (await producer.produce([b"one of many"]))
+            waits_s.append(runtime.monotonic_s() - began_s)
+            await runtime.sleep(FLUSH_S)
+    for task in under_way:
+        await task
+    return waits_s

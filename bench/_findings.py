@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from bench._report import table
+
+CORES: Final = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -17,15 +20,26 @@ class Goal:
     measured: float
     at_least: bool = True
     unit: str = ""
+    timed: bool = False
+    """Whether it is of real time, which a machine with other work shares out as it likes."""
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+    """How many processes wanted to run, on average over the minute before it was measured."""
 
     @property
     def is_met(self) -> bool:
         """Whether it was reached."""
         return self.measured >= self.goal if self.at_least else self.measured <= self.goal
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether there was more to run than cores to run it on."""
+        return self.timed and self.load > CORES
+
     def __str__(self) -> str:
         sign = "≥" if self.at_least else "≤"
         verdict = "met" if self.is_met else "MISSED"
+        if self.is_doubtful:
+            verdict += f", but doubtful: the machine was busy (load {self.load:.1f}, {CORES} cores)"
         unit = f" {self.unit}" if self.unit else ""
         return (
             f"goal: {self.what} {sign} {self.goal:g}{unit}; measured {self.measured:.3g}{unit}, "
@@ -63,6 +77,7 @@ class Section:
                     "goal": goal.goal,
                     "measured": goal.measured,
                     "met": goal.is_met,
+                    "doubtful": goal.is_doubtful,
                 }
                 for goal in self.goals
             ],

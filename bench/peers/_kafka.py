@@ -133,6 +133,16 @@ class Kafka(Peer):
         self._admin = admin.AdminClient({"bootstrap.servers": self._servers, "log_level": 0})
         self._process.wait_until(self._is_ready)
 
+    @property
+    def servers(self) -> str:
+        """Where the broker listens."""
+        return self._servers
+
+    @property
+    def topic(self) -> str:
+        """What `empty` made last."""
+        return self._topic
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -80,6 +80,12 @@ def test_every_record_knows_the_time_and_the_metadata_of_its_call() -> None:
     assert metadata.to_pylist() == [b"first", b"first", None]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_time_beyond_all_microseconds_is_the_last_of_them(sign: int) -> None:
+    times, _ = Calls.of([Call(0, sign * (1 << 60), None)]).per_record(1)
+    assert times.cast(pa.int64()).to_pylist() == [sign * ((1 << 63) // 1000) * 1000]
+
+
 @pytest.mark.parametrize(
     "calls",
     [

@@ -19,16 +19,22 @@ from headwater.buffer.queue.native import (
 )
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks, Held
+from headwater.buffer.queue.native.expiring import Expiring
 from headwater.buffer.queue.native.forgetting import Forgetting
 from headwater.buffer.queue.native.orphans import Orphans
 from headwater.buffer.queue.native.tail import Tail
+from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown
 from headwater.testing.sim_errors import LimitReached, UnhandledFailure
 from tests.torture.buffer_scenarios import SCENARIOS, queue_history
 from tests.torture.buffer_world import Parts
 
 HISTORIES_TO_CATCH_A_BUG = 300
-FIRST_SEEDS = {"floor-not-read-after-a-write": 44, "read-past-an-open-chunk": 25}
+FIRST_SEEDS = {
+    "floor-not-read-after-a-write": 44,
+    "read-past-an-open-chunk": 25,
+    "retention-by-its-own-clock": 24,
+}
 """Where not to begin at 0: a bug may also show as a history without end, which takes long."""
 CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure, LookupError)
 
@@ -87,8 +93,20 @@ def on_an_open_one(self: Chunk, *args: Any, **options: Any) -> Chunk:
 _written = Chunk.written
 
 
-async def forgets_to_fold(self: NativeCollector, expired: Any) -> None:
+async def forgets_to_fold(self: Expiring, expired: Any) -> None:
     """Deletes chunks before the marks know of them."""
+
+
+def past_by_its_own_clock(self: Expiring, appended_ms: int) -> bool:
+    """Believes its own clock, and not the store's."""
+    retention_ms = self._retention.retention_ms
+    return retention_ms is not None and appended_ms <= runtime.wall_ms() - retention_ms
+
+
+def passes_pending(self: Expiring, held: Held, since_ms: int, queue: Any) -> int:
+    """Takes the batches of a chunk for acknowledged when the first of them is."""
+    chunk = held.chunk
+    return len(chunk.entries) if chunk.first_sequence < self._consumer.sequence else 0
 
 
 def over_when_silent(self: Forgetting, one: Any) -> bool:
@@ -148,7 +166,9 @@ PLANTED = {
     "batch-floor-not-checked": Parts(appender=LowAppender),
     "floor-not-read-after-a-write": _replacing(Tail, "is_dead", never_dead),
     "created-on-an-open-chunk": _replacing(Chunk, "written", on_an_open_one),
-    "marks-not-folded": _replacing(NativeCollector, "_fold", forgets_to_fold),
+    "marks-not-folded": _replacing(Expiring, "_fold", forgets_to_fold),
+    "retention-by-its-own-clock": _replacing(Expiring, "_is_past", past_by_its_own_clock),
+    "floor-passes-what-is-pending": _replacing(Expiring, "_passed", passes_pending),
     "mark-dropped-too-early": _replacing(Forgetting, "_is_over", over_when_silent),
     "sweep-deletes-batches": Parts(collector=ThoroughCollector),
     "dequeue-unfenced": Parts(taker=UnfencedTaker),

@@ -6,11 +6,14 @@ import contextvars
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from headwater.cli import advice
 from headwater.cli.advice import ADVICE, advice_for, command
+from headwater.cli.app import app
 from headwater.core import errors
 from headwater.store.backend import Unreachable
 from tests.cli.conftest import Invoke
@@ -64,6 +67,7 @@ def test_advice_names_the_store(invoke: Invoke, tmp_path: Path) -> None:
     for arguments in (("stream", "describe"), ("read",), ("lag",), ("gc",)):
         absent = invoke(*arguments, url, "nothing")
         assert f"stream list 'file://{tmp_path}/my store'\n" in absent.stderr
+        assert absent.stderr.count("stream list") == absent.stderr.count("stream create") == 1
         assert "store ls" not in absent.stderr
     missing = invoke("inspect", "batch", str(tmp_path / "nothing"))
     assert "See " not in missing.stderr
@@ -120,3 +124,20 @@ def test_a_command_is_shown_as_it_can_be_run_here(
 
 def test_no_advice_treats_an_unknown_outcome_as_a_failure() -> None:
     assert "Nothing" not in ADVICE[errors.OutcomeUnknown]
+
+
+def test_a_short_option_means_the_same_everywhere() -> None:
+    """Or whoever is used to one command is surprised by the next."""
+    meant: dict[str, set[str]] = {}
+
+    def look(command: Any) -> None:
+        for parameter in command.params:
+            for short in parameter.opts:
+                if short.startswith("-") and not short.startswith("--"):
+                    meant.setdefault(short, set()).add(parameter.opts[0])
+        for below in getattr(command, "commands", {}).values():
+            look(below)
+
+    look(typer.main.get_command(app))
+    assert meant["-o"] == {"--output"}
+    assert all(len(names) == 1 for names in meant.values()), meant

@@ -30,6 +30,7 @@ from headwater.buffer.queue.native import NativeCollector
 from headwater.buffer.stream import create_stream, open_stream
 from headwater.cli import interrupt as interrupt_module
 from headwater.cli import produce_input
+from headwater.cli.advice import command
 from headwater.cli.interrupt import Interrupt, Interrupted
 from headwater.cli.produce_run import Outcome, show_outcome
 from headwater.cli.read_output import Lines
@@ -174,7 +175,7 @@ def test_files_with_columns_are_not_taken_for_lines(
         (["--json", "--key-separator=:"], "_key"),
         (["--key-separator="], "no characters"),
         (["--parquet"], "reads files"),
-        (["--csv", "-"], "reads files"),
+        (["--parquet", "-"], "reads files"),
         (["--set", "linger_ms"], "NAME=VALUE"),
     ],
 )
@@ -240,6 +241,69 @@ def test_json_lines_are_typed_rows(invoke: Invoke, url: str, file: File) -> None
         {"id": 1, "name": "a", "tags": None, "_key": None},
         {"id": 2, "name": None, "tags": ["x"], "_key": b"k"},
     ]
+
+
+def test_a_column_that_is_null_throughout_is_not_left_out_silently(
+    invoke: Invoke, url: str, file: File, tmp_path: Path
+) -> None:
+    done = invoke("produce", url, "events", file('{"a":1,"b":null}\n{"a":2,"b":null}\n'), "--json")
+    assert done.exit_code == 0
+    assert "'b': null throughout" in done.stderr
+    assert f"stream alter {url} events --schema FILE" in done.stderr
+    known = invoke("produce", url, "events", file('{"a":1,"b":null}\n{"a":2,"b":3}\n'), "--json")
+    assert known.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "says", "schema", "then"),
+    [
+        (
+            ('{"a":1,"b":null}', '{"a":2,"b":"x"}'),
+            "has b, and its reader shows a",
+            '{"a": "long", "b": "string"}',
+            '{"a":1,"b":null}\n{"a":2,"b":"x"}\n',
+        ),
+        (
+            ('{"a":1}', '{"a":1.5}'),
+            "is double, and those before have int64",
+            '{"a": "double"}',
+            '{"a":1.0}\n{"a":1.5}\n',
+        ),
+        (
+            ('{"a":1}', '{"a":1.5}'),
+            "is double, and those before have int64",
+            '{"a": "decimal(5, 1)"}',
+            '{"a":"1.0"}\n{"a":"1.5"}\n',
+        ),
+    ],
+)
+def test_what_was_written_in_two_shapes_is_read_once_a_schema_is_declared(
+    invoke: Invoke, url: str, file: File, rows: tuple[str, str], says: str, schema: str, then: str
+) -> None:
+    for row in rows:
+        assert invoke("produce", url, "events", file(f"{row}\n"), "--json").exit_code == 0
+    refused = invoke("read", url, "events")
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+    advised = f"stream alter {url} events --schema FILE"
+    assert f"{command()} {advised}" in refused.stderr
+    if "b" in says:
+        assert advised in invoke("read", url, "events", "--columns=a,b").stderr
+    assert invoke(*advised.replace("FILE", file(schema)).split()).exit_code == 0
+    assert invoke("read", url, "events").stdout == then
+
+
+def test_rows_beside_opaque_values_are_read_by_the_advice_that_is_given(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    invoke("produce", url, "events", file("opaque\n"))
+    invoke("produce", url, "events", file('{"a":1}\n'), "--json")
+    advised = f"stream alter {url} events --schema FILE"
+    assert advised in invoke("read", url, "events").stderr
+    invoke(*advised.replace("FILE", file('{"a": "long"}')).split())
+    assert "Name the columns to be read, _value among them" in invoke("read", url, "events").stderr
+    shown = invoke("read", url, "events", "--columns=a,_value", "--format=json").stdout
+    assert shown == '{"a":null,"_value":"opaque"}\n{"a":1,"_value":null}\n'
 
 
 @pytest.mark.parametrize(
@@ -601,6 +665,8 @@ def test_lag_by_partition_and_in_total(invoke: Invoke, url: str, make: Make, fil
     acknowledge(url, 1, "wide")
     one = json.loads(invoke("lag", url, "wide", "--json", "--partition=0").stdout)
     assert one["total"] == {"batches": 0, "records": 0, "size_bytes": 0, "seconds": 0.0}
+    refused = invoke("lag", url, "wide", "--group=audit", "--partition=1")
+    assert "group 'audit' has no position" in refused.stderr
 
 
 def test_lag_is_watched_until_a_signal(url: str) -> None:

@@ -17,6 +17,7 @@ from headwater.core.limits import GIB
 from headwater.store import MemoryBackend, Object, ObjectMeta, Store, open_store
 from headwater.store.objects import ByteRange
 from tests.cli.conftest import Invoke
+from tests.interop.servers import Server
 from tests.store import wrong
 
 GOOD = {"pyarrow": "26.0.1", "pyspark": "4.3.0", "pandas": "2.3.3", "pyiceberg": "0.12.0"}
@@ -59,6 +60,7 @@ def test_good_packages_are_good() -> None:
         ("pyarrow", "20.0", "wrong", "pip install 'headwater'"),
         ("pyarrow", None, "wrong", "pip install 'headwater'"),
         ("pyiceberg", None, "note", "pip install 'headwater[iceberg]'"),
+        ("pyiceberg", "0.13.1", "wrong", "pip install 'pyiceberg<0.13'"),
         ("pyiceberg", "0.9", "wrong", "pip install 'headwater[iceberg]'"),
     ],
 )
@@ -288,6 +290,33 @@ def test_the_command_ends_with_0_where_nothing_is_wrong(
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("nothing is wrong\n")
     assert f"stream create file://{tmp_path}/store NAME" in result.stdout
+
+
+def test_a_store_of_ones_own_network_is_looked_at_whole(
+    invoke: Invoke, ministack: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.cli.doctor_command._spark", lambda: iter(()))
+    result = invoke("doctor", f"{ministack.url}doctor", **ministack.env)
+    assert result.exit_code == 0, result.output
+    assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the environment" in result.stdout
+    assert "jars for s3a://" in result.stdout
+    assert "agrees with the store's" in result.stdout
+    assert not any(value in result.stdout for value in secrets(ministack))
+
+
+def secrets(server: Server) -> list[str]:
+    return [value for name, value in server.env.items() if "SECRET" in name]
+
+
+def test_settings_that_make_every_query_slow_are_found(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.python.use.daemon false\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    result = invoke("doctor")
+    assert result.exit_code == 1
+    assert "remove spark.python.use.daemon there" in result.stdout
 
 
 def test_the_command_ends_with_1_and_the_cure(

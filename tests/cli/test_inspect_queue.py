@@ -16,6 +16,8 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.records import Queue
 from headwater.buffer.stream import create_stream
+from headwater.buffer.v1_batch import encode_batch
+from headwater.buffer.v1_manifest import Manifest, encode_manifest
 from headwater.cli.inspection import entries, partition
 from headwater.core import limits
 from headwater.store import Register, Store, open_store
@@ -345,6 +347,22 @@ def test_an_object_of_a_retained_batch_that_is_missing_is_noticed(
     batches[0].unlink()
     problems = problems_of(told, root, "more")
     assert batches[0].name in problems["batch objects"]
+
+
+def test_objects_that_other_software_named_are_looked_for_under_their_names(
+    told: Told, tmp_path: Path
+) -> None:
+    location = "streams/old/0/ingest/a%20b~#ü.batch"
+
+    async def work(store: Store) -> None:
+        await create_stream(store, "old", format="v1")
+        appended = Manifest().appended([(location, ())])
+        await store.put("streams/old/0/ingest/manifest", encode_manifest(appended))
+
+    with_store(tmp_path, work)
+    (tmp_path / location).write_bytes(encode_batch([b"a"]))
+    found = told(f"file://{tmp_path}", "--stream=old")
+    assert (found["good"], found["pending_batches"]) == (True, 1)
 
 
 def test_only_so_many_objects_are_looked_for_and_the_report_says_so(

@@ -32,6 +32,26 @@ def test_a_check_whose_reader_is_gone_gives_no_verdict(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
+def test_following_ends_when_its_reader_is_gone_also_while_nothing_comes(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/store"
+    invoke("stream", "create", url, "events")
+    (tmp_path / "lines").write_text("a\nb\n")
+    invoke("produce", url, "events", str(tmp_path / "lines"))
+    follow = [*COMMAND, "read", url, "events", "--follow"]
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
+        assert reading.stdout is not None
+        assert [reading.stdout.readline(), reading.stdout.readline()] == [b"a\n", b"b\n"]
+        reading.stdout.close()
+        try:
+            assert reading.wait(timeout=60) == 141
+        finally:
+            reading.kill()
+        assert reading.stderr is not None
+        assert reading.stderr.read() == b""
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_below_the_output_is_said_to_be_full() -> None:
     with open("/dev/full", "wb") as full:

@@ -157,7 +157,7 @@ def test_missing_credentials_are_said_to_be_missing(invoke: Invoke) -> None:
 
 
 def test_credentials_in_the_address_are_refused(invoke: Invoke) -> None:
-    done = invoke("store", "ls", "s3://bucket", "-o", "secret_access_key=hunter2")
+    done = invoke("store", "ls", "s3://bucket", "--option", "secret_access_key=hunter2")
     text = error_of(done)
     assert "hunter2" not in text
     assert "credentials are not passed as options" in text
@@ -169,12 +169,12 @@ def test_a_pasted_signature_is_shown_nowhere(invoke: Invoke, verb: str) -> None:
         done = invoke("store", verb, url)
         assert error_of(done)
         assert "hunter2" not in done.output
-    assert "hunter2" not in invoke("store", verb, "memory://", "-o", "hunter2").output
+    assert "hunter2" not in invoke("store", verb, "memory://", "--option", "hunter2").output
 
 
 def test_a_server_that_is_not_there(invoke: Invoke) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    done = invoke("store", "ls", "s3://bucket", "-o", "endpoint=http://127.0.0.1:1", **keys)
+    done = invoke("store", "ls", "s3://bucket", "--option", "endpoint=http://127.0.0.1:1", **keys)
     text = error_of(done)
     assert "cannot connect to s3://bucket" in text
     assert "Check the network" in text

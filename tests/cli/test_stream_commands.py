@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
+from headwater.buffer.consumer import BlockingConsumer
 from headwater.buffer.stream import DeletedReport, Stream, open_stream
+from headwater.buffer.v1_batch import encode_batch
+from headwater.buffer.v1_manifest import Manifest, encode_manifest
+from headwater.cli.advice import command
 from headwater.cli.app import app
 from headwater.store import Register, open_store
 from tests.cli.conftest import Invoke
@@ -58,7 +63,12 @@ def test_create_makes_a_stream_and_says_what_it_will_cost(invoke: Invoke, url: s
     assert stream.id in out
     assert "7 days, once they are acknowledged" in out
     assert "free of charge here; on S3 about $26 a month for a producer" in out
-    assert "$0.52 for an idle reader" in out
+    assert "$0.52 for an idle reader; for one partition, at list prices" in out
+
+
+def test_the_estimate_counts_partitions(invoke: Invoke, url: str) -> None:
+    out = done(invoke("stream", "create", url, "orders", "--partitions", "4"))
+    assert "For all 4: up to $105 for a producer with keys, $2.07 for an idle reader" in out
 
 
 def test_create_takes_settings_in_kafkas_words_too(
@@ -340,7 +350,7 @@ def test_delete_asks_on_a_terminal(
 def test_delete_says_what_went(invoke: Invoke, url: str) -> None:
     done(invoke("stream", "create", url, "orders"))
     out = done(invoke("stream", "delete", url, "orders", "--yes"))
-    assert "✓ deleted stream orders: 3 objects" in out
+    assert "✓ deleted stream orders: 4 objects" in out
     assert "went on deleting" in done(invoke("stream", "delete", url, "orders", "-y"))
     text = error_of(invoke("stream", "describe", url, "orders"))
     assert "'orders' was deleted" in text
@@ -357,3 +367,91 @@ def test_delete_says_what_is_left(
     result = invoke("stream", "delete", url, "orders", "--yes")
     assert result.exit_code == 1
     assert "2 objects may still be there: delete it once more (500 InternalError)" in result.stdout
+
+
+def foreign_queue(url: str, *, taken: int) -> None:
+    """A published queue of three batches, of which another consumer took some."""
+    folder = Path(url.removeprefix("file://")) / "streams/orders/0/ingest"
+    folder.mkdir(parents=True)
+    manifest = Manifest()
+    for number in range(3):
+        location = f"streams/orders/0/ingest/{number}.batch"
+        (folder / f"{number}.batch").write_bytes(encode_batch([b"value %d" % number]))
+        manifest = manifest.appended([(location, ())])
+    left = manifest.dequeued(taken - 1) if taken else manifest
+    (folder / "manifest").write_bytes(encode_manifest(left))
+
+
+def test_a_queue_that_was_consumed_elsewhere_is_adopted_by_the_command_that_is_named(
+    invoke: Invoke, url: str
+) -> None:
+    foreign_queue(url, taken=2)
+    said = error_of(invoke("stream", "create", url, "orders", "--format=v1"))
+    named = f"stream adopt {url} orders --partition 0"
+    assert f"`{command()} {named}`" in said
+    assert done(invoke(*named.split())) == "partition 0 begins at sequence 2\n"
+    assert done(invoke("read", url, "orders")) == "value 2\n"
+    # Nothing more to adopt: nothing changes, in any partition.
+    assert done(invoke("stream", "adopt", url, "orders")) == "partition 0 begins at sequence 2\n"
+
+
+def test_objects_that_other_software_named_are_counted_when_they_are_left(
+    invoke: Invoke, url: str
+) -> None:
+    foreign_queue(url, taken=0)
+    done(invoke("stream", "create", url, "orders", "--format=v1", "--set=retention_ms=0"))
+    with BlockingConsumer.open(url, "orders", gc=False) as consumer:
+        for _ in range(3):
+            consumer.next_batch()
+        consumer.ack_through(2)
+    assert re.search(
+        r"left +3  batches: .* named by other software", done(invoke("gc", url, "orders"))
+    )
+    assert "named by other software" not in done(invoke("gc", url, "orders"))
+
+
+def test_only_a_published_stream_is_adopted(invoke: Invoke, url: str) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    assert "nothing to adopt" in error_of(invoke("stream", "adopt", url, "orders"))
+    done(invoke("stream", "create", url, "old", "--format=v1"))
+    assert "not 7" in error_of(invoke("stream", "adopt", url, "old", "--partition=7"))
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_stream_whose_register_is_damaged_can_be_deleted_by_the_command_that_is_named(
+    invoke: Invoke, url: str, tmp_path: Path, copied: bool
+) -> None:
+    for name in ("orders", "other"):
+        done(invoke("stream", "create", url, name))
+    (tmp_path / "lines").write_text("a\n")
+    done(invoke("produce", url, "orders", str(tmp_path / "lines")))
+    assert "can be read" in error_of(
+        invoke("stream", "delete", url, "orders", "--yes", "--damaged")
+    )
+    folder = tmp_path / "store/streams/orders"
+    others = (tmp_path / "store/streams/other/stream.json").read_bytes()
+    (folder / "stream.json").write_bytes(others if copied else b"{")
+    named = f"stream delete {url} orders --damaged"
+    assert named in error_of(invoke("stream", "delete", url, "orders", "--yes"))
+    assert "✓ deleted stream orders" in done(invoke(*named.split(), "--yes"))
+    assert [path for path in folder.rglob("*") if path.is_file()] == [folder / "stream.json"]
+    assert "was deleted" in error_of(invoke("read", url, "orders"))
+    done(invoke("stream", "create", url, "orders"))
+    done(invoke("stream", "delete", url, "orders", "--yes"))
+
+
+def test_a_stream_in_memory_is_refused_since_it_would_be_gone(invoke: Invoke) -> None:
+    assert "gone when this command ends" in error_of(invoke("stream", "create", "memory://", "a"))
+
+
+def test_an_address_with_nothing_behind_it_is_told_from_an_empty_store(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    for name, why in (("file", "is not a directory"), ("mistyped", "does not exist")):
+        for words in (("stream", "list"), ("store", "ls")):
+            said = error_of(invoke(*words, f"file://{tmp_path}/{name}"), 1)
+            assert f"{tmp_path}/{name} {why}" in said
+    said = error_of(invoke("stream", "list", f"file://{tmp_path}/folder"), 1)
+    assert said == "there are no streams here\n"

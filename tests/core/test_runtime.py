@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -243,3 +244,32 @@ def test_native_threads_are_given_time_once_before_the_interpreter_ends(
     runtime.settle_native_threads_at_exit()
     runtime.settle_native_threads_at_exit()
     assert registered == [(time.sleep, runtime.NATIVE_SETTLE_S)]
+
+
+@pytest.mark.parametrize(
+    ("said", "runs"),
+    [
+        ("cannot schedule new futures after interpreter shutdown", True),
+        ("can't start new thread", False),
+    ],
+)
+def test_work_that_no_thread_takes_any_more_is_done_where_it_is_but_never_twice(
+    monkeypatch: pytest.MonkeyPatch, said: str, runs: bool
+) -> None:
+    """A thread that could not be started leaves the work in the pool's line, for another one."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    ran: list[int] = []
+
+    async def main() -> None:
+        await RealRuntime().run_blocking(ran.append, 1)
+
+    if runs:
+        asyncio.run(main())
+    else:
+        with pytest.raises(RuntimeError, match="new thread"):
+            asyncio.run(main())
+    assert ran == ([1] if runs else [])

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from headwater.buffer.consumer import DeadLetter, Follower, list_dead_letters
+from headwater.buffer.consumer import (
+    DeadLetter,
+    Follower,
+    GroupRegister,
+    Place,
+    list_dead_letters,
+)
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.queue.contract import Descriptor
 from headwater.core import runtime
@@ -60,3 +66,28 @@ def test_dead_letters_and_positions_are_written_and_read_as_they_always_were() -
     assert (found.sequence, found.first_lsn, found.last_lsn) == (17, 101, 103)
     assert (found.cause, found.producer) == ("NotFound: gone", "größe")
     assert committed == 0
+
+
+async def _within_a_batch() -> bytes:
+    queue = FakeQueue()
+    await GroupRegister(queue.stream(), 0, "audit").begin(Place(7, 1234))
+    (key,) = [meta.key async for meta in queue.store.list("streams")]
+    return await _bytes(queue.store, key)
+
+
+async def _read_within(position: bytes) -> tuple[int, int | None]:
+    queue = FakeQueue()
+    stream: FakeStream = queue.stream()
+    await queue.store.put(f"streams/orders/0/groups/{stream.id}/audit.json", position)
+    found = await GroupRegister(stream, 0, "audit").read()
+    assert found is not None
+    return found.next_sequence, found.lsn
+
+
+def test_positions_within_a_batch_are_written_and_read_as_they_always_were() -> None:
+    position = (HERE / "group_position.2.json").read_bytes()
+    with runtime.installed(FixedClock()):
+        assert asyncio.run(_within_a_batch()) == position
+    assert asyncio.run(_read_within(position)) == (7, 1234)
+    before = (HERE / "group_position.1.json").read_bytes()
+    assert asyncio.run(_read_within(before)) == (1, None)

@@ -25,6 +25,7 @@ from headwater.buffer.queue.native.chunk import (
 )
 from headwater.buffer.queue.native.records import (
     Consumer,
+    End,
     Mark,
     Producer,
     Queue,
@@ -67,9 +68,10 @@ CHUNK = Chunk(
 
 MARK = Mark(9, 1001, 123_456_789_019, 42, b"offset \xff")
 REGISTERS: dict[str, Any] = {
-    "queue": Queue(QUEUE, 42, 1000, 123_456_789_012, BATCH),
-    "consumer": Consumer(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
-    "producers": Shard(
+    "queue.2": Queue(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS),
+    "end.1": End(42, 1000, 123_456_789_012),
+    "consumer.1": Consumer(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
+    "producers.1": Shard(
         {
             "größe": Producer("b" * 32, 42, AT_MS, MARK),
             "p": Producer("a" * 32, 41, AT_MS),
@@ -117,7 +119,7 @@ def test_a_chunk_is_written_and_read_as_it_always_was() -> None:
 
 @pytest.mark.parametrize("name", REGISTERS)
 def test_the_registers_of_a_queue_are_written_and_read_as_they_always_were(name: str) -> None:
-    golden = (HERE / f"{name}.1.json").read_bytes()
+    golden = (HERE / f"{name}.json").read_bytes()
     with runtime.installed(FixedRuntime()):
         assert asyncio.run(_register(name)) == golden
 
@@ -127,6 +129,15 @@ def test_the_registers_of_a_queue_are_written_and_read_as_they_always_were(name:
         return (await Register(store, name, type(REGISTERS[name])).read()).value
 
     assert asyncio.run(read()) == REGISTERS[name]
+
+
+def test_floors_that_name_no_time_are_read_as_they_always_were() -> None:
+    async def read() -> Queue:
+        store = Store(MemoryBackend())
+        await store.put("queue", (HERE / "queue.1.json").read_bytes())
+        return (await Register(store, "queue", Queue).read()).value
+
+    assert asyncio.run(read()) == Queue(QUEUE, 42, 1000, 123_456_789_012, BATCH, 0)
 
 
 def test_what_the_collector_noted_is_read_as_it_always_was() -> None:

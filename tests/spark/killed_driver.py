@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ def run(url: str, folder: str, batch: int = -1, point: str = "", group: str = "g
     if point == "done":
         noted = Path(folder) / f"checkpoint/commits/{batch}"
         while query.isActive and not noted.exists():
-            query.awaitTermination(0.02)
+            time.sleep(0.01)
         die()
     query.awaitTermination()
 

@@ -121,6 +121,20 @@ def test_a_sessions_java_does_not_get_the_flag_that_makes_it_warn(tmp_path: Path
     assert ran.stdout == "got: -x\n"
 
 
+@pytest.mark.parametrize(("version", "is_dropped"), [("17", False), ("24", False), ("25", True)])
+def test_a_flag_for_what_a_java_no_longer_has_is_dropped(
+    tmp_path: Path, version: str, is_dropped: bool
+) -> None:
+    fake_java(tmp_path / "jdk", version)
+    home = java.quiet_home({"JAVA_HOME": str(tmp_path / "jdk"), **fake_cache(tmp_path)})
+    assert home is not None
+    ran = subprocess.run(
+        [str(home / "bin" / "java"), java.GONE_FLAG, "-x"], capture_output=True, text=True
+    )
+    assert (java.GONE_FLAG in ran.stdout) is not is_dropped
+    assert "got: -x" in ran.stdout
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     fake_java(tmp_path / "jdk", "17")
     (tmp_path / "cache").write_text("a file where a folder should be")

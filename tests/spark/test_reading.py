@@ -12,12 +12,15 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
-import headwater.spark
-from headwater.core.errors import Refused
+from headwater.spark import versions
 from tests.spark.source.engine import places
 from tests.spark.source.given import World
+
+WITH_LIMITS = pytest.mark.skipif(
+    not versions.HAS_LIMITS, reason="this Spark does not tell a source where to begin"
+)
 
 
 @pytest.fixture
@@ -106,28 +109,6 @@ def test_a_batch_is_read_without_registration_and_opens_nothing(
     assert [row.offset for row in picked.collect()] == [49, 50]
 
 
-def test_json_values_become_typed_columns_and_what_does_not_fit_is_kept(
-    spark: SparkSession, world: World
-) -> None:
-    world.stream()
-    fits, odd, broken = b'{"id": 1, "key": "k", "more": 2}', b'{"id": "x", "key": "k"}', b'{"id'
-    world.produce([fits, odd, broken, None])
-    frame = headwater.spark.from_json(_read(spark, world), "id BIGINT, key STRING")
-    assert frame.columns[:5] == ["id", "key", "_rescued_data", "_key", "_topic"]
-    assert [
-        tuple(row) for row in frame.select("id", "key", "_rescued_data", "_offset").collect()
-    ] == [
-        (1, "k", None, 1),
-        (None, "k", odd.decode(), 2),
-        (None, None, broken.decode(), 3),
-        (None, None, None, 4),
-    ]
-    with pytest.raises(Refused, match="names that begin with '_'"):
-        headwater.spark.from_json(_read(spark, world), "_id BIGINT")
-    with pytest.raises(Refused, match="there is no column 'values'"):
-        headwater.spark.from_json(_read(spark, world), "id BIGINT", column="values")
-
-
 TYPED = pa.table(
     {
         "id": pa.array([1, 2], pa.int64()),
@@ -184,6 +165,7 @@ def _fill(world: World, count: int = 30) -> list[str]:
     return sorted(str(number) for number in range(count))
 
 
+@WITH_LIMITS
 def test_a_query_ends_fully_acknowledged_and_adds_nothing_when_run_again(
     world: World, queries: Queries
 ) -> None:
@@ -205,11 +187,12 @@ def test_a_query_ends_fully_acknowledged_and_adds_nothing_when_run_again(
     assert sorted(queries.values()) == values
 
 
+@WITH_LIMITS
 def test_a_sink_that_fails_after_it_wrote_gets_the_same_micro_batch_again(
     world: World, queries: Queries
 ) -> None:
     values = _fill(world)
-    failed = []
+    failed: list[int] = []
 
     def fail(batch: int) -> None:
         if batch == 1 and not failed:

@@ -483,3 +483,17 @@ def test_plain_contention_leaves_no_outcome_unknown(seed: int) -> None:
         return (await Register(Store(network), KEY, int).read()).value
 
     assert simulate(main, seed=seed).value == 400
+
+
+@virtual
+async def test_only_what_is_damaged_is_written_over() -> None:
+    store = Store(MemoryBackend())
+    register = Register(store, "r", int)
+    with pytest.raises(NotFound):
+        await register.replace_damaged(1)
+    await register.update(lambda _: 1)
+    with pytest.raises(Refused, match="can be read"):
+        await register.replace_damaged(2)
+    await store.put("r", b"{")
+    await Register(store, "r", int).replace_damaged(3)
+    assert (await Register(store, "r", int).read()).value == 3

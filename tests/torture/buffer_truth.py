@@ -22,7 +22,7 @@ import msgspec
 
 from headwater.buffer.queue import Collector, Descriptor, Placed, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
-from headwater.buffer.queue.native.records import Consumer, Queue, Shard, shard_name
+from headwater.buffer.queue.native.records import Consumer, End, Queue, Shard, shard_name
 from headwater.core import limits
 from headwater.core.runtime import installed
 from headwater.store import MemoryBackend, Version
@@ -46,6 +46,8 @@ class Entered(msgspec.Struct, frozen=True):
     producer: str
     chunk: int
     place: Placed
+    appended_ms: int
+    """By the store's clock."""
 
 
 class Truth:
@@ -60,7 +62,7 @@ class Truth:
         queue_id: str = QUEUE_ID,
         on_entered: Callable[[Entered], None] | None = None,
     ) -> None:
-        """`may_expire` says of a batch, by its latest time and the bytes after it, whether any
+        """`may_expire` says of a batch, by its time and the bytes after it, whether any
         collector may let it go once it is acknowledged. `on_entered` hears of every batch."""
         self.simulation = simulation
         self.prefix = prefix
@@ -71,12 +73,15 @@ class Truth:
         """The floor of the batches stays below this."""
         self.passed_s: dict[int, float] = {}
         """When the floor passed a chunk."""
+        self.changed_ms: dict[int, int] = {}
+        """When a chunk was last changed, by the store's clock."""
         self.chunks: list[Chunk] = []
         self.entered: list[Entered] = []
         """By sequence."""
         self.sequence_of: dict[str, int] = {}
         """By batch id."""
         self.queue = Queue(queue_id)
+        self.end = End()
         self.consumer = Consumer()
         self.marks: dict[str, int] = {}
         self.accepted: dict[str, list[Entered]] = {}
@@ -92,6 +97,10 @@ class Truth:
     def check(self, holds: bool, message: str) -> None:
         """End the history if a promise is broken."""
         require(self.simulation, holds, message)
+
+    @property
+    def _store_ms(self) -> int:
+        return self.simulation.runtime.wall_ms()
 
     @property
     def next_sequence(self) -> int:
@@ -136,6 +145,8 @@ class Truth:
             self._wrote_chunk(int(name), data, objects)
         elif folder == "queue.json":
             self._moved_floor(register_value(key, data, Queue))
+        elif folder == "end.json":
+            self._moved_end(register_value(key, data, End))
         elif folder == "consumer.json":
             self._moved_consumer(register_value(key, data, Consumer))
         elif folder == "producers":
@@ -173,6 +184,7 @@ class Truth:
             self.chunks.append(before)
         self._check_grown(before, chunk)
         self.chunks[number] = chunk
+        self.changed_ms[number] = self._store_ms
         for opening in chunk.recent_openings[: chunk.openings - before.openings]:
             self._opened(opening)
         known = len(before.entries)
@@ -242,7 +254,7 @@ class Truth:
             self.check(above, f"{what} is not above the floor of the batches")
             there = objects.has(f"{self.prefix}/batches/{entry.batch_id}")
             self.check(there, f"{what} was appended and is not there")
-        entered = Entered(entry, producer, chunk.number, place)
+        entered = Entered(entry, producer, chunk.number, place, self._store_ms)
         self.sequence_of[entry.batch_id] = place.sequence
         self.entered.append(entered)
         self.accepted.setdefault(producer, []).append(entered)
@@ -256,24 +268,44 @@ class Truth:
         self.check(number >= before.chunk_floor, "the floor of the chunks went down")
         self.check(number < max(1, len(self.chunks)), "the floor passed the last chunk")
         if number:
-            below = self.chunks[number - 1]
-            self.check(below.closed, f"the floor passed chunk {number - 1}, which is open")
-            floors = (below.next_sequence, below.next_lsn)
-            self.check((queue.floor_sequence, queue.floor_lsn) == floors, "floors do not agree")
+            self.check(self.chunks[number - 1].closed, f"the floor passed open chunk {number - 1}")
+        floor = queue.floor_sequence
+        self.check(floor >= before.floor_sequence, "the floor went down")
+        if self.chunks:
+            first = self.chunks[number]
+            within = first.first_sequence <= floor <= first.next_sequence
+            self.check(within, f"floor {floor} is not in chunk {number}, where it should be")
+        lsn = self.entered[floor].place.first_lsn if floor < self.next_sequence else self.next_lsn
+        self.check(queue.floor_lsn == lsn, f"the floor is LSN {queue.floor_lsn}, not {lsn}")
         held = self.hold_below is None or queue.batch_floor < self.hold_below
         self.check(held, "the floor of the batches passed what somebody holds")
-        total = self.chunks[-1].bytes_through if self.chunks else 0
         for passed in range(before.chunk_floor, number):
             self.passed_s[passed] = self.simulation.now_s
-            chunk = self.chunks[passed]
-            if chunk.entries:
-                max_ms = max(entry.max_ms for entry in chunk.entries)
-                expired = self._may_expire(max_ms, total - chunk.bytes_through)
-                self.check(expired, f"the floor passed chunk {passed}, which is kept")
         acked = self.consumer.sequence
-        self.check(
-            queue.floor_sequence <= acked, f"floor {queue.floor_sequence} passed {acked}, pending"
-        )
+        self.check(floor <= acked, f"floor {floor} passed {acked}, pending")
+        self._check_expired(before.floor_sequence, floor)
+
+    def _check_expired(self, first: int, end: int) -> None:
+        """By the store's clock, within which a producer's is believed, or by size."""
+        after_bytes = sum(one.entry.size_bytes for one in self.entered[first:])
+        for one in self.entered[first:end]:
+            after_bytes -= one.entry.size_bytes
+            # Later than the chunk before was changed for the last time, and no earlier than this
+            # one was for this entry: what has been written into it since may make it younger.
+            since_ms = self.changed_ms.get(one.chunk - 1, 0)
+            at_ms = max(since_ms, min(one.entry.max_ms, one.appended_ms))
+            what = f"the floor passed batch {one.place.sequence}, which is kept"
+            self.check(self._may_expire(at_ms, after_bytes), what)
+
+    def _moved_end(self, end: End) -> None:
+        """Nobody is told of more than there is, or of another beginning."""
+        before, self.end = self.end, end
+        self.check(end.chunk >= before.chunk, "the record of the end went back")
+        if end.chunk:
+            self.check(end.chunk < len(self.chunks), f"chunk {end.chunk} was never created")
+            real = self.chunks[end.chunk]
+            told = (end.first_sequence, end.first_lsn)
+            self.check(told == (real.first_sequence, real.first_lsn), "the end is not that chunk's")
 
     def _moved_consumer(self, consumer: Consumer) -> None:
         before, self.consumer = self.consumer, consumer

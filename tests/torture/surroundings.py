@@ -150,12 +150,11 @@ class Surroundings:
         """Whether nothing goes wrong: then nobody is told anything but answers."""
         return self.gentle or self.network.calm
 
-    def may_expire(self, max_ms: int, bytes_after: int) -> bool:
-        """Whether any collector, however wrong its clock, may let such a batch go."""
-        drifted_ms = int(self.simulation.now_s)
-        at_ms = self.simulation.runtime.wall_ms() + SKEW_MAX_MS + drifted_ms
+    def may_expire(self, at_ms: int, bytes_after: int) -> bool:
+        """Whether any collector may let such a batch go, by the store's clock, not its own."""
+        now_ms = self.simulation.runtime.wall_ms()
         return any(
-            (one.retention_ms is not None and max_ms <= at_ms - one.retention_ms)
+            (one.retention_ms is not None and at_ms <= now_ms - one.retention_ms)
             or (one.retention_bytes is not None and bytes_after >= one.retention_bytes)
             for one in self.retentions
         )

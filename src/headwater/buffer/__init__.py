@@ -5,7 +5,9 @@ Enters: records from producers. Leaves: batches in order, each once, with their 
     stream/     what a stream is: its id, partitions, schema, retention (stream.json)
     producer/   values, rows or Arrow in; batches uploaded and appended in order
     queue/      the order of a partition's batches: native, or the published v1 manifest
+    transaction/  batches of many writers appended together: what sinks write by
     consumer/   batches out, to the owner who acknowledges them or to whoever looks
+    blocking    streams and what waits in them, without an event loop
     batch, v1_batch, records, types, …   what a record is, and its bytes
 
 Always holds:
@@ -36,6 +38,7 @@ from headwater.buffer.queue import Descriptor
 from headwater.buffer.records import Operation, from_arrow, from_values
 from headwater.buffer.stream import (
     Stream,
+    adopt_stream,
     alter_stream,
     create_stream,
     delete_stream,
@@ -58,6 +61,7 @@ __all__ = [
     "Operation",
     "Producer",
     "Stream",
+    "adopt_stream",
     "alter_stream",
     "create_stream",
     "decode_batch",

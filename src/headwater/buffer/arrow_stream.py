@@ -51,8 +51,7 @@ class _Sink:
     def write(self, data: bytes | pa.Buffer) -> None:
         if isinstance(data, bytes):
             self.parts.append(data)
-        elif is_stand_in(data):
-            assert self._loose is not None
+        elif self._loose is not None and is_stand_in(data):
             self.parts.append(self._loose)
         else:
             self.parts.append(memoryview(data).cast("B"))

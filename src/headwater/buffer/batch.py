@@ -70,10 +70,10 @@ class Batch(NamedTuple):
 
 def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> memoryview:
     """The bytes of a batch."""
-    return memoryview(bytes(encode_parts(batch, compression)))
+    return encode_parts(batch, compression).together()
 
 
-def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> Parts:
+def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> Sealed:
     """The bytes of a batch, of which the columns stay where they are, unless they are compressed.
 
     Nobody may change the memory of `batch.records` until they are written.
@@ -98,10 +98,10 @@ def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> P
         high_ms,
         decode_ulid(batch.batch_id).to_bytes(16, "big"),
     )
-    return _Sealed([_HEADER.pack(MAGIC, compression), *body, *tail, footer])
+    return Sealed([_HEADER.pack(MAGIC, compression), *body, *tail, footer])
 
 
-class _Sealed(Parts):
+class Sealed(Parts):
     """The parts of a batch, and at their end the checksum of what was given out before it."""
 
     def __init__(self, parts: list[arrow_stream.Part]) -> None:
@@ -122,9 +122,19 @@ class _Sealed(Parts):
                 checksum.update(whole)
                 yield whole
             small = []
+            # Let go before the next one is asked for, so that it can have the same memory.
+            del part, whole
         last = b"".join(small)
         checksum.update(last)
         yield last + _SEAL.pack(checksum.intdigest(), MAGIC)
+
+    def together(self) -> memoryview:
+        # Arrow keeps the memory of such buffers for the next ones; Python gives it back.
+        whole = pa.allocate_buffer(len(self))
+        with pa.FixedSizeBufferWriter(whole) as sink:
+            for part in self:
+                sink.write(part)
+        return memoryview(whole).cast("B").toreadonly()
 
 
 def _at_hand(parts: Iterable[arrow_stream.Part]) -> Iterator[bytes | memoryview]:

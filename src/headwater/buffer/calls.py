@@ -21,6 +21,7 @@ SCHEMA: Final = pa.schema(
         pa.field("metadata", pa.binary()),
     ]
 )
+_MOST_MS: Final = ((1 << 63) - 1) // 1000
 
 
 class Call(NamedTuple):
@@ -87,5 +88,8 @@ class Calls:
         ends = pa.concat_arrays([starts[1:], pa.array([rows] if rows else [], pa.int32())])
         calls = pa.array(range(len(ends)), pa.int32())
         call = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, calls))
-        micros = pc.multiply(self.columns.column(1), 1000).cast(pa.timestamp("us", "UTC"))
+        # Other software's times may be any 64 bits; those beyond all microseconds are the last one.
+        times_ms = pc.min_element_wise(self.columns.column(1), _MOST_MS)
+        times_ms = pc.max_element_wise(times_ms, -_MOST_MS)
+        micros = pc.multiply(times_ms, 1000).cast(pa.timestamp("us", "UTC"))
         return micros.take(call), self.columns.column(2).take(call)

@@ -38,14 +38,19 @@ def check_stream_name(name: str) -> str:
     return name
 
 
+def stream_prefix(name: str) -> str:
+    """The folder of everything that is of streams of this name."""
+    return f"{STREAMS}/{name}"
+
+
 def stream_key(name: str) -> str:
     """The register that says what the stream is."""
-    return f"{STREAMS}/{name}/stream.json"
+    return f"{stream_prefix(name)}/stream.json"
 
 
 def partition_prefix(name: str, partition: int) -> str:
     """The folder of one partition."""
-    return f"{STREAMS}/{name}/{partition}"
+    return f"{stream_prefix(name)}/{partition}"
 
 
 def native_prefix(name: str, partition: int, stream_id: str) -> str:

@@ -10,6 +10,7 @@ and size, whose bytes nobody may read. Arrow frames it as it would frame the col
 
 from __future__ import annotations
 
+import functools
 import mmap
 from array import array
 from bisect import bisect_left
@@ -25,8 +26,13 @@ PIECE_BYTES: Final = limits.MIB
 """What is put together at a time: from this size on Python lets others run while it copies."""
 
 _ZERO: Final = bytes(4)
-# Addresses without memory behind them: nothing is ever read or written there.
-_NOWHERE: Final = pa.py_buffer(mmap.mmap(-1, limits.BATCH_MAX_BYTES, prot=mmap.PROT_READ))
+
+
+@functools.cache
+def _nowhere() -> pa.Buffer:
+    """Addresses without memory behind them: nothing is ever read or written there."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return pa.py_buffer(mmap.mmap(-1, limits.BATCH_MAX_BYTES, flags=flags, prot=mmap.PROT_READ))
 
 
 class Loose:
@@ -48,7 +54,7 @@ class Loose:
 
     def stand_in(self) -> pa.Array:
         """The column as far as its frame goes."""
-        return self._column(_NOWHERE.slice(0, len(self)))
+        return self._column(_nowhere().slice(0, len(self)))
 
     def column(self) -> pa.Array:
         """The column itself."""
@@ -69,4 +75,4 @@ class Loose:
 
 def is_stand_in(buffer: pa.Buffer) -> bool:
     """Whether these are the bytes that nobody may read."""
-    return bool(buffer.address == _NOWHERE.address)
+    return bool(buffer.address == _nowhere().address)

@@ -52,6 +52,13 @@ RESERVED: Final[dict[str, pa.DataType]] = {
 }
 
 
+PLACES: Final = frozenset(
+    {"_lsn", "_partition", "_sequence", "_topic", "_offset", "_timestampType"}
+)
+"""Columns that only say where a record stood, of which another place knows nothing: readers show
+them, and whoever produces what was read need not take them out."""
+
+
 class Operation(IntEnum):
     """What a change record does."""
 
@@ -72,7 +79,7 @@ def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
 
 def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     """Records from typed columns and reserved ones, in the types a stream carries."""
-    table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+    table = _without_places(data if isinstance(data, pa.Table) else pa.Table.from_batches([data]))
     schema = record_schema(table.schema)
     # Here and not in `record_schema`, which also reads what is stored: no batch is damaged by the
     # names of its columns.
@@ -84,6 +91,18 @@ def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
         table = _cast(table, schema)
     batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
     return batches
+
+
+def _without_places(table: pa.Table) -> pa.Table:
+    left = [name for name in table.schema.names if name not in PLACES]
+    if len(left) == table.num_columns:
+        return table
+    if table.num_rows and not left:
+        raise Refused(
+            f"these rows have {', '.join(table.schema.names)} and nothing else: that says where "
+            "records stood, and is not carried"
+        )
+    return table.drop_columns([name for name in table.schema.names if name in PLACES])
 
 
 def record_schema(schema: pa.Schema) -> pa.Schema:

@@ -41,8 +41,13 @@ ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Bug: "This should never happen. Please report it, with the output of: {command} version",
 }
 """What to do, by kind of error; kinds whose messages say so themselves are not in it."""
-NO_STREAM: Final = "See which streams are there: {command} stream list {address}"
+NO_STREAM: Final = (
+    "See which streams are there: {command} stream list {address}\n"
+    "Or make one: {command} stream create {address} NAME"
+)
 _NO_STREAM: Final = re.compile(r"there is no stream '|stream '.*' was deleted$")
+_COMMAND: Final = re.compile(r"\bheadwater stream (\w+) URL\b")
+_HEADWATER: Final = re.compile(r"(?<![\w/])headwater stream ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
 """Of the stores that the command opened. A list: what an event loop sets does not leave it."""
 _OUTPUT_FAILED: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
@@ -83,9 +88,15 @@ def command() -> str:
     return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
+def runnable(text: str) -> str:
+    """With the commands that an error names as they run from here."""
+    addressed = _COMMAND.sub(lambda found: f"headwater stream {found[1]} {address()}", text)
+    return _HEADWATER.sub(lambda _: f"{command()} stream ", addressed)
+
+
 def show(error: errors.HeadwaterError) -> None:
     """Print an error and its advice on standard error."""
-    typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+    typer.secho(f"error: {runnable(str(error))}", fg=typer.colors.RED, err=True)
     advice = advice_for(error)
     if advice:
         typer.echo(advice, err=True)

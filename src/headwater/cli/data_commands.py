@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_input import Piece
+    from headwater.cli.produce_json import JsonRows
     from headwater.cli.produce_run import ProduceView
 
 STREAM = typer.Argument(metavar="STREAM", help="The stream's name.")
@@ -81,7 +83,7 @@ def produce(
                 view.say("a record for each line; Ctrl-D ends")
             outcome = produce_all(
                 producer,
-                _pieces(kind, files, key_separator, producer.stream, interrupt),
+                _pieces(kind, files, key_separator, producer.stream, interrupt, view),
                 metadata=None if metadata is None else metadata.encode(),
                 partition=partition,
                 interrupt=interrupt,
@@ -102,6 +104,7 @@ def _pieces(
     separator: str | None,
     stream: Stream,
     interrupt: Interrupt,
+    view: ProduceView,
 ) -> Iterator[Piece]:
     from headwater.cli import produce_input
     from headwater.cli.produce_json import JsonRows
@@ -111,10 +114,20 @@ def _pieces(
         return produce_input.value_pieces(files, encoded, interrupt)
     if kind == "json":
         alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
-        return produce_input.row_pieces(
-            files, JsonRows(stream.schema, alter=alter).decode, interrupt
-        )
+        return _row_pieces(files, JsonRows(stream.schema, alter=alter), interrupt, view)
     return produce_input.column_pieces(kind, files, stream.schema, interrupt)
+
+
+def _row_pieces(
+    files: list[str], rows: JsonRows, interrupt: Interrupt, view: ProduceView
+) -> Iterator[Piece]:
+    from headwater.cli.produce_input import row_pieces
+
+    try:
+        yield from row_pieces(files, rows.decode, interrupt)
+    finally:
+        if rows.left_out:
+            view.say(rows.left_out)
 
 
 def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -> str | None:
@@ -129,8 +142,8 @@ def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -
         raise typer.BadParameter(
             "the key of a typed row is its column _key", param_hint="--key-separator"
         )
-    if chosen[0] != "json" and (not files or "-" in files):
-        raise typer.BadParameter(f"--{chosen[0]} reads files: name them", param_hint="FILE")
+    if chosen[0] == "parquet" and (not files or "-" in files):
+        raise typer.BadParameter("--parquet reads files: name them", param_hint="FILE")
     return chosen[0]
 
 
@@ -186,9 +199,7 @@ def read(
         "--skip-unreadable",
         help="Go on past batches that are missing or damaged, and say which.",
     ),
-    option: list[str] = typer.Option(
-        [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
-    ),
+    option: list[str] = OPTION,
 ) -> None:
     """Show the records of a stream. Opens nothing and fences nobody.
 
@@ -200,6 +211,7 @@ def read(
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.read_output import open_output
     from headwater.cli.read_run import read_all
+    from headwater.cli.standard_streams import output_has_gone
 
     if format not in FORMATS:
         raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
@@ -217,7 +229,9 @@ def read(
                 columns=columns.split(",") if columns else None,
                 on_bad_batch="skip" if skip_unreadable else "raise",
             )
-            with reader, open_output(format, output, reader.schema, key_separator) as sink:
+            watching = contextlib.nullcontext() if output else interrupt.noticing(output_has_gone)
+            shaped = open_output(format, output, reader.schema, key_separator)
+            with reader, shaped as sink, watching:
                 view = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())

@@ -7,8 +7,9 @@ looks for it when it has come to an end. A second one, later on, ends everything
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXIT_BASE: Final = 128
 SAME_S: Final = 0.5
 """Signals that follow each other within this are one."""
+LOOK_S: Final = 0.5
+"""How often somebody who waits looks whether it is still waited for."""
 
 
 class Interrupted(Exception):
@@ -61,6 +64,26 @@ class Interrupt:
             yield
         finally:
             self._waiting = False
+
+    @contextlib.contextmanager
+    def noticing(self, has_gone: Callable[[], bool]) -> Iterator[None]:
+        """Within this, waiting ends with `BrokenPipeError` once it has gone.
+
+        A pipe tells its writer that it was closed when something is written, and while nothing
+        comes there is nothing to write.
+        """
+
+        def look(_: int, __: FrameType | None) -> None:
+            if self._waiting and has_gone():
+                raise BrokenPipeError(errno.EPIPE, "nobody reads the output any more")
+
+        before = signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         now_s = runtime.monotonic_s()

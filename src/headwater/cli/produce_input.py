@@ -7,6 +7,7 @@ that has not ended yet.
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import select
@@ -27,6 +28,10 @@ BLOCK_BYTES: Final = 1 * MIB
 PIECE_BYTES: Final = 4 * MIB
 _PARQUET_ROWS: Final = 65_536
 _MAGIC: Final = {b"PAR1": "--parquet", b"ARROW1": "--arrow"}
+
+
+Source = str | io.BufferedReader
+"""The name of a file, or standard input."""
 
 
 class Piece(NamedTuple):
@@ -128,10 +133,10 @@ def column_pieces(
     kind: str, files: list[str], schema: pa.Schema | None, interrupt: Interrupt
 ) -> Iterator[Piece]:
     """The rows of files with columns, in slices of bounded size."""
-    for name in files:
+    for name in files or [STANDARD_INPUT]:
         read = 0
         try:
-            for batch in _READERS[kind](name, schema):
+            for batch in _READERS[kind](_source(kind, name, interrupt), schema):
                 for piece in _sliced(batch):
                     yield Piece(None, None, piece, piece.num_rows, piece.nbytes)
                     read += piece.num_rows
@@ -140,7 +145,7 @@ def column_pieces(
         except FileNotFoundError:
             raise Refused(f"there is no file {name}") from None
         except (pa.ArrowException, OSError) as error:
-            raise Refused(f"{name}, after {read:,} rows: {error}") from error
+            raise Refused(f"{_name(name)}, after {read:,} rows: {error}") from error
 
 
 def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -150,14 +155,48 @@ def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _parquet(name: str, _: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+class _Waited(io.RawIOBase):
+    """Standard input, of which a signal ends the waiting."""
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self._descriptor = sys.stdin.fileno()
+        self._interrupt = interrupt
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self._interrupt.waiting():
+            select.select([self._descriptor], [], [])
+        return os.readv(self._descriptor, [buffer])
+
+
+def _source(kind: str, name: str, interrupt: Interrupt) -> Source:
+    """What to read a file of columns from."""
+    if name != STANDARD_INPUT:
+        return name
+    check_input()
+    piped: io.BufferedReader = io.BufferedReader(_Waited(interrupt), BLOCK_BYTES)
+    if kind == "parquet" or (kind == "arrow" and piped.peek(6).startswith(b"ARROW1")):
+        raise Refused(
+            f"{_name(name)} cannot be read from its end, as such a file is: name the file, or send "
+            "an Arrow stream (--arrow)"
+        )
+    return piped
+
+
+def _parquet(name: Source, _: pa.Schema | None) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(name) as file:
         yield from file.iter_batches(batch_size=_PARQUET_ROWS)
 
 
-def _arrow(name: str, _: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+def _arrow(name: Source, _: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+    if not isinstance(name, str):
+        with pa.ipc.open_stream(name) as piped:
+            yield from piped
+        return
     with pa.OSFile(name) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
@@ -170,7 +209,7 @@ def _arrow(name: str, _: pa.Schema | None) -> Iterator[pa.RecordBatch]:
                 yield from stream
 
 
-def _csv(name: str, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+def _csv(name: Source, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
     from pyarrow import csv
 
     types = {} if schema is None else {field.name: field.type for field in schema}
@@ -182,7 +221,7 @@ def _csv(name: str, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
-_READERS: Final[dict[str, Callable[[str, Any], Iterator[pa.RecordBatch]]]] = {
+_READERS: Final[dict[str, Callable[[Source, Any], Iterator[pa.RecordBatch]]]] = {
     "parquet": _parquet,
     "arrow": _arrow,
     "csv": _csv,

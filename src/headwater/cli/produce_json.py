@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.records import RESERVED
+from headwater.cli.json_rows import bytes_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
 from headwater.core.errors import Refused
 
-_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 _HINT: Final = ". Earlier lines decided the type; declare a schema if it is another: {alter}"
 
 
@@ -28,9 +27,22 @@ class JsonRows:
 
     def __init__(self, declared: pa.Schema | None, *, alter: str) -> None:
         """`alter` is the command that declares a schema."""
+        self._alter = alter
         self._hint = _HINT.format(alter=alter)
         self._is_declared = declared is not None
+        self._left_out: set[str] = set()
         self._types = {} if declared is None else {field.name: field.type for field in declared}
+
+    @property
+    def left_out(self) -> str:
+        """What to say of columns that were null wherever they stood; nothing if there are none."""
+        names = sorted(self._left_out - self._types.keys())
+        if not names:
+            return ""
+        return (
+            f"{', '.join(map(repr, names))}: null throughout, which has no type, so no such column "
+            f"was sent. To have it there as null, declare a schema with it: {self._alter}"
+        )
 
     def decode(self, name: str, block: LineBlock) -> Decoded:
         """The rows of a block, up to the first that is wrong; an empty line is none."""
@@ -49,6 +61,7 @@ class JsonRows:
             columns = self._columns(rows)
         # A column that is null throughout has no type yet, and is null without being there.
         kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
+        self._left_out |= columns.keys() - kept.keys()
         if rows and not kept:
             raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
         return Decoded(pa.table(kept), wrong)
@@ -99,7 +112,10 @@ class JsonRows:
         return columns
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
-        if pa.types.is_decimal(self._types.get(name, pa.null())):
+        known = self._types.get(name)
+        if any(isinstance(value, dict | list) for value in values):
+            values = [bytes_back(value, known) for value in values]
+        if known is not None and pa.types.is_decimal(known):
             values = [_decimal_text(value) for value in values]
         try:
             found = pa.array(values)
@@ -129,16 +145,10 @@ def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], list[int],
         if not line.strip():
             continue
         try:
-            rows.append(_DECODER.decode(line))
-        except msgspec.DecodeError as error:
-            return (
-                rows,
-                numbers,
-                Refused(
-                    f"{name}, line {number:,} is no JSON object: {error}. It was not sent, nor was "
-                    "what follows"
-                ),
-            )
+            rows.append(row_of(line))
+        except Refused as error:
+            told = f"{name}, line {number:,} {error}. It was not sent, nor was what follows"
+            return rows, numbers, Refused(told)
         numbers.append(number)
     return rows, numbers, None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import select
 import sys
 
 from headwater.core.errors import Refused
@@ -28,6 +29,17 @@ def open_closed_streams() -> None:
             descriptor = os.open(os.devnull, flags)
             stream = open(descriptor, mode, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
+
+
+def output_has_gone() -> bool:
+    """Whether whoever read standard output is not there any more; told without writing to it."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        return False  # what stands in for it has no descriptor, and no reader
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors are told without being asked for
+    return any(told & (select.POLLERR | select.POLLHUP) for _, told in poll.poll(0))
 
 
 def check_input() -> None:

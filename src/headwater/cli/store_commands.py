@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -34,7 +35,7 @@ PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
 
 URL = typer.Argument(metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…")
 OPTION = typer.Option(
-    [], "--option", "-o", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
+    [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
 )
 
 
@@ -108,7 +109,8 @@ def list_objects(
     count, size_bytes = run_loop(run())
     sys.stdout.flush()
     if not count:
-        typer.echo(f"there are no objects below {prefix or 'this address'}", err=True)
+        below = prefix or "this address"
+        typer.echo(f"there are no objects below {below}{why_empty(url)}", err=True)
         raise typer.Exit(EXIT_NO)
     typer.echo(f"{count:,} objects, {size_bytes:,} bytes", err=True)
 
@@ -138,6 +140,17 @@ def open_with_options(url: str, options: list[str]) -> Store:
     store = open_store(url, policy=PATIENCE, **named)
     remember_address(url, options)
     return store
+
+
+def why_empty(url: str) -> str:
+    """What is wrong with a directory in which nothing is, if anything: words to follow a colon."""
+    from headwater.store.address import parse_address
+
+    address = parse_address(url, {})
+    if address.scheme != "file" or Path(address.path).is_dir():
+        return ""
+    is_what = "is not a directory" if Path(address.path).exists() else "does not exist"
+    return f": {address.path} {is_what}"
 
 
 def _name_and_value(text: str) -> tuple[str, str]:

@@ -12,8 +12,8 @@ import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
 from headwater.cli.loop import run as run_loop
-from headwater.cli.store_commands import OPTION, URL, open_with_options
-from headwater.core.errors import Damaged, HeadwaterError, NotFound, NotSupported, Refused
+from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
+from headwater.core.errors import Corrupt, Damaged, HeadwaterError, NotFound, NotSupported, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
@@ -65,6 +65,11 @@ def create(
 
     async def run() -> tuple[Stream, bool]:
         async with open_with_options(url, option) as store:
+            if store.stats.scheme == "memory":
+                raise Refused(
+                    "a stream in memory:// would be gone when this command ends: name a directory "
+                    "(file:///path), or make it in the program that uses it (create_stream)"
+                )
             existed = exists_ok and await _exists(store, name)
             return await create_stream(
                 store, name, exists_ok=exists_ok, schema=declared, **settings
@@ -104,7 +109,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
     else:
         show_list(new_console(), streams, problems)
     if not streams and not problems:
-        typer.echo("there are no streams here", err=True)
+        typer.echo(f"there are no streams here{why_empty(url)}", err=True)
     if problems or not streams:
         raise typer.Exit(EXIT_NO)
 
@@ -171,25 +176,60 @@ def alter(
 
 
 @stream_app.command()
+def adopt(
+    url: str = URL,
+    name: str = NAME,
+    partition: int | None = typer.Option(None, min=0, help="Only this partition."),
+    option: list[str] = OPTION,
+) -> None:
+    """Go on with a published v1 stream that another implementation's consumer dequeued from.
+
+    What that one took is left out: it has no LSNs here. Stop it first, or it will take more.
+    """
+    from headwater.buffer.stream import adopt_stream
+
+    async def run() -> dict[int, int]:
+        async with open_with_options(url, option) as store:
+            return await adopt_stream(store, name, partition=partition)
+
+    for one, sequence in run_loop(run()).items():
+        typer.echo(f"partition {one} begins at sequence {sequence:,}")
+
+
+@stream_app.command()
 def delete(
     url: str = URL,
     name: str = NAME,
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    damaged: bool = typer.Option(
+        False,
+        "--damaged",
+        help="Of a stream whose stream.json cannot be read: everything below streams/NAME.",
+    ),
     option: list[str] = OPTION,
 ) -> None:
     """Delete a stream and all of its records; of one that is deleted, what was left behind.
 
     Exit status: 0, or 1 if objects are left that could not be deleted.
     """
-    from headwater.buffer.stream import DeletedReport, delete_stream
+    from headwater.buffer.stream import DeletedReport, delete_damaged_stream, delete_stream
     from headwater.cli.stream_view import new_console, show_deleted
 
     if not yes:
-        _ask(name)
+        everything = f"everything below streams/{name}, whichever stream's it was"
+        _ask(name, everything if damaged else f"stream {name} and all of its records")
 
     async def run() -> DeletedReport:
         async with open_with_options(url, option) as store:
-            return await delete_stream(store, name)
+            if damaged:
+                return await delete_damaged_stream(store, name)
+            try:
+                return await delete_stream(store, name)
+            except Corrupt as error:
+                raise Corrupt(
+                    f"{error}. Which objects are its own cannot be told; to delete everything "
+                    f"below streams/{name}: headwater stream delete URL {name} --damaged"
+                ) from error
 
     report = run_loop(run())
     show_deleted(new_console(), report)
@@ -197,10 +237,10 @@ def delete(
         raise typer.Exit(EXIT_NO)
 
 
-def _ask(name: str) -> None:
+def _ask(name: str, what: str) -> None:
     if not _is_terminal():
         raise Refused(f"nobody is here to confirm that stream {name!r} is to go: say --yes")
-    typer.confirm(f"Delete stream {name} and all of its records, for good?", abort=True)
+    typer.confirm(f"Delete {what}, for good?", abort=True)
 
 
 def _is_terminal() -> bool:

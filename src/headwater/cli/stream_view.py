@@ -89,11 +89,17 @@ def cost_words(stream: Stream) -> str:
         small = f" (${cost.small_producer_usd:,.0f} if its batches are small)"
     words = (
         f"about ${cost.producer_usd:,.0f} a month for a producer that flushes every "
-        f"{duration_words(cost.linger_ms)}{small}, ${cost.idle_reader_usd:.2f} for an idle reader"
+        f"{duration_words(cost.linger_ms)}{small}, ${cost.idle_reader_usd:.2f} for an idle reader; "
+        "for one partition, at list prices"
     )
-    if here.producer_usd:
-        return f"{words}; for one partition, at list prices"
-    return f"free of charge here; on S3 {words}"
+    several = stream.partitions
+    if several > 1:
+        # Records without keys stay with one partition for a batch; keys spread over all of them.
+        words += (
+            f". For all {several:,}: up to ${cost.producer_usd * several:,.0f} for a producer with "
+            f"keys, ${cost.idle_reader_usd * several:,.2f} for an idle reader"
+        )
+    return words if here.producer_usd else f"free of charge here; on S3 {words}"
 
 
 def show_created(console: Console, stream: Stream, *, existed: bool) -> None:
@@ -111,7 +117,7 @@ def show_settings(console: Console, stream: Stream, *, leave_out: Sequence[str] 
         "id": config.id,
         "created": _time(config.created_ms),
         "partitions": f"{config.partitions:,}",
-        "format": f"{config.format}{compression}",
+        "format": f"{config.format}{compression}{', read leniently' if config.is_lenient else ''}",
         "records stay": _retention_sentence(config),
         "consumer": "a query" if config.consumer == "query" else "nodes",
         "producers flush": f"after {duration_words(stream.linger_ms)} or "
@@ -262,6 +268,8 @@ def _since(versions: list[SchemaVersion], name: str) -> int:
 def _value(name: str, value: object) -> str:
     if value is None:
         return "default"
+    if name == "v1_reading" and value is msgspec.UNSET:
+        return "strict"
     if isinstance(value, int) and name.endswith("_ms"):
         return duration_words(value)
     if isinstance(value, int) and name.endswith("_bytes"):

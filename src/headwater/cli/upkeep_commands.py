@@ -45,24 +45,27 @@ def gc(
     from rich.console import Console
 
     from headwater.buffer.stream import open_stream
+    from headwater.buffer.transaction.holds import holds_register, read_holds
     from headwater.cli.stream_view import new_console
     from headwater.cli.upkeep_view import show_collected
 
-    async def run() -> tuple[Stream, dict[int, Collected]]:
+    async def run() -> tuple[Stream, dict[int, Collected], int]:
         async with open_with_options(url, option) as store:
             opened = await open_stream(store, stream, writing=True)
             wanted = range(opened.partitions) if partition is None else [partition]
-            return opened, {one: await _collected(opened, one, full=full) for one in wanted}
+            done = {one: await _collected(opened, one, full=full) for one in wanted}
+            return opened, done, len((await read_holds(holds_register(opened))).holds)
 
     with Console(stderr=True).status(f"collecting what {stream} does not need"):
-        opened, reports = run_loop(run())
+        opened, reports, held = run_loop(run())
     if as_json:
         import msgspec
 
         found = [{"partition": one, **msgspec.to_builtins(what)} for one, what in reports.items()]
-        typer.echo(json.dumps({"stream": opened.name, "partitions": found}, indent=2))
+        shown = {"stream": opened.name, "open_transactions": held, "partitions": found}
+        typer.echo(json.dumps(shown, indent=2))
     else:
-        show_collected(new_console(), opened, reports)
+        show_collected(new_console(), opened, reports, open_transactions=held)
     if any(report.failed for report in reports.values()):
         raise typer.Exit(EXIT_NO)
 
@@ -103,7 +106,7 @@ async def _kept(stream: Stream, partition: int, total: Collected) -> Collected:
 
 def _found_much(report: Collected) -> bool:
     """Whether another pass may find more: a pass itself leaves an empty chunk for the next."""
-    batches = report.batches_expired + report.batches_orphaned
+    batches = report.batches_expired + report.batches_orphaned + report.batches_left
     return batches > 0 or report.chunks_expired >= GC_CHUNKS
 
 
@@ -118,6 +121,7 @@ def _added(total: Collected, last: Collected) -> Collected:
         "bytes_expired",
         "bytes_orphaned",
         "failed",
+        "batches_left",
     )
     sums = {name: getattr(total, name) + getattr(last, name) for name in counted}
     return msgspec.structs.replace(last, **sums)
@@ -127,12 +131,15 @@ def lag(
     url: str = URL,
     stream: str = STREAM,
     partition: int | None = PARTITION,
+    group: str | None = typer.Option(
+        None, "--group", "-g", help="A group: what it has not processed. Without: the owner."
+    ),
     watch: bool = typer.Option(False, "--watch", "-w", help="Look again and again, until Ctrl-C."),
     every: float = typer.Option(2.0, min=0.1, help="Seconds between looks."),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """What is appended and not acknowledged: batches, records, bytes, seconds. Fences nobody.
+    """What is appended and not processed: batches, records, bytes, seconds. Fences nobody.
 
     Exit status: 0, or 1 if the state of a partition cannot be told.
     """
@@ -144,7 +151,7 @@ def lag(
             opened = await open_stream(store, stream)
             wanted = list(range(opened.partitions)) if partition is None else [partition]
             while True:
-                found = await _lags(opened, wanted)
+                found = await _lags(opened, wanted, group)
                 view.show(opened.name, dict(zip(wanted, found, strict=True)))
                 if not watch:
                     return all(not isinstance(one, str) for one in found)
@@ -156,13 +163,13 @@ def lag(
         raise typer.Exit(EXIT_NO)
 
 
-async def _lags(stream: Stream, partitions: list[int]) -> list[Lag | str]:
+async def _lags(stream: Stream, partitions: list[int], group: str | None) -> list[Lag | str]:
     """The lag of each partition, or why it cannot be told."""
     from headwater.buffer.consumer import lag as lag_of
 
     async def one(partition: int) -> Any:
         try:
-            return await lag_of(stream, partition)
+            return await lag_of(stream, partition, group)
         except HeadwaterError as error:
             if len(partitions) == 1:
                 raise
@@ -170,6 +177,6 @@ async def _lags(stream: Stream, partitions: list[int]) -> list[Lag | str]:
 
     found: list[Lag | str] = []
     for first in range(0, len(partitions), PARALLEL):
-        group = partitions[first : first + PARALLEL]
-        found += await asyncio.gather(*(one(partition) for partition in group))
+        several = partitions[first : first + PARALLEL]
+        found += await asyncio.gather(*(one(partition) for partition in several))
     return found

@@ -17,7 +17,9 @@ from headwater.buffer.stream import Stream
 from headwater.cli.stream_view import new_console, retention_words, size_words
 
 
-def show_collected(console: Console, stream: Stream, reports: dict[int, Collected]) -> None:
+def show_collected(
+    console: Console, stream: Stream, reports: dict[int, Collected], *, open_transactions: int
+) -> None:
     """What went and why, what stays and why, for each partition."""
     for partition, report in reports.items():
         title = f"partition {partition} of {stream.name}"
@@ -33,10 +35,21 @@ def show_collected(console: Console, stream: Stream, reports: dict[int, Collecte
         if report.failed:
             failed = f"{report.failed:,} deletes did not work; the next run tries them again"
             console.print(Text(f"  {failed}", style="yellow"), soft_wrap=True)
+    if open_transactions:
+        held = (
+            f"{open_transactions:,} open transactions: what they uploaded stays until they commit "
+            "or abort, or nobody has renewed them for their sinkTimeout"
+        )
+        console.print(Text(held, style="dim"), soft_wrap=True)
 
 
 def _collected_rows(stream: Stream, report: Collected) -> list[tuple[str, str, str]]:
     kept = retention_words(stream.config)
+    why_left = (
+        f"batches: acknowledged and past their {kept}, but named by other software, which may use "
+        "them elsewhere. Nobody deletes them later: do it by hand"
+    )
+    left = ("  left", f"{report.batches_left:,}", why_left)
     return [
         (
             "  deleted",
@@ -50,6 +63,7 @@ def _collected_rows(stream: Stream, report: Collected) -> list[tuple[str, str, s
         ),
         ("", f"{report.chunks_expired:,}", "pieces of the queue that only told of such batches"),
         ("  forgotten", f"{report.producers_forgotten:,}", "producers: silent for 7 days"),
+        *([left] if report.batches_left else []),
         ("  kept", f"{report.kept_pending:,}", "batches: not acknowledged"),
         ("", f"{report.kept_retained:,}", f"batches: acknowledged, and kept for {kept}"),
         (

@@ -79,6 +79,8 @@ class Trimmed(NotFound):
     def __init__(self, message: str, *, floor: int = 0) -> None:
         super().__init__(message)
         self.floor = floor
+        """In the number that the call takes: an LSN from readers, a sequence from queues,
+        consumers and followers."""
 
 
 class Refused(HeadwaterError):

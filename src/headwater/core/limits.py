@@ -96,6 +96,9 @@ FLOOR_LEASE_S: Final = 30.0
 """So long after a floor was asked for, no number at or above it has been deleted, because a
 collector waits for FLOOR_SETTLE_S between raising the floor and deleting chunks."""
 FLOOR_SETTLE_S: Final = 90.0
+FLOOR_LOOK_S: Final = 600.0
+"""Whoever adds to an open chunk sees thereby where the floor is not, and looks all the same so
+often: a stream that was deleted half-way has no other way to tell."""
 
 # The published v1 queue. Whoever appends, polls or dequeues moves the whole manifest.
 V1_MANIFEST_MAX_BYTES: Final = 64 * MIB

@@ -167,6 +167,15 @@ def shared() -> Portal:
         return _shared
 
 
+def before_end(callback: Callable[[], None]) -> None:
+    """Call this once when the process ends, while `shared()` and everything it needs still works.
+
+    Asking again makes it the next to be called: before whatever was registered in the meantime.
+    """
+    atexit.unregister(callback)
+    atexit.register(callback)
+
+
 def _begin_in_child() -> None:
     # Another thread of the parent may have held the lock, and is not there to let it go.
     global _shared, _sharing

@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 TOKEN_BYTES = 16
 NATIVE_SETTLE_S = 0.05
+# What the standard library says before it takes anything; it has no other sign for it.
+_NO_MORE_WORK = "cannot schedule new futures"
 
 
 class Runtime(ABC):
@@ -123,7 +125,15 @@ class RealRuntime(Runtime):
         if self._threads is None:
             self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="headwater-io")
         run = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *args)
+        loop = asyncio.get_running_loop()
+        try:
+            done = loop.run_in_executor(self._threads, run, function, *args)
+        except RuntimeError as error:
+            if _NO_MORE_WORK not in str(error):
+                raise  # a thread that cannot be started leaves the work in line for another
+            # The interpreter is ending: nothing was begun, and nobody is left to be held up.
+            return run(function, *args)
+        return await done
 
     def _begin_in_child(self) -> None:
         self._threads = None

@@ -61,13 +61,15 @@ def to_table(
     target = checked_target(table, warehouse, catalog, store_options or {})
     options = writing.WriteOptions(dict(properties or {}), evolve, keep_snapshots, file_bytes)
     if df.isStreaming:
-        if txn_version is not None:
-            raise Refused("txn_version is for batches: those of a stream have their own numbers")
+        if txn_app_id is not None or txn_version is not None:
+            raise Refused(
+                "txn_app_id and txn_version are for batches: a query has an id and numbers of its "
+                "own, which its checkpoint keeps"
+            )
         return writing.start(
             df,
             target,
             options,
-            app=txn_app_id,
             checkpoint_location=checkpoint_location,
             query_name=query_name,
             trigger=trigger,

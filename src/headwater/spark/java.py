@@ -22,6 +22,9 @@ from typing import Final
 
 OLDEST: Final = 17
 SPARK_FLAG: Final = "--add-modules=jdk.incubator.vector"
+GONE_FLAG: Final = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+"""Spark passes it too; the package is not there any more from Java GONE_SINCE on, which warns."""
+GONE_SINCE: Final = 25
 PROBE_TIMEOUT_S: Final = 60
 SYSTEM_HOMES: Final = (Path("/usr/lib/jvm"),)
 MAC_FINDER: Final = Path("/usr/libexec/java_home")
@@ -34,10 +37,13 @@ _SETTING: Final = re.compile(
 )
 _WRAPPER: Final = """\
 #!/bin/sh
-# Java without {flag}: a runtime may lack that module, and others warn of it.
+# Java without flags of Spark's that this runtime cannot take, or warns of.
 for argument do
     shift
-    [ "$argument" = "{flag}" ] || set -- "$@" "$argument"
+    case $argument in
+    {flags}) ;;
+    *) set -- "$@" "$argument" ;;
+    esac
 done
 exec "{java}" "$@"
 """
@@ -112,13 +118,13 @@ def packaged() -> Path | None:
     return java if java.exists() else None
 
 
-def wrap(java: Path, home: Path) -> Path:
-    """Make `home` a JAVA_HOME whose `java` is the given one without the flag it cannot take."""
+def wrap(java: Path, home: Path, flags: tuple[str, ...] = (SPARK_FLAG,)) -> Path:
+    """Make `home` a JAVA_HOME whose `java` is the given one without flags it cannot take."""
     wrapper = home / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     # Written beside and moved: another process may be starting this very file.
     draft = wrapper.with_name(f"java.{os.getpid()}")
-    draft.write_text(_WRAPPER.format(flag=SPARK_FLAG, java=java), encoding="utf-8")
+    draft.write_text(_WRAPPER.format(flags=" | ".join(flags), java=java), encoding="utf-8")
     draft.chmod(draft.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     draft.replace(wrapper)
     return home
@@ -138,9 +144,12 @@ def quiet_home(environment: Mapping[str, str]) -> Path | None:
     for parent in _cache_folders(environment):
         try:
             home = wrap(java, parent / name)
+            version, _ = inspect(home / "bin" / "java")
+            if version is not None and version >= GONE_SINCE:
+                wrap(java, home, (SPARK_FLAG, GONE_FLAG))
         except OSError:
             continue
-        if probe(home / "bin" / "java") is not None:
+        if version is not None and version >= OLDEST:
             return home
     return found
 

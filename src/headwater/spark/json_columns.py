@@ -21,6 +21,7 @@ from headwater.core.errors import Refused
 RESCUED: Final = "_rescued_data"
 _CORRUPT: Final = "__headwater_corrupt"
 _TEXT: Final = "__headwater_text"
+_KEYS: Final = "__headwater_keys"
 _PARSED: Final = "__headwater_parsed"
 _OURS: Final = frozenset({"mode", "columnnameofcorruptrecord"})
 _NESTED: Final = (StructType, ArrayType, MapType)
@@ -56,8 +57,10 @@ def from_json(
     }
     with_corrupt = StructType([*wanted.fields]).add(_CORRUPT, StringType())
     parsed = F.from_json(text, with_corrupt, permissive)
-    staged = df.select(*others, text.alias(_TEXT), parsed.alias(_PARSED))
-    is_object = F.json_object_keys(F.col(_TEXT)).isNotNull()
+    keys = F.json_object_keys(text)
+    # Staged, so that each row is parsed once and not once for each column.
+    staged = df.select(*others, text.alias(_TEXT), parsed.alias(_PARSED), keys.alias(_KEYS))
+    is_object = F.col(_KEYS).isNotNull()
     # Where the whole is no object, what a lenient parser made of its beginning does not count.
     typed = [
         F.when(is_object, F.col(f"{_PARSED}.{_quoted(field.name)}")).alias(field.name)
@@ -96,7 +99,7 @@ def _rescued(wanted: StructType, is_object: Column) -> Column:
     """What did not fit, as JSON; null where everything did."""
     text, parsed = F.col(_TEXT), F.col(_PARSED)
     names = F.array(*(F.lit(name) for name in wanted.names)).cast("array<string>")
-    strange = F.size(F.array_except(F.json_object_keys(text), names)) > 0
+    strange = F.size(F.array_except(F.col(_KEYS), names)) > 0
     mistyped = parsed[_CORRUPT].isNotNull()
     # Reached only by rows that do not fit: the second parse is theirs alone.
     fields = F.from_json(text, "map<string,variant>")

@@ -65,7 +65,7 @@ class Backend(ABC):
 
     async def put_parts(self, key: str, parts: Parts) -> Version:
         """Write the whole object from where its bytes stand."""
-        return await self.put(key, bytes(parts))
+        return await self.put(key, parts.together())
 
     @abstractmethod
     async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:

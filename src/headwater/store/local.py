@@ -132,6 +132,7 @@ class LocalBackend(Backend):
             try:
                 for part in data if isinstance(data, Parts) else (data,):
                     file.append(part)
+                    del part  # whose memory the next one may use
                 return self._finish(key, path, file, condition)
             finally:
                 self._discard(path, file)

@@ -26,6 +26,10 @@ class Parts(ABC):
     def __bytes__(self) -> bytes:
         return b"".join(self)
 
+    def together(self) -> bytes | memoryview:
+        """All of them in one place. Computes only; may run in a thread."""
+        return bytes(self)
+
 
 class Version(NamedTuple):
     """Identifies one content of one key; opaque, and only ever compared for equality.

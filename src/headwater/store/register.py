@@ -140,6 +140,21 @@ class Register(Generic[T]):
                 # would lose again, perhaps to more changes than the history remembers.
                 base = await self._load()
 
+    async def replace_damaged(self, value: T) -> None:
+        """Write over bytes that are no register any more; `Refused` if they are one after all.
+
+        Its revisions begin anew. `Conflict` if somebody else wrote meanwhile.
+        """
+        found = await self._store.get(self._key)
+        try:
+            self._decode(found)
+        except Corrupt:
+            token = runtime.new_token().hex()
+            data = self._encode(None, self._encode_value(value), token)
+            await self._store.put_if_unchanged(self._key, data, found.version, token=token.encode())
+            return
+        raise Refused(f"{self._key} can be read: it is changed by update, not written over")
+
     async def _write(
         self, base: _Found | None, encoded: bytes, token: str
     ) -> tuple[bool, _Found | None]:

@@ -187,7 +187,7 @@ class Store:
             parts = data
             if self.is_local:
                 return await self._put(key, len(parts), lambda: self._backend.put_parts(key, parts))
-            data = await runtime.run_blocking(bytes, parts)
+            data = await runtime.run_blocking(parts.together)
         content = self._checked(key, data)
         if len(content) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
             return await self._put_in_parts(key, content)

@@ -223,6 +223,10 @@ class FakeLooker(Looker):
             oldest_pending_ms=pending[0].min_ms if pending else None,
         )
 
+    async def floor(self) -> int:
+        await self.queue.ask("floor")
+        return self.queue.floor
+
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         await self.queue.ask("look_after")
         if sequence is None:

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, UnreadableBatch
-from headwater.core import runtime
+from headwater.buffer.consumer import BlockingConsumer, Consumer, UnreadableBatch
+from headwater.buffer.stream import create_stream
+from headwater.core import portal, runtime
 from headwater.core.errors import (
     Denied,
     Fenced,
@@ -20,6 +21,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import ACKS_PER_DEQUEUE
+from headwater.store import open_store
 from tests.buffer.consumer.fakes import FakeQueue, KeyFaults
 from tests.store.scripted import Scripted, stalls, virtual
 
@@ -223,7 +225,7 @@ async def test_what_can_be_refused_is_refused_before_anybody_is_fenced() -> None
         options = {"gc": False, **wrong}
         with pytest.raises(Refused):
             await Consumer.open(queue.stream(), **options)  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="consumed by nodes"):
+    with pytest.raises(Refused, match=r"stream alter memory:// orders --set consumer=query"):
         await Consumer.open(queue.stream(consumer="nodes"))
     assert queue.asked == []
 
@@ -424,6 +426,31 @@ async def test_closing_flushes_and_closing_twice_is_closing_once() -> None:
         await consumer.next_batch()
     with pytest.raises(Refused, match="closed"):
         await consumer.ack(1)
+
+
+@virtual
+async def test_who_closes_beside_another_returns_once_it_is_closed() -> None:
+    queue = FakeQueue()
+    await queue.add_many(1)
+    consumer = await opened(queue)
+    await consumer.ack(await sequence_of_next(consumer))
+    first = runtime.spawn(consumer.close(), name="first")
+    await runtime.sleep(0)
+    await consumer.close()
+    assert (first.done(), queue.acked) == (True, 1)
+
+
+def test_an_error_in_a_block_without_a_loop_is_not_hidden_either() -> None:
+    stream = portal.shared().call(create_stream(open_store("memory://"), "orders"))
+
+    def block() -> None:
+        with BlockingConsumer.open(stream, gc=False):
+            BlockingConsumer.open(stream, gc=False)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError) as told:
+        block()
+    assert "took over" in told.value.__notes__[0]
 
 
 @virtual

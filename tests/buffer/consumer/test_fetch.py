@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from headwater.buffer import v1_batch
+from headwater.buffer.compression import Compression
 from headwater.buffer.consumer import FetchHandle, Metadata, UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.v1_manifest import Entry, Manifest, encode_manifest
@@ -162,6 +163,26 @@ async def test_a_batch_that_the_queue_holds_twice_delivers_nothing_the_second_ti
     assert (len(batch), batch.entries, batch.lost) == (0, [], None)
     assert batch
     assert queue.store.stats.of("get").requests == 0
+
+
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
+def test_a_published_batch_without_records_is_looked_at_if_it_has_bytes(
+    compression: Compression,
+) -> None:
+    @virtual
+    async def run() -> None:
+        store = Store(MemoryBackend())
+        handle = FetchHandle(store, stream="orders", partition=0)
+        good = v1_batch.encode_batch([], compression)
+        await store.put("batches/a", good)
+        descriptor = Descriptor(0, "batches/a", 1, 0, len(good), 0, 0, format="v1")
+        assert len(await handle.fetch(descriptor)) == 0
+        bad = b"zz" + good
+        await store.put("batches/a", bad)
+        with pytest.raises(UnreadableBatch):
+            await handle.fetch(msgspec.structs.replace(descriptor, size_bytes=len(bad)))
+
+    run()
 
 
 def test_a_large_batch_is_decoded_on_a_thread_and_a_small_one_is_not(

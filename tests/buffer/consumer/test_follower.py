@@ -216,3 +216,21 @@ async def test_its_lag_is_what_lies_after_its_position() -> None:
     await follower.commit(2)
     drained = await follower.lag()
     assert (drained.batches, drained.records, drained.size_bytes, drained.seconds) == (0, 0, 0, 0)
+
+
+@virtual
+async def test_a_closed_follower_delivers_and_commits_nothing() -> None:
+    queue = FakeQueue()
+    await queue.add_many(2)
+    follower = await following(queue)
+    assert await follower.next_batch() is not None
+    await follower.close()
+    await follower.close()
+    for call in (
+        follower.next_batch(),
+        follower.next_descriptors(1),
+        follower.commit(0),
+        follower.lag(),
+    ):
+        with pytest.raises(Refused, match="closed"):
+            await call

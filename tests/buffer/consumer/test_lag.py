@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, Lag, lag
+from headwater.buffer.consumer import Consumer, GroupRegister, Lag, Ownership, Place, lag
 from headwater.buffer.consumer.lag import lag_behind
 from headwater.core import limits, runtime
+from headwater.core.errors import NotFound
 from tests.buffer.consumer.fakes import FakeLooker, FakeQueue
 from tests.store.scripted import virtual
 
@@ -101,3 +102,20 @@ async def test_bytes_that_would_take_too_long_to_add_up_are_left_out() -> None:
     assert found.batches == len(queue.entries)
     assert found.size_bytes is None
     assert len(queue.asked) <= 2 + limits.LAG_WALK_BATCHES // limits.LOOK_BATCHES + 1
+
+
+@virtual
+async def test_a_groups_own_position_counts_also_within_a_batch() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    stream = queue.stream()
+    with pytest.raises(NotFound, match="'audit' has no position"):
+        await lag(stream, 0, "audit")
+    await GroupRegister(stream, 0, "audit").begin(Place(1, 4))
+    found = await lag(stream, 0, "audit")
+    assert (found.batches, found.records) == (2, 3)
+    owner = await Ownership.open(stream, 0, "billing", gc=False)
+    await owner.acknowledge(0)
+    assert (await lag(stream, 0, "billing")).records == 4
+    await GroupRegister(stream, 0, "billing").advance(Place(1, 4))
+    assert (await lag(stream, 0, "billing")).records == 3

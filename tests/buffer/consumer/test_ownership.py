@@ -132,6 +132,24 @@ async def test_a_group_begins_once_and_moves_forward_only() -> None:
     assert follower.committed == 3
 
 
+@virtual
+async def test_a_group_that_takes_over_behind_what_is_acknowledged_is_noted_as_such() -> None:
+    stream = FakeQueue().stream()
+    group = GroupRegister(stream, 0, "audit")
+    await group.begin(Place(1, 4))
+    assert await group.owns_from(Place(3, 9))
+    # What the queue has acknowledged is another's work, also when the group loses it again.
+    kept = await group.owned_until(Place(3, 9))
+    assert (kept.next_sequence, kept.behind) == (1, True)
+    await group.advance(Place(2, 7), behind=True)
+    kept = await group.advance(Place(3, 9))
+    assert (kept.next_sequence, kept.behind) == (3, False)
+    kept = await group.owned_until(Place(5, 20))
+    assert (kept.next_sequence, kept.lsn) == (5, 20)
+    assert not await group.owns_from(Place(5, 20))
+    assert not await GroupRegister(stream, 0, "fresh").owns_from(Place(5, 20))
+
+
 def test_small_descriptors_fetch_the_same_batches(on_a_stream: Callable[[Test], None]) -> None:
     async def test(stream: Stream) -> None:
         rides = stream.config.format == "native"
@@ -142,6 +160,7 @@ def test_small_descriptors_fetch_the_same_batches(on_a_stream: Callable[[Test], 
         small = [shipped(descriptor) for descriptor in found]
         assert [one.inline for one in small] == ([b"", b"", None] if rides else [None] * 3)
         assert all(len(msgspec.msgpack.encode(one)) < 400 for one in small)
+        await runtime.sleep(5)  # what is kept beside the appends is written by then
         asked = stream.store.stats.operations["get"].requests
         batches = await asyncio.gather(*(handle.fetch(one) for one in small))
         assert [batch.entries for batch in batches] == [[b"a", b"b"], [b"c"], [b"d"]]

@@ -180,3 +180,16 @@ async def test_what_was_handed_out_another_way_is_dropped() -> None:
 def test_bounds_that_allow_nothing_are_refused() -> None:
     with pytest.raises(Refused, match="read-ahead"):
         ReadAhead(Fetches(), max_batches=0)
+
+
+@virtual
+async def test_an_error_of_any_kind_is_told_in_its_turn_and_the_batch_fetched_again() -> None:
+    fetches = Fetches()
+    fetches.takes_s = {0: 3.0}
+    fetches.errors = {1: [MemoryError("no room to decode")]}
+    ahead = ReadAhead(fetches)
+    ahead.add(described(n) for n in range(3))
+    assert await take(ahead) == 0
+    assert isinstance(await ahead.first(), MemoryError)
+    ahead.try_first_again()
+    assert [await take(ahead) for _ in range(2)] == [1, 2]

@@ -15,13 +15,14 @@ import headwater
 from headwater.buffer.batch import Batch
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.consumer import AsyncReader, Consumer, read_async
+from headwater.buffer.consumer import AsyncReader, Consumer, UnreadableBatch, read_async
+from headwater.buffer.producer import Producer
 from headwater.buffer.queue.contract import NewBatch
 from headwater.buffer.records import from_arrow, from_values
 from headwater.buffer.stream import create_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed, Unavailable
-from headwater.store import open_store
+from headwater.store import MemoryBackend, Store, open_store
 from tests.buffer.consumer.fakes import FakeQueue, FakeStream
 from tests.store.scripted import Scripted, virtual
 
@@ -69,7 +70,7 @@ async def test_every_record_comes_with_its_defaults_and_its_place() -> None:
 
 
 @virtual
-async def test_it_opens_nothing_fences_nobody_and_lists_nothing() -> None:
+async def test_it_opens_nothing_and_fences_nobody() -> None:
     backend = Scripted()
     queue = FakeQueue(backend)
     await queue.add_many(3)
@@ -149,8 +150,9 @@ async def test_the_first_record_asked_for_by_number_is_that_one_or_trimmed() -> 
     declared = FakeStreamWithSchema(queue, pa.schema([("n", pa.int64())]))
     reader = await read_async(declared, None, 1, columns=["_lsn"])
     queue.floor = 1  # between opening and reading
-    with pytest.raises(Trimmed):
+    with pytest.raises(Trimmed) as told:
         await anext(reader)
+    assert told.value.floor == queue.entries[1].first_lsn == 3
 
 
 @virtual
@@ -241,8 +243,9 @@ async def test_a_batch_that_goes_with_the_retention_while_it_is_read_is_trimmed(
     await anext(reader)
     queue.floor = 2
     await queue.store.delete(queue.entries[1].location)
-    with pytest.raises(Trimmed):
+    with pytest.raises(Trimmed) as told:
         await anext(reader)
+    assert told.value.floor == queue.entries[2].first_lsn == 5
 
 
 # Columns
@@ -427,3 +430,23 @@ def test_reading_by_its_short_name_with_a_loop(tmp_path: Path) -> None:
             assert len(await rows_of(reader)) == 3
 
     asyncio.run(run())
+
+
+@virtual
+async def test_a_time_within_a_lost_batch_begins_with_it_where_it_is_passed_over() -> None:
+    stream = await create_stream(Store(MemoryBackend()), "orders")
+    async with await Producer.open(stream, linger_ms=5000) as producer:
+        await producer.produce([bytes(20_000)])
+        await runtime.sleep(2)
+        between = datetime.fromtimestamp(runtime.wall_ms() / 1000, UTC)
+        await runtime.sleep(1)
+        await producer.produce([bytes(20_000)])
+        await producer.flush()
+        await producer.produce([b"after"])
+    (lost, _) = await stream.looker(0).after(None, 9)
+    await stream.store.delete(lost.location)
+    with pytest.raises(UnreadableBatch):
+        await read_async(stream, start=between)
+    skipping = await read_async(stream, start=between, on_bad_batch="skip")
+    assert [row["_lsn"] for row in await rows_of(skipping)] == [3]
+    assert [(lost.first_lsn, lost.last_lsn) for lost in skipping.lost] == [(1, 2)]

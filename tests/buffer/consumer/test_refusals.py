@@ -203,3 +203,22 @@ async def test_metrics_can_be_read_where_they_are_printed() -> None:
         told = repr(consumer.metrics)
     assert "ConsumerMetrics(batches_collected=1, entries_collected=2" in told
     assert "fetch_duration_seconds=<histogram: 1 observed" in told
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"gc_interval_s": float("nan")},
+        {"gc_interval_s": float("inf")},
+        {"gc_interval_s": "5"},
+        {"gc_interval_s": True},
+        {"read_ahead_batches": 2.5},
+        {"read_ahead_bytes": "1"},
+    ],
+)
+@virtual
+async def test_what_is_no_number_is_refused_before_anybody_is_fenced(option: Any) -> None:
+    queue = FakeQueue()
+    with pytest.raises(Refused, match=next(iter(option))):
+        await Consumer.open(queue.stream(), **option)
+    assert queue.epoch == 0

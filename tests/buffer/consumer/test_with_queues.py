@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headwater.buffer.consumer import (
+    AsyncReader,
     BlockingConsumer,
     ConsumedBatch,
     Consumer,
@@ -20,11 +23,14 @@ from headwater.buffer.consumer import (
     lsn_at_time,
     read_async,
 )
+from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream, alter_stream, create_stream
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused, Trimmed
 from headwater.store import MemoryBackend, Store, open_store
 from tests.buffer.consumer.produced import produce
+from tests.buffer.native.given import Cloud
+from tests.buffer.native.watched import Watched
 from tests.store.scripted import virtual
 
 Test = Callable[[Stream], Awaitable[None]]
@@ -49,6 +55,10 @@ async def next_of(consumer: Consumer | Follower) -> ConsumedBatch:
     batch = await consumer.next_batch()
     assert batch is not None
     return batch
+
+
+async def rest_of(reader: AsyncReader) -> list[pa.RecordBatch]:
+    return [rows async for rows in reader]
 
 
 def test_batches_and_numbers_survive_a_change_of_consumer(
@@ -113,11 +123,32 @@ def test_a_lost_batch_is_an_error_or_a_dead_letter(on_a_stream: Callable[[Test],
     on_a_stream(test)
 
 
+def test_a_reader_overtaken_by_the_retention_is_told_the_lsn_to_go_on_with(
+    on_a_stream: Callable[[Test], None],
+) -> None:
+    async def test(stream: Stream) -> None:
+        await produce(stream, *[[b"x"] * 100] * 300)
+        reader = await read_async(stream, read_ahead_bytes=0)
+        await anext(reader)
+        consumer = await Consumer.open(stream)
+        await consumer.next_descriptors(300)
+        await consumer.ack_through(299)
+        await consumer.close()
+        await runtime.sleep(10)
+        await stream.collector(0).collect(Retention(retention_ms=0, grace_ms=0))
+        with pytest.raises(Trimmed) as told:
+            await rest_of(reader)
+        with pytest.raises(Trimmed) as at_open:
+            await read_async(stream, None, 1)
+        assert told.value.floor == at_open.value.floor == 30_001
+
+    on_a_stream(test)
+
+
 def test_what_is_acknowledged_stays_until_the_retention_takes_it(
     on_a_stream: Callable[[Test], None],
 ) -> None:
     async def test(stream: Stream) -> None:
-        # Chunks go whole, so there has to be one that is wholly past.
         await produce(stream, *[[b"x"]] * 300)
         consumer = await Consumer.open(stream, gc_interval_s=300)
         await consumer.next_descriptors(300)
@@ -163,7 +194,13 @@ def test_reading_looks_and_changes_nothing(on_a_stream: Callable[[Test], None]) 
             {"_value": b"b", "_lsn": 2},
             {"_value": b"c", "_lsn": 3},
         ]
-        assert await lsn_at_time(stream, 0, between_ms) == 3
+        moment = datetime.fromtimestamp(between_ms / 1000, UTC)
+        for between in (between_ms, moment, moment.isoformat(), moment.replace(tzinfo=None)):
+            assert await lsn_at_time(stream, 0, between) == 3
+        assert await lsn_at_time(stream, 0, date(1970, 1, 1)) == 1
+        for wrong in (1.5, True, "soon", None):
+            with pytest.raises(Refused):
+                await lsn_at_time(stream, 0, wrong)  # type: ignore[arg-type]
         assert await lsn_at_time(stream, 0, runtime.wall_ms() + 1) is None
         await consumer.flush()
 
@@ -204,6 +241,27 @@ def test_a_stream_that_nodes_consume_is_refused(on_a_stream: Callable[[Test], No
             await Consumer.open(stream.store, "orders")
 
     on_a_stream(test)
+
+
+@virtual
+async def test_only_a_search_for_the_end_lists() -> None:
+    backend = Watched(Cloud(versions_by_content=True))
+    stream = await create_stream(Store(backend), "orders")
+    consumer = await Consumer.open(stream, gc=False)
+    follower = await Follower.open(stream, group="audit")
+    for one in (consumer, follower):
+        assert await one.next_batch() is None
+    for number in range(3):
+        await produce(stream, [b"a"], [b"b"])
+        backend.requests()
+        for one in (consumer, follower):
+            await next_of(one)
+            await next_of(one)
+            assert await one.next_batch() is None
+        await consumer.ack_through(2 * number)
+        assert "list" not in backend.operations()
+        assert (await consumer.lag()).batches == 1
+        assert backend.operations().count("list") == 1
 
 
 @pytest.mark.parametrize("format_", ["native", "v1"])

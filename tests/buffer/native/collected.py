@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from headwater.buffer.queue import Retention
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.native import NativeAppender, NativeLooker
 from headwater.core import runtime
 from headwater.store import MemoryBackend
 from tests.buffer.native.given import PREFIX, Queue
 
 HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 FOREVER = Retention(None, grace_ms=0)
 
 
@@ -33,6 +34,25 @@ async def a_queue(
         await (await queue.taken()).dequeue(acked - 1)
     await runtime.sleep(1.0)
     return queue, ids
+
+
+async def in_one_chunk(
+    count: int, *, acked: int, shape: type[MemoryBackend] = MemoryBackend
+) -> tuple[Queue, list[str]]:
+    """A queue whose one chunk has so many batches, in objects of their own."""
+    queue = await Queue(shape(versions_by_content=True)).create()
+    appender = await queue.opened()
+    group = [await queue.upload(appender, sequence) for sequence in range(1, count + 1)]
+    await appender.append(group)
+    await (await queue.taken()).dequeue(acked - 1)
+    await runtime.sleep(1.0)
+    return queue, [one.batch_id for one in group]
+
+
+async def read_on(looker: NativeLooker, sequence: int) -> None:
+    """Read twice: the first time may tell the floor, which the second one goes by."""
+    for _ in range(2):
+        await looker.after(sequence - 1, 1)
 
 
 async def uploads(queue: Queue) -> list[str]:

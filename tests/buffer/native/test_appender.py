@@ -39,23 +39,47 @@ async def test_an_append_is_an_upload_and_one_write_or_one_write_alone(
     assert backend.operations() == ["put_if_absent"]
 
 
-@virtual
-async def test_the_floor_is_looked_at_once_in_its_lease() -> None:
+async def looks_of(appends: int, every_s: float, *, chunk_of: int | None = None) -> list[float]:
+    """When a lone producer looked at the floor, in seconds after it was opened."""
     queue = await Queue().create()
     backend, store = client(queue)
     appender = await queue.opened(store=store)
     backend.requests()
-    for sequence in range(1, 181):
+    opened_s = runtime.monotonic_s()
+    for sequence in range(1, appends + 1):
         await appender.append([batch(sequence)])
-        await runtime.sleep(1.0)
-    looked = [
-        at_s
-        for (_, key), at_s in zip(backend.calls, backend.at_s, strict=True)
-        if key == f"{PREFIX}/queue.json"
-    ]
+        await runtime.sleep(every_s)
+        if chunk_of is not None and sequence % chunk_of == 0:
+            await queue.close_last(appender)
+    calls = zip(backend.calls, backend.at_s, strict=True)
+    return [at_s - opened_s for (_, key), at_s in calls if key == f"{PREFIX}/queue.json"]
+
+
+@virtual
+async def test_whoever_adds_to_a_chunk_looks_at_the_floor_once() -> None:
+    (looked_s,) = await looks_of(180, 1.0)
+    assert limits.FLOOR_LEASE_S <= looked_s < limits.FLOOR_LEASE_S + 1.5
+
+
+@virtual
+async def test_a_floor_is_looked_at_again_when_its_lease_ran_out_between_two_appends() -> None:
+    assert len(await looks_of(10, limits.FLOOR_LEASE_S + 1)) >= 9
+
+
+@virtual
+async def test_a_floor_is_looked_at_now_and_then_though_the_chunk_grows() -> None:
+    looked = await looks_of(200, 20.0)
     gaps = [later - earlier for earlier, later in pairwise(looked)]
-    assert len(looked) == 180 // limits.FLOOR_LEASE_S - 1
-    assert all(limits.FLOOR_LEASE_S <= gap < limits.FLOOR_LEASE_S + 1.5 for gap in gaps)
+    assert gaps
+    assert max(gaps) < limits.FLOOR_LOOK_S + 2 * limits.FLOOR_LEASE_S
+
+
+@virtual
+async def test_a_chunk_that_was_made_does_not_tell_where_the_floor_is() -> None:
+    looked = await looks_of(120, 1.0, chunk_of=1)
+    gaps = [later - earlier for earlier, later in pairwise(looked)]
+    assert gaps
+    assert max(gaps) < limits.FLOOR_LEASE_S + 3
 
 
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])

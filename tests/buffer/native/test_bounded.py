@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
 from tests.buffer.native.given import Cloud, Queue, batch
 from tests.store.scripted import virtual
@@ -48,6 +49,7 @@ async def _measured(shape: type[MemoryBackend], pending: int) -> dict[str, tuple
     found["open a producer"] = await moved.by(appender.open)
     found["append"] = await moved.by(lambda: appender.append([batch(1)]))
     found["append again"] = await moved.by(lambda: appender.append([batch(2)]))
+    await runtime.sleep(1.0)  # what is written beside is written
     taker = queue.taker()
     await taker.open("g")
     found["first poll"] = await moved.by(lambda: taker.after(None, 1))

@@ -8,14 +8,38 @@ import pytest
 
 from headwater.buffer.queue import Retention
 from headwater.core import limits, runtime
-from headwater.core.errors import Denied, HeadwaterError, Unavailable
+from headwater.core.errors import Denied, HeadwaterError, Trimmed, Unavailable
 from headwater.store import MemoryBackend
-from tests.buffer.native.collected import HOUR_MS, a_queue, chunk_numbers, uploads
+from tests.buffer.native.collected import (
+    DAY_MS,
+    FOREVER,
+    HOUR_MS,
+    a_queue,
+    chunk_numbers,
+    in_one_chunk,
+    read_on,
+    uploads,
+)
 from tests.buffer.native.given import AT_MS, NOTHING_KEPT, PREFIX, Cloud, Queue, batch, ulid_at
 from tests.buffer.native.watched import acknowledge_everything, client
 from tests.store.scripted import after, fails, virtual
 
 shapes = pytest.mark.parametrize("shape", [MemoryBackend, Cloud])
+
+
+@virtual
+async def test_the_floor_passes_closed_chunks_alone() -> None:
+    queue, _ = await a_queue(2)
+    appender = await queue.opened()
+    for _ in range(4):
+        await appender.append([batch(appender._landed + 1)])  # to a chunk that stays open
+        await acknowledge_everything(queue)
+        await runtime.sleep(1.0)
+        await queue.collector().collect(NOTHING_KEPT)
+        floor = (await queue.chunks.floors()).chunk_floor
+        below = [number for number in await chunk_numbers(queue) if number < floor]
+        assert below
+        assert all([(await queue.chunk(number)).closed for number in below])
 
 
 @shapes
@@ -40,24 +64,88 @@ async def test_nothing_goes_that_nobody_acknowledged() -> None:
     assert len(await queue.entries()) == 5
 
 
+@shapes
 @virtual
-async def test_a_chunk_goes_whole_or_not_at_all() -> None:
-    queue = await Queue().create()
-    appender = await queue.opened()
-    await appender.append([batch(n) for n in range(1, 6)])
-    await (await queue.taken()).dequeue(3)
+async def test_batches_go_one_by_one_though_their_chunk_stays(shape: type[MemoryBackend]) -> None:
+    queue, ids = await in_one_chunk(5, acked=3, shape=shape)
     report = await queue.collector().collect(NOTHING_KEPT, full=True)
-    assert (report.floor_sequence, report.kept_retained, report.kept_pending) == (0, 4, 1)
-    assert len(await queue.entries()) == 5
+    assert (report.floor_sequence, report.floor_lsn) == (3, 4)
+    assert (report.batches_expired, report.bytes_expired, report.failed) == (3, 30, 0)
+    assert (report.kept_retained, report.kept_pending) == (0, 2)
+    assert await uploads(queue) == ids[3:]
+    assert await chunk_numbers(queue) == [1]
+    assert len((await queue.chunk(1)).entries) == 5
+    # The producer's batches are told by the chunk, also those that are gone.
+    assert (await queue.appender().open()).producer_sequence == 5
+    await (await queue.taken()).dequeue(4)
+    report = await queue.collector().collect(NOTHING_KEPT, full=True)
+    assert (report.floor_sequence, report.batches_expired) == (5, 2)
+    assert await uploads(queue) == []
+    assert (await queue.appender().open()).producer_sequence == 5
+
+
+@shapes
+@virtual
+async def test_what_the_floor_passed_within_a_chunk_is_trimmed_for_everybody(
+    shape: type[MemoryBackend],
+) -> None:
+    queue, _ = await in_one_chunk(5, acked=3, shape=shape)
+    behind = queue.looker()
+    assert len(await behind.after(None, 2)) == 2
+    await queue.collector().collect(NOTHING_KEPT)
+    looker = queue.looker()
+    assert [one.sequence for one in await looker.after(None, 10)] == [3, 4]
+    assert [one.sequence for one in await looker.after(2, 10)] == [3, 4]
+    assert await looker.sequence_at_lsn(4) == 3
+    assert await looker.sequence_at_time(0) == 3
+    with pytest.raises(Trimmed) as trimmed:
+        await looker.after(1, 10)
+    assert trimmed.value.floor == 3
+    with pytest.raises(Trimmed):
+        await looker.sequence_at_lsn(3)
+    with pytest.raises(Trimmed):
+        await queue.taker().open("g", last_acked_sequence=1)
+    await runtime.sleep(limits.FLOOR_LEASE_S)
+    with pytest.raises(Trimmed) as trimmed:
+        await read_on(behind, 1)
+    assert trimmed.value.floor == 3
+
+
+@virtual
+async def test_chunks_go_though_the_floor_rises_in_every_pass() -> None:
+    queue, _ = await a_queue(2, acked=2)
+    appender = await queue.opened()
+    left = []
+    for sequence in range(3, 30):
+        await appender.append([await queue.upload(appender, sequence)])
+        await (await queue.taken()).dequeue(sequence - 2)
+        await runtime.sleep(10)
+        report = await queue.collector().collect(NOTHING_KEPT)
+        assert report.floor_sequence == sequence - 1
+        left.append(await chunk_numbers(queue))
+    assert left[5][0] == 0
+    assert left[-1] == [(await queue.chunks.floors()).chunk_floor]
+
+
+@virtual
+async def test_a_batch_that_a_dead_collector_left_below_the_floor_goes_in_a_full_pass() -> None:
+    queue, ids = await in_one_chunk(3, acked=2)
+    await queue.collector().collect(FOREVER, full=True)
+    backend, store = client(queue)
+    backend.on("delete", ids[0], fails(Unavailable("503")))
+    assert (await queue.collector(store=store).collect(NOTHING_KEPT)).failed == 1
+    assert await uploads(queue) == [ids[0], ids[2]]
+    await queue.collector().collect(NOTHING_KEPT, full=True)
+    assert await uploads(queue) == ids[2:]
 
 
 @virtual
 async def test_what_is_acknowledged_stays_for_the_retention() -> None:
     queue = await Queue().create()
     appender = await queue.opened()
-    for sequence, hours in enumerate((10, 5, 1), start=1):
-        await appender.append([batch(sequence, min_ms=runtime.wall_ms() - hours * HOUR_MS)])
-        await queue.close_last(appender)
+    for sequence, hours in enumerate((5, 4, 1), start=1):
+        await appender.append([batch(sequence, min_ms=runtime.wall_ms())])
+        await runtime.sleep(hours * 3600)
     await acknowledge_everything(queue)
     for hours, floor in ((11, 0), (6, 1), (2, 2)):
         report = await queue.collector().collect(Retention(hours * HOUR_MS))
@@ -65,6 +153,43 @@ async def test_what_is_acknowledged_stays_for_the_retention() -> None:
     assert (await queue.collector().collect(Retention(None))).floor_sequence == 2
     await runtime.sleep(3600)
     assert (await queue.collector().collect(Retention(2 * HOUR_MS))).floor_sequence == 3
+
+
+@pytest.mark.parametrize(("off_ms", "early"), [(0, 0), (365 * DAY_MS, 0), (-30 * DAY_MS, 1)])
+@virtual
+async def test_no_producers_clock_decides_how_long_batches_stay(off_ms: int, early: int) -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    for sequence in range(1, 11):
+        await appender.append([batch(sequence, min_ms=runtime.wall_ms() + off_ms)])
+        await queue.close_last(appender)
+        await runtime.sleep(24 * 3600)
+    await acknowledge_everything(queue)
+    week = Retention(7 * DAY_MS + HOUR_MS)
+    # A chunk was written a day. A late clock is believed as far back as the chunk before.
+    assert (await queue.collector().collect(week)).floor_sequence == 3 + early
+    # Also in the chunk after one that is deleted.
+    await runtime.sleep(limits.FLOOR_SETTLE_S + 10)
+    assert (await queue.collector().collect(week, full=True)).floor_sequence == 3 + early
+    await runtime.sleep(24 * 3600)
+    assert (await queue.collector().collect(week)).floor_sequence == 4 + early
+
+
+@virtual
+async def test_a_chunk_that_a_clock_ahead_holds_up_is_closed() -> None:
+    queue = await Queue().create()
+    wrong, right = await queue.opened("wrong"), await queue.opened("right")
+    await wrong.append([batch(1, min_ms=runtime.wall_ms() + 365 * DAY_MS)])
+    floors = []
+    for sequence in range(1, 25):
+        await runtime.sleep(24 * 3600)
+        await right._tail.find()
+        await right.append([batch(sequence, min_ms=runtime.wall_ms())])
+        await acknowledge_everything(queue)
+        report = await queue.collector().collect(Retention(7 * DAY_MS))
+        floors.append(report.floor_sequence)
+    assert floors[7] == 0
+    assert floors[-1] > 10
 
 
 @virtual

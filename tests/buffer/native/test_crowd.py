@@ -80,6 +80,30 @@ def test_of_some_who_never_pause_all_land_and_none_starves(producers: int) -> No
 
 
 @virtual
+async def test_many_who_come_and_go_do_not_starve_one_who_stays() -> None:
+    queue = await Queue(Cloud(versions_by_content=True)).create()
+
+    async def come_and_go(number: int) -> None:
+        await runtime.sleep(number * 0.5)
+        _, store = client(queue, latency_s=REQUEST_S)
+        appender = await queue.opened(f"task-{number}", store=store)
+        await appender.append([batch(1)])
+        await appender.close()
+
+    others = [asyncio.ensure_future(come_and_go(number)) for number in range(200)]
+    _, store = client(queue, latency_s=REQUEST_S)
+    stays = await queue.opened("stays", store=store)
+    took_s = []
+    for sequence in range(1, 80):
+        started_s = runtime.monotonic_s()
+        await stays.append([batch(sequence)])
+        took_s.append(runtime.monotonic_s() - started_s)
+        await runtime.sleep(1.0)
+    await asyncio.gather(*others)
+    assert max(took_s) <= 10 * REQUEST_S
+
+
+@virtual
 async def test_one_in_company_looks_before_it_writes() -> None:
     queue = await Queue().create()
     one, other = await queue.opened("one"), await queue.opened("other")

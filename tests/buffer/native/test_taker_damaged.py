@@ -32,9 +32,8 @@ async def test_a_chunk_deleted_by_hand_is_reported_and_nothing_after_it_is_ackno
     taker = await queue.taken()
     await taker.after(None, 1)
     await queue.delete_chunk(2)
-    assert await taker.after(0, 10) == []
     with pytest.raises(RolledBack, match="nobody deleted it"):
-        await polled(taker, 0)
+        await taker.after(0, 10)
     for lost in (1, 2, 3):
         with pytest.raises(RolledBack):
             await queue.taker().open("g", last_acked_sequence=lost)
@@ -132,6 +131,6 @@ async def test_a_consumer_record_that_went_back_is_refused() -> None:
 @virtual
 async def test_a_queue_that_is_not_there_is_not_made_by_opening() -> None:
     queue = Queue()
-    with pytest.raises(NotFound, match="no queue"):
+    with pytest.raises(RolledBack, match="no queue"):
         await queue.taker().open("g")
     assert [meta async for meta in queue.store.list()] == []

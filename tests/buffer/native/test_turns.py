@@ -8,8 +8,9 @@ from headwater.buffer.queue.native.chunk import Chunk, Owner, first_chunk
 from headwater.buffer.queue.native.turns import (
     APART,
     PATIENCE,
-    RECENT_SEQUENCES,
+    ROUNDS_ABSENT,
     SLOT_MOST_S,
+    WAIT_MOST_S,
     Turns,
 )
 from headwater.core import runtime
@@ -39,6 +40,7 @@ def settled(turns: Turns) -> None:
 async def test_a_round_has_a_turn_for_each_that_appended_lately() -> None:
     turns = Turns("a")
     settled(turns)
+    turns.see(first_chunk("q1"))
     turns.see(appended("a", "b", "c", "d"))
     assert turns.wait_s(0) == pytest.approx(4 * PATIENCE * REQUEST_S)
     await runtime.sleep(3 * PATIENCE * REQUEST_S)
@@ -51,10 +53,46 @@ async def test_a_round_has_a_turn_for_each_that_appended_lately() -> None:
 async def test_who_has_not_appended_for_long_is_not_waited_for() -> None:
     turns = Turns("a")
     settled(turns)
-    chunk = appended("a", "b", "gone")
+    turns.see(first_chunk("q1"))
+    chunk = appended("a", "b", "gone", "b", "gone")
     turns.see(chunk)
-    turns.see(appended(*["a", "b"] * RECENT_SEQUENCES, on=chunk.written(bytes(16), closed=True)))
+    await runtime.sleep(3 * ROUNDS_ABSENT * PATIENCE * REQUEST_S)
+    turns.see(appended("b", "a", on=chunk))
+    settled(turns)
     assert turns.wait_s(0) == pytest.approx(2 * PATIENCE * REQUEST_S)
+
+
+@virtual
+async def test_many_who_come_once_and_leave_make_nobody_wait() -> None:
+    turns = Turns("a")
+    settled(turns)
+    chunk = first_chunk("q1")
+    for number in range(100):
+        chunk = appended("a", f"task {number}", on=chunk)
+        turns.see(chunk)
+        turns.took(REQUEST_S)
+        await runtime.sleep(1.0)
+    assert turns.wait_s(0) == 0
+
+
+@virtual
+async def test_what_is_there_at_the_first_look_may_be_from_long_ago() -> None:
+    chunk = appended(*(f"task {number}" for number in range(100)))
+    await runtime.sleep(3600.0)
+    turns = Turns("a")
+    settled(turns)
+    turns.see(chunk)
+    assert turns.wait_s(0) == pytest.approx(PATIENCE * REQUEST_S)
+
+
+@virtual
+async def test_nobody_waits_until_its_records_are_given_up() -> None:
+    turns = Turns("a")
+    turns.see(first_chunk("q1"))
+    for _ in range(100):
+        turns.took(SLOT_MOST_S)
+    turns.see(appended(*[f"p{number}" for number in range(100)] * 2))
+    assert turns.wait_s(0) == pytest.approx(WAIT_MOST_S)
 
 
 @virtual

@@ -185,18 +185,16 @@ def test_it_works_inside_a_running_event_loop(stream: FakeStream) -> None:
     assert asyncio.run(notebook()) == 1
 
 
-def test_a_dropped_one_says_so(stream: FakeStream) -> None:
+def test_a_dropped_one_says_so_and_is_seen_through(stream: FakeStream) -> None:
     producer: BlockingProducer | None = BlockingProducer.open(stream, linger_ms=60_000)
     assert producer is not None
     handle = producer.produce([b"a"])
-    engine = producer._engine
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         producer = None
         gc.collect()
-    assert "1 records are not accepted" in str(told[0].message)
-    portal.shared().call(engine.close())
-    assert handle.is_done
+    assert "1 records are not accepted, and are sent now" in str(told[0].message)
+    assert handle.result(timeout=60).first_lsn == 1
 
 
 def test_a_forked_child_can_neither_use_it_nor_harm_it(stream: FakeStream) -> None:
@@ -235,4 +233,31 @@ def test_a_store_of_its_own_is_closed_when_opening_fails(monkeypatch: pytest.Mon
     monkeypatch.setattr(Store, "close", close)
     with pytest.raises(NotFound):
         BlockingProducer.open("memory://", "nowhere")
+    assert len(closed) == 1
+
+
+def test_a_store_of_its_own_is_closed_by_the_close_after_one_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/store"
+    store = open_store(url)
+    portal.shared().call(create_stream(store, "orders"))
+    closed: list[Store] = []
+
+    async def close(self: Store) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(Store, "close", close)
+    producer = BlockingProducer.open(url, "orders")
+    whole = portal.Portal.call
+
+    def interrupted(self: portal.Portal, coroutine: Any, **more: Any) -> Any:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(portal.Portal, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    monkeypatch.setattr(portal.Portal, "call", whole)
+    producer.close()
     assert len(closed) == 1

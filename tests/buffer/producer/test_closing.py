@@ -9,9 +9,12 @@ import warnings
 import pytest
 
 from headwater.buffer.producer import Producer
+from headwater.buffer.producer.engine import GOODBYE_S
 from headwater.buffer.queue.contract import Resumed
+from headwater.buffer.stream import create_stream
 from headwater.core import runtime
-from headwater.core.errors import Refused, Unavailable
+from headwater.core.errors import HeadwaterError, Refused, Unavailable
+from headwater.store import MemoryBackend, Store
 from tests.buffer.producer.fakes import FakeAppender, FakeQueue, fake_stream, takes
 from tests.store.scripted import virtual
 
@@ -205,3 +208,32 @@ async def test_which_stream_must_be_said_once() -> None:
         await Producer.open(stream, "orders")
     with pytest.raises(Refused, match="which stream"):
         await Producer.open(stream.store)
+
+
+@virtual
+async def test_goodbyes_of_many_partitions_take_no_longer_than_that_of_one() -> None:
+    stream = fake_stream(partitions=100)
+    begun: list[object] = []
+
+    async def close(self: object) -> None:
+        begun.append(self)
+        await runtime.sleep(60)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.buffer.producer.fakes.FakeAppender.close", close)
+        producer = await Producer.open(stream)
+        started_s = runtime.monotonic_s()
+        await producer.close()
+    assert runtime.monotonic_s() - started_s == pytest.approx(GOODBYE_S)
+    assert len(begun) == 100
+
+
+@virtual
+async def test_an_opening_that_fails_closes_what_it_opened() -> None:
+    store = Store(MemoryBackend())
+    stream = await create_stream(store, "orders", partitions=4)
+    await store.delete(f"streams/orders/3/ingest/{stream.id}/queue.json")
+    with pytest.raises(HeadwaterError):
+        await Producer.open(stream)
+    await runtime.sleep(0)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "headwater-known"]

@@ -200,6 +200,15 @@ async def test_metrics_count_what_was_accepted() -> None:
     assert metrics.flush_duration_seconds.count == 2
     assert metrics.flush_duration_seconds.max >= 0.25
     assert (metrics.manifest_writes, metrics.manifest_conflicts) == (2, 0)
+    assert metrics.published() == {
+        "buffer.batches_flushed": 2,
+        "buffer.entries_flushed": 3,
+        "buffer.bytes_flushed": metrics.bytes_flushed,
+        "buffer.bytes_written": metrics.bytes_written,
+        "buffer.flush_duration_seconds": metrics.flush_duration_seconds,
+        'buffer.manifest_writes{role="producer"}': 2,
+        'buffer.manifest_conflicts{role="producer"}': 0,
+    }
 
 
 @virtual

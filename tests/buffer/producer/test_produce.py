@@ -146,12 +146,15 @@ async def test_a_record_carries_what_its_call_gave_it(count: int) -> None:
     assert second["_operation"] == 2
 
 
+@pytest.mark.parametrize("header", [{"h": b"1"}, [("h", b"1")], (["h", b"1"],)])
 @pytest.mark.parametrize("count", [1, 3, MANY])
 @virtual
-async def test_a_single_key_header_time_or_operation_counts_for_all(count: int) -> None:
+async def test_a_single_key_header_time_or_operation_counts_for_all(
+    count: int, header: Any
+) -> None:
     stream = fake_stream()
     at = datetime(2026, 5, 4)  # noqa: DTZ001  a time without a zone counts as UTC
-    call = {"keys": b"k", "headers": {"h": b"1"}, "timestamps": at, "operations": "DELETE"}
+    call = {"keys": b"k", "headers": header, "timestamps": at, "operations": "DELETE"}
     await produced(stream, {"entries": [b"v"] * count, **call})
     for row in records(stream):
         assert row == {

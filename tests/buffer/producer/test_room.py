@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,13 @@ async def small(stream: FakeStream, **settings: object) -> Producer:
     return await Producer.open(stream, **chosen)  # type: ignore[arg-type]
 
 
-async def until_full(producer: Producer, entries: list[bytes]) -> tuple[int, BufferFull]:
+async def until_full(
+    producer: Producer, entries: list[bytes], **more: Any
+) -> tuple[int, BufferFull]:
     """How many calls were kept, and what the next one was told."""
     for kept in range(100):
         try:
-            await producer.produce(entries)
+            await producer.produce(entries, **more)
         except BufferFull as full:
             return kept, full
     raise AssertionError("it never was full")
@@ -206,3 +209,14 @@ async def test_what_is_held_is_let_go_to_the_last_byte() -> None:
             await producer.flush()
             assert producer._accumulator.held_bytes == 0
             assert producer._accumulator.held_calls == 0
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@virtual
+async def test_metadata_take_room_also_where_keys_decide_the_partition(partitions: int) -> None:
+    stream = fake_stream(partitions=partitions)
+    for queue in stream.queues:
+        queue.always["upload"] = hangs()
+    producer = await small(stream, linger_ms=1000, buffer_bytes=64 * KIB, on_full="fail")
+    kept, _ = await until_full(producer, [b"x"], keys=[b"key"], metadata=bytes(KIB))
+    assert 32 <= kept <= 64

@@ -241,6 +241,52 @@ async def test_closing_ends_although_an_outcome_stays_unknown() -> None:
     assert queue.closed == 1
 
 
+@virtual
+async def test_nothing_in_doubt_is_said_to_be_sent_until_it_has_landed() -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    queue.always["append"] = fails(LOST)
+    producer = await opened(stream, delivery_timeout_ms=5_000)
+    await producer.produce([b"a"])
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown, match="still being tried"):
+            await producer.flush()
+    queue.always["append"] = None
+    await runtime.sleep(60)
+    await producer.flush()
+    assert queue.values() == [b"a"]
+    await producer.close()
+
+
+@virtual
+async def test_closing_tells_of_what_it_leaves_in_doubt_though_it_was_told_before() -> None:
+    stream = fake_stream()
+    stream.queues[0].always["append"] = fails(LOST)
+    producer = await opened(stream, delivery_timeout_ms=5_000)
+    handle = await producer.produce([b"a", b"b"])
+    for waits in (producer.flush(), handle.wait()):
+        with pytest.raises(OutcomeUnknown):
+            await waits
+    with pytest.raises(OutcomeUnknown) as told:
+        await producer.close()
+    assert told.value.__notes__ == ["2 records in doubt are not tried any more: it is closed"]
+
+
+@virtual
+async def test_what_was_in_doubt_when_a_successor_came_is_told_of_again() -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    queue.always["append"] = fails(LOST)
+    producer = await opened(stream, delivery_timeout_ms=5_000)
+    await producer.produce([b"a"])
+    with pytest.raises(OutcomeUnknown):
+        await producer.flush()
+    queue.always["append"] = fails(Fenced("a successor took over"))
+    await runtime.sleep(60)
+    with pytest.raises(OutcomeUnknown):
+        await producer.close()
+
+
 # What may be resumed
 
 

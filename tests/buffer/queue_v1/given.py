@@ -90,6 +90,11 @@ class Queue:
     async def keys(self) -> list[str]:
         return [meta.key async for meta in self.store.list(self.prefix)]
 
+    async def segments(self) -> dict[int, str]:
+        """The keys of segments by their last sequence."""
+        keys = [key for key in await self.keys() if "/acked/" in key]
+        return {int(key.rpartition("/")[2][:20]): key for key in keys}
+
 
 def memory() -> Queue:
     """A queue on a store whose versions are hashes of the content, as S3's are."""

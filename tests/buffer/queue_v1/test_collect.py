@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from headwater.buffer.queue.contract import Collected, Retention
 from headwater.buffer.queue.v1 import V1Collector
 from headwater.core import limits, runtime
 from headwater.core.errors import Denied, RolledBack, Unavailable
-from headwater.store import Store
+from headwater.store import MemoryBackend, Store
+from headwater.store.local import LocalBackend
 from tests.buffer.queue_v1.given import (
     MANIFEST,
     PREFIX,
@@ -25,7 +27,7 @@ from tests.buffer.queue_v1.given import (
     uploaded,
 )
 from tests.buffer.queue_v1.test_crash import Died, Dying
-from tests.store.scripted import fails, virtual
+from tests.store.scripted import Scripted, after, fails, virtual
 
 HOUR_MS = 3_600_000
 AT_ONCE = Retention(0)
@@ -35,9 +37,24 @@ async def given(queue: Queue, *ages_ms: int) -> list[str]:
     """A batch of one record for each age; returns where they stand."""
     await queue.made()
     appender = queue.appender()
-    for age_ms in ages_ms:
-        await produce(appender, b"x", time_ms=runtime.wall_ms() - age_ms)
-    return [entry.location for entry in (await queue.manifest()).entries]
+    for _ in ages_ms:
+        await produce(appender, b"x", time_ms=runtime.wall_ms())
+    where = [entry.location for entry in (await queue.manifest()).entries]
+    for location, age_ms in zip(where, ages_ms, strict=True):
+        written(queue, location, runtime.wall_ms() - age_ms)
+    return where
+
+
+def written(queue: Queue, location: str, time_ms: int) -> None:
+    """Let the store have written an object at this time."""
+    backend = queue.store._backend
+    if isinstance(backend, MemoryBackend):
+        found = backend._objects[location]
+        meta = found.meta._replace(modified_ms=time_ms)
+        backend._objects[location] = found._replace(meta=meta)
+    else:
+        assert isinstance(backend, LocalBackend)
+        os.utime(backend._path(location), ns=(time_ms * 10**6, time_ms * 10**6))
 
 
 async def acknowledged(queue: Queue, *through: int) -> None:
@@ -90,6 +107,28 @@ async def test_an_old_batch_behind_a_young_one_waits() -> None:
     assert await batches(queue) == sorted(where)
 
 
+@pytest.mark.parametrize("off_ms", [-1000 * HOUR_MS, 0, 1000 * HOUR_MS])
+@virtual
+async def test_no_producers_clock_decides_how_long_batches_stay(off_ms: int) -> None:
+    queue = await memory().made()
+    await produce(queue.appender(), b"x", time_ms=runtime.wall_ms() + off_ms)
+    await acknowledged(queue, 0)
+    await runtime.sleep(3600)
+    assert (await queue.collector().collect(Retention(2 * HOUR_MS))).batches_expired == 0
+    await runtime.sleep(3600)
+    assert (await queue.collector().collect(Retention(2 * HOUR_MS))).batches_expired == 1
+
+
+@virtual
+async def test_an_object_that_is_gone_holds_nothing_back() -> None:
+    queue = memory()
+    where = await given(queue, 0, 3 * HOUR_MS)
+    await acknowledged(queue, 1)
+    await queue.store.delete(where[0])
+    done = await queue.collector().collect(Retention(2 * HOUR_MS))
+    assert done.floor_sequence == 2
+
+
 @virtual
 async def test_a_size_to_keep_counts_from_the_newest() -> None:
     queue = memory()
@@ -138,7 +177,8 @@ async def test_what_does_not_stand_where_our_batches_do_is_never_deleted(locatio
     await OtherProducer(queue).produce(location, b"a")
     await acknowledged(queue, 0)
     done = await queue.collector().collect(AT_ONCE, full=True)
-    assert (done.batches_expired, done.floor_sequence) == (0, 1)
+    assert (done.batches_expired, done.floor_sequence, done.batches_left) == (0, 1, 1)
+    assert (await queue.collector().collect(AT_ONCE, full=True)).batches_left == 0
     await queue.store.head(location)
 
 
@@ -183,18 +223,38 @@ async def test_the_floor_is_written_before_anything_is_deleted() -> None:
     await acknowledged(queue, 1)
     side = f"{PREFIX}/headwater/side.json"
     backend.written.clear()
+    segments = await queue.segments()
     for writes in range(4):
         backend.writes_left = writes
         with pytest.raises(Died):
             await queue.collector().collect(AT_ONCE)
-        assert not backend.deleted or backend.written == [side]
-        if writes:
+        assert not backend.deleted or side in backend.written
+        if writes > 1:  # the first one asks the store for the time
             assert (await queue.looker().state()).floor_sequence == 2
     backend.writes_left = None
     done = await queue.collector().collect(AT_ONCE)
     assert await batches(queue) == []
-    assert set(backend.deleted) == {*where, f"{PREFIX}/headwater/acked/{1:020d}"}
+    assert set(backend.deleted) == {*where, segments[1]}
     assert (await queue.side()).swept_sequence == done.floor_sequence == 2
+
+
+@virtual
+async def test_a_collector_with_an_old_look_passes_over_nothing_that_was_pending_then() -> None:
+    backend, queue = scripted()
+    await given(queue, HOUR_MS, HOUR_MS)
+    await acknowledged(queue, 0)
+
+    async def another_comes_further_and_dies() -> None:
+        await acknowledged(queue, 1)
+        failing = Scripted(backend.inner)
+        failing.next("delete", *[fails(Denied("403"))] * 10)
+        done = await queue.collector(Store(failing)).collect(AT_ONCE)
+        assert (done.floor_sequence, done.failed > 0) == (2, True)
+
+    backend.next("put_if_unchanged", after(another_comes_further_and_dies))
+    await queue.collector(Store(backend)).collect(AT_ONCE)
+    await queue.collector().collect(AT_ONCE)
+    assert await batches(queue) == []
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), Denied("403")])
@@ -235,7 +295,7 @@ async def test_a_full_pass_removes_a_segment_that_came_late() -> None:
     queue = memory()
     await given(queue, HOUR_MS)
     await acknowledged(queue, 0)
-    key = f"{PREFIX}/headwater/acked/{0:020d}"
+    key = (await queue.segments())[0]
     late = (await queue.store.get(key)).data
     await queue.collector().collect(AT_ONCE)
     await queue.store.put(key, late)

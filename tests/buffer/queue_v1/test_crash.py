@@ -126,8 +126,7 @@ async def test_a_dequeue_writes_segment_then_side_object_then_manifest() -> None
     await taker.after(None, 9)
     backend.written.clear()
     await taker.dequeue(3)
-    acked = f"{PREFIX}/headwater/acked/{3:020d}"
-    assert backend.written == [acked, SIDE, MANIFEST]
+    assert backend.written == [(await queue.segments())[3], SIDE, MANIFEST]
 
 
 @virtual
@@ -198,6 +197,51 @@ async def test_what_a_crashed_consumer_noted_of_a_batch_that_was_then_lost_is_no
 
 
 @virtual
+async def test_a_delete_that_arrives_again_takes_nothing_that_was_written_since() -> None:
+    backend, queue = await given()
+    crashed = await queue.opened()
+    (_, lost, *_) = await crashed.after(None, 9)
+    backend.writes_left = 1
+    with pytest.raises(Died):
+        await crashed.dequeue(3)
+    backend.writes_left = None
+    await queue.store.delete(lost.location)
+    taker = await queue.opened()
+    backend.deleted.clear()
+    await taker.give_up(1)
+    discarded = list(backend.deleted)
+    assert discarded
+    await taker.dequeue(3)
+    for key in discarded:
+        await queue.store.delete(key)
+    found = numbers(await queue.looker().after(None, 4))
+    assert found == [(0, 1, 2), (1, 3, 0), (2, 3, 0), (3, 3, 3)]
+
+
+@virtual
+async def test_a_segment_named_by_its_last_sequence_alone_is_read_as_well() -> None:
+    _, queue = await given()
+    taker = await queue.opened()
+    await taker.dequeue(1)
+    await taker.dequeue(3)
+    for last, key in (await queue.segments()).items():
+        data = (await queue.store.get(key)).data
+        await queue.store.put(f"{PREFIX}/headwater/acked/{last:020d}", data)
+        await queue.store.delete(key)
+    assert numbers(await queue.looker().after(None, 9)) == NUMBERS
+    looker = queue.looker()
+    assert [await looker.sequence_at_lsn(lsn) for lsn in range(1, 8)] == [
+        0,
+        0,
+        1,
+        3,
+        3,
+        3,
+        4,
+    ]
+
+
+@virtual
 async def test_making_a_queue_may_stop_anywhere_and_be_done_again() -> None:
     for writes in range(3):
         backend = Dying()
@@ -227,7 +271,7 @@ async def test_a_segment_that_is_gone_is_reported_and_not_passed_over() -> None:
     taker = await queue.opened()
     await taker.dequeue(1)
     await taker.dequeue(2)
-    await queue.store.delete(f"{PREFIX}/headwater/acked/{1:020d}")
+    await queue.store.delete((await queue.segments())[1])
     with pytest.raises(RolledBack, match="is gone"):
         await queue.looker().after(None, 9)
     with pytest.raises(RolledBack, match="is gone"):

@@ -53,7 +53,9 @@ async def test_what_another_consumer_dequeued_has_no_lsns_and_opening_says_so() 
     await taken_by_other(queue, 0)
     before = await queue.keys()
     for call in doors(queue):
-        with pytest.raises(ConsumedElsewhere, match=r"sequences 0 to 0 .*adopt_v1_queue"):
+        with pytest.raises(
+            ConsumedElsewhere, match=r"sequences 0 to 0 .*stream adopt URL orders --partition 0"
+        ):
             await call()
     assert await queue.keys() == before
     assert (await queue.side()).claim == ""

@@ -222,8 +222,7 @@ async def test_a_large_acknowledgement_is_kept_in_bounded_segments(
 ) -> None:
     monkeypatch.setattr(limits, "V1_SEGMENT_ENTRIES", 2)
     queue = await given(memory(), 4)
-    segments = [key[-2:] for key in await queue.keys() if "/acked/" in key]
-    assert segments == ["01", "03", "04"]
+    assert list(await queue.segments()) == [1, 3, 4]
     monkeypatch.setattr(limits, "V1_SEGMENT_BYTES", 100)
     monkeypatch.setattr(limits, "V1_SEGMENT_ENTRIES", 99)
     queue = await given(memory(), 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.buffer.layout import group_key
 from headwater.buffer.stream import (
     Stream,
     alter_stream,
@@ -38,12 +39,15 @@ async def filled(store: Store, **settings: object) -> Stream:
         await stream.appender(partition, "producer").open()
         await stream.taker(partition).open("group")
         await store.put(f"{stream.dead_letter_prefix(partition)}/1", b"bad")
+        await store.put(group_key("orders", partition, stream.id, "audit"), b"position")
+    await store.put(f"streams/orders/txn/{stream.id}/1", b"of the stream as a whole")
     return stream
 
 
 OTHERS = [
     "streams/orders/0/ingest/11111111-2222-4333-8444-555555555555/chunks/1",
     "streams/orders/0/dlq/11111111-2222-4333-8444-555555555555/1",
+    "streams/orders/0/groups/11111111-2222-4333-8444-555555555555/audit.json",
     "streams/orders/0/segments/x.parquet",
     "streams/orders-2/0/ingest/manifest",
     "streams/orders2/stream.json",

@@ -33,6 +33,7 @@ from headwater.core.errors import (
     NotFound,
     NotSupported,
     Refused,
+    RolledBack,
     Unavailable,
 )
 from headwater.store import MemoryBackend, Register, Store, open_store
@@ -488,9 +489,9 @@ async def test_a_queue_that_was_there_and_is_gone_is_not_made_again() -> None:
         if key != KEY:
             await store.delete(key)
     found = await open_stream(store, "orders", writing=True)
-    with pytest.raises(HeadwaterError):
+    with pytest.raises(RolledBack, match="Restore the folder"):
         await found.looker(0).state()
-    with pytest.raises(HeadwaterError):
+    with pytest.raises(RolledBack, match="Restore the folder"):
         await found.appender(0, "producer").open()
     assert (await create_stream(store, "orders", exists_ok=True)).id == made.id
     assert await keys(store) == [KEY]

@@ -13,18 +13,31 @@ from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import Attempt, Committed, Committer, TaskUploads, Uploader
 from headwater.core import runtime
-from headwater.store import MemoryBackend, Store
-from headwater.store.backend import Backend
+from headwater.store import MemoryBackend, Store, Version
+from headwater.store.backend import Backend, Condition
+from headwater.store.objects import Buffer
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
+
+
+class Shelf(MemoryBackend):
+    """Memory with a clock of its own, whatever that of the process says which writes to it."""
+
+    def __init__(self) -> None:
+        super().__init__(versions_by_content=True)
+        self._clock = runtime.current()
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        with runtime.installed(self._clock):
+            return await super().put(key, data, condition)
 
 
 async def a_stream(
     backend: Backend | None = None, *, partitions: int = 2, grace_ms: int = 600_000
 ) -> Stream:
     """A native stream in memory."""
-    store = Store(backend or MemoryBackend(versions_by_content=True))
+    store = Store(backend or Shelf())
     return await create_stream(
         store, "orders", partitions=partitions, gc_grace_ms=grace_ms, retention_ms=-1
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from unittest import mock
 
 import pytest
 
+from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, Uploader
 from headwater.buffer.transaction.appending import Appending
@@ -16,15 +18,18 @@ from headwater.buffer.transaction.record import (
     Share,
     Upload,
     application_register,
+    in_order,
     read_application,
 )
-from headwater.core import limits
+from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, LimitExceeded, OutcomeUnknown, Refused
 from headwater.store import Store, Version
 from headwater.store.backend import Condition, PreconditionFailed
 from headwater.store.memory import MemoryBackend
 from headwater.store.objects import Buffer
+from headwater.testing import SimRuntime
 from tests.buffer.transaction.given import (
+    DAY_S,
     a_stream,
     collect,
     micro_batch,
@@ -71,6 +76,17 @@ class Interrupted(MemoryBackend):
 
 async def record_of(stream: Stream, attempt: Attempt) -> Application:
     return await read_application(application_register(stream, attempt.application))
+
+
+def uploads_of(tasks: list[TaskUploads]) -> dict[int, list[Upload]]:
+    return in_order([(one.task, one.uploads) for one in tasks])
+
+
+async def forget_producers(stream: Stream) -> None:
+    """As the collector does once they were silent for long."""
+    shards = [meta.key async for meta in stream.store.list("streams") if "/producers/" in meta.key]
+    for key in shards:
+        await stream.store.delete(key)
 
 
 @virtual
@@ -207,7 +223,8 @@ async def test_an_abort_keeps_a_commit_under_way_from_landing_late() -> None:
             return await super().put(key, data, condition)
 
     backend = Late(versions_by_content=True)
-    stream, attempt = await a_stream(backend), micro_batch(0)
+    stream, attempt = await a_stream(backend), micro_batch(1)
+    await write(stream, micro_batch(0), {0: ["before"]})
     done = [await upload(stream, attempt, 0, {0: ["a"]})]
     backend.breaks = True
     found = await read_application(application_register(stream, attempt.application))
@@ -251,14 +268,29 @@ async def test_two_drivers_that_commit_one_version_at_once_leave_one_copy() -> N
 @virtual
 async def test_what_was_finished_by_others_meanwhile_is_not_appended_under_later_numbers() -> None:
     """A driver stands still with a record in hand; its producer is forgotten and begins again."""
-    stream, attempt = await a_stream(), micro_batch(0)
-    stale = Appending(stream, attempt.application)
-    done = await upload(stream, attempt, 0, {0: ["a"]})
-    record = await Committer(stream, attempt)._change(Application(), [done], done.uploads)
-    await Committer(stream, attempt).commit([done])
-    await write(stream, micro_batch(1), {0: ["b"]})
+    # Of who is forgotten nothing is kept; here the old batches are, so that they can be counted.
+    with mock.patch.object(NativeAppender, "_check_unused", mock.AsyncMock()):
+        await _finish_with_a_stale_record()
+
+
+async def _finish_with_a_stale_record() -> None:
+    stream = await a_stream()
+    stale, old = Appending(stream, micro_batch(0).application), micro_batch(0)
+    tasks = [await upload(stream, old, number, {0: [f"old {number}"]}) for number in range(2)]
+    register = application_register(stream, old.application)
+    record = await Committer(stream, old)._change(Application(), tasks, uploads_of(tasks))
+    await Committer(stream, old).commit(tasks)
+    await forget_producers(stream)
+
+    attempt = micro_batch(1)
+    tasks = [await upload(stream, attempt, number, {0: [f"new {number}"]}) for number in range(2)]
+    committer = Committer(stream, attempt)
+    found = await committer._change(await read_application(register), tasks, uploads_of(tasks))
+    half = found.shares[0].batches(after=0)[:1]
+    await committer._appending._opened[0].appender.append(half)
     await stale.finish(record)
-    assert await values_of(stream) == ["a", "b"]
+    await Committer(stream, attempt).commit(tasks)
+    assert await values_of(stream) == ["old 0", "old 1", "new 0", "new 1"]
 
 
 @virtual
@@ -270,22 +302,34 @@ async def test_a_committed_record_whose_producer_was_forgotten_is_refused() -> N
     with pytest.raises(Died):
         await Committer(stream, attempt).commit(done)
     backend.revive()
-    shards = [meta.key async for meta in stream.store.list("streams") if "/producers/" in meta.key]
-    for key in shards:
-        await stream.store.delete(key)
+    await forget_producers(stream)
     with pytest.raises(Refused, match="forgotten"):
         await Committer(stream, attempt).commit(done)
 
 
 @virtual
 async def test_uploads_of_an_earlier_hold_are_not_committed() -> None:
+    """Also where a clock that is ahead gave them ids above the present one."""
     stream, attempt = await a_stream(), micro_batch(0)
-    early = await upload(stream, attempt, 0, {0: ["a"]})
+    here = runtime.current()
+    assert isinstance(here, SimRuntime)
+    with runtime.installed(here.skewed(DAY_S * 1000)):
+        early = await upload(stream, attempt, 0, {0: ["a"]})
     await Committer(stream, attempt)._holder.drop()
     late = await upload(stream, attempt, 1, {0: ["b"]})
     with pytest.raises(HoldLost, match="earlier hold"):
         await Committer(stream, attempt).commit([early, late])
     assert await values_of(stream) == []
+
+
+@virtual
+async def test_uploads_from_before_the_hold_was_moved_are_not_committed() -> None:
+    stream = await a_stream()
+    early = await upload(stream, micro_batch(1), 0, {0: ["early"]})
+    await write(stream, micro_batch(0), {0: ["a"]})
+    with pytest.raises(HoldLost, match="earlier hold"):
+        await Committer(stream, micro_batch(1)).commit([early])
+    assert await values_of(stream) == ["a"]
 
 
 @virtual
@@ -316,6 +360,8 @@ async def test_a_published_v1_stream_is_refused() -> None:
     stream = await create_stream(store, "old", format="v1")
     with pytest.raises(Refused, match="native"):
         Uploader(stream, micro_batch(0), 0)
+    with pytest.raises(Refused, match="collector alone"):
+        await stream.appender(0, "p").discard("0" * 26)
 
 
 @virtual

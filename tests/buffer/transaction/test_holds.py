@@ -65,12 +65,14 @@ def test_no_clock_makes_a_collector_take_what_is_held(collector_days: int, task_
         stream, attempt = await a_stream(grace_ms=0), micro_batch(0)
         with runtime.installed(wrong_by(collector_days)):
             await collect(stream)
+        first = await upload(stream, attempt, 0, {0: ["a"]})
         with runtime.installed(wrong_by(task_days)):
-            done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
+            second = await upload(stream, attempt, 1, {0: ["b"], 1: ["c"]})
         with runtime.installed(wrong_by(collector_days)):
             await collect(stream)
-        await Committer(stream, attempt).commit([done])
-        assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
+            await collect(stream)
+        await Committer(stream, attempt).commit([first, second])
+        assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a", "b"], ["c"])
 
     history()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,3 +198,18 @@ def test_a_secret_in_the_address_is_refused_and_not_repeated() -> None:
 def test_every_option_says_what_it_is_for() -> None:
     assert all(option.help.endswith((".", "ord.*", "MiB.")) for option in OPTIONS.values())
     assert all(option.modes for option in OPTIONS.values())
+
+
+def test_every_option_is_on_its_page_with_its_default() -> None:
+    page = (Path(__file__).parents[3] / "docs/spark.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    wanted = [
+        (
+            option.name,
+            ", ".join(mode for mode in Mode if mode in option.modes),
+            option.shown_default,
+            option.help,
+        )
+        for option in OPTIONS.values()
+    ]
+    assert [row for row in shown if row[0] in OPTIONS] == wanted

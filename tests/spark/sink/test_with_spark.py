@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.consumer.source import retention_of
 from headwater.buffer.stream import Stream, create_stream, open_stream
+from headwater.buffer.transaction import Attempt
+from headwater.buffer.transaction.holds import holds_register, read_holds
 from headwater.spark.stores import store_at
 from tests.spark.sink import killed_query
 from tests.spark.sink.given import wait
@@ -174,6 +176,9 @@ def test_a_query_whose_driver_is_killed_after_its_commit_leaves_one_copy(
 
     batches = sum(len(wait(stream.looker(one).after(None, 1000))) for one in range(2))
     assert wait(collect()) == batches
+    # Of the two runs the later one holds on, under the name of its run.
+    held = wait(read_holds(holds_register(stream))).holds
+    assert list(held) == [Attempt.of_query(query.id, 2, query.runId).hold]
 
 
 def _by_partition(rows: list[dict[str, Any]]) -> dict[int, list[str]]:

@@ -176,17 +176,23 @@ def test_batches_are_as_large_and_as_compressed_as_asked_for(sink: World) -> Non
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"topic": "nothing"}, "nothing"),
         ({"sinkTimeout": "1s"}, "sinkTimeout is 1,000 ms"),
-        ({"batchBytes": "1GiB"}, "batchBytes"),
+        ({"batchBytes": "1GiB"}, "batchBytes is 1,073,741,824"),
+        ({"txnAppId": "a"}, "give both"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion"),
+        ({"bathcBytes": "1"}, "did you mean batchBytes"),
     ],
 )
-def test_what_cannot_be_written_to_fails_the_task(
+def test_options_that_cannot_work_are_refused_before_any_task_runs(
     sink: World, options: dict[str, str], told: str
 ) -> None:
-    sink.stream()
-    writer = sink.batch_writer(values("a").schema, **options)
-    with pytest.raises((Refused, NotFound), match=told):
+    with pytest.raises(Refused, match=told):
+        sink.batch_writer(values("a").schema, **options)
+
+
+def test_a_stream_that_is_not_there_fails_the_task(sink: World) -> None:
+    writer = sink.batch_writer(values("a").schema)
+    with pytest.raises(NotFound, match="orders"):
         sink.run_task(writer, 0, values("a"))
 
 

@@ -55,7 +55,7 @@ class World:
         return wait(create_stream(self.store, name, **settings))
 
     def produce(
-        self, values: Sequence[bytes], name: str = "orders", partition: int = 0, **more: Any
+        self, values: Sequence[bytes | None], name: str = "orders", partition: int = 0, **more: Any
     ) -> None:
         """One batch of these values."""
 
@@ -77,11 +77,11 @@ class World:
     def state(self, name: str = "orders", partition: int = 0) -> QueueState:
         """How a queue stands."""
 
-        async def go() -> QueueState:
-            stream = await open_stream(self.store, name)
-            return await stream.looker(partition).state()
+        return wait(self.opened(name).looker(partition).state())
 
-        return wait(go())
+    def opened(self, name: str = "orders") -> Stream:
+        """The stream of this name."""
+        return wait(open_stream(self.store, name))
 
     def source(self, **options: str) -> HeadwaterDataSource:
         """The data source with these options."""

@@ -16,6 +16,7 @@ from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
 from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed
 from tests.spark.source.given import World
+from tests.torture.spark_scenarios import RESTARTS
 
 VALUES = [f"{number:03d}".encode() for number in range(40)]
 LIMITS = {"maxOffsetsPerTrigger": "9"}
@@ -195,3 +196,7 @@ def test_a_planted_mistake_is_noticed(
 @pytest.mark.parametrize("role", ["owner", "follower"])
 def test_without_a_mistake_nothing_is_noticed(role: str) -> None:
     assert _is_exactly_once(role)
+
+
+def test_no_history_of_kills_groups_and_limits_loses_or_repeats_a_record() -> None:
+    RESTARTS.run_sample()

@@ -7,7 +7,6 @@ import pickle
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream, delete_stream
@@ -16,7 +15,8 @@ from headwater.spark.source import StreamReader
 from tests.spark.source.engine import Checkpoint, Engine, places
 from tests.spark.source.given import Standing, World, rows_of, values_of, wait
 
-ALL = ReadAllAvailable()
+LIMITS: Any = pytest.importorskip("pyspark.sql.streaming.datasource")
+ALL = LIMITS.ReadAllAvailable()
 
 
 def rows_between(reader: StreamReader, start: Any, end: Any) -> list[bytes]:
@@ -232,9 +232,11 @@ def test_spark_may_ask_for_everything_whatever_the_options_say(world: World) -> 
     world.stream()
     world.produce([b"%d" % n for n in range(10)])
     reader = world.stream_reader(maxOffsetsPerTrigger="3")
-    assert reader.getDefaultReadLimit() == ReadMaxRows(3)
+    assert reader.getDefaultReadLimit() == LIMITS.ReadMaxRows(3)
     assert places(reader.latestOffset(reader.initialOffset(), ALL))[0] == (11, 1)
-    assert world.stream_reader(maxBytesPerTrigger="5").getDefaultReadLimit() == ReadMaxBytes(5)
+    assert world.stream_reader(maxBytesPerTrigger="5").getDefaultReadLimit() == LIMITS.ReadMaxBytes(
+        5
+    )
     assert world.stream_reader().getDefaultReadLimit() == ALL
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -18,15 +20,17 @@ from pyiceberg.exceptions import (
     NoSuchViewError,
     TableAlreadyExistsError,
 )
+from pyspark import cloudpickle
 
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
-from headwater.spark.files import Place
+from headwater.spark.files import FilePlan, Place, ReadPlan, read_task, task
 from headwater.spark.table import RegisterCatalog, StoreFileIO
 from headwater.store import Backend, MemoryBackend, Object, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer, ByteRange
 from tests.spark.table.given import COLUMNS, ORDERS, Warehouse, made
 
+SECRET = "wJalrXUtnFEMI"
 POINTER = "catalog/tables/shop/orders.json"
 
 
@@ -180,6 +184,14 @@ def test_a_name_that_cannot_be_a_key_is_refused(warehouse: Warehouse, name: str)
         catalog.create_table(name, COLUMNS)
 
 
+@pytest.mark.parametrize("name", ["catalog", "metadata", "streams"])
+def test_a_namespace_stays_clear_of_what_streams_and_catalog_keep(
+    warehouse: Warehouse, name: str
+) -> None:
+    with pytest.raises(Refused, match="another meaning"):
+        warehouse.catalog().create_namespace(name)
+
+
 def test_there_are_no_views(warehouse: Warehouse) -> None:
     catalog = warehouse.catalog()
     catalog.create_namespace("shop")
@@ -317,12 +329,24 @@ def test_a_file_that_was_cut_short_is_not_stored(warehouse: Warehouse) -> None:
     assert not output.exists()
 
 
-def test_what_travels_to_executors_names_options_and_holds_no_secret() -> None:
+def test_what_travels_to_executors_names_options_and_holds_no_secret(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.write_text(f"[work]\naws_access_key_id=x\naws_secret_access_key={SECRET}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     place = Place.at("s3://bucket/w?profile=work", endpoint="https://host:9000")
     assert place.base == "s3://bucket/w"
+    place.store()  # resolves them here, and keeps them here
     assert pickle.loads(pickle.dumps(place)) == place
     assert place.key("s3://bucket/w/db/t/x") == "db/t/x"
     with pytest.raises(Refused):
         Place.at("s3://bucket", secret_access_key="x")
+    pickled: Any = cloudpickle.dumps
+    plan = FilePlan(place, "s3://bucket/w/db/t/data", b"", [], 1, "zstd")
+    for travels in (task(plan), read_task(ReadPlan(place, b"", []))):
+        shipped: bytes = pickled(travels)
+        assert b"work" in shipped
+        assert SECRET.encode() not in shipped
     assert Place.of_table("s3a://bucket/db/t").key("s3a://bucket/db/t/data/x") == "data/x"
     assert Place.of_table("/data/t").key("/data/t/data/x") == "data/x"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -14,15 +15,17 @@ from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.read_ahead import ReadAhead
 from headwater.buffer.consumer.reading import (
     EARLIEST,
+    LATEST,
     Position,
     check_position,
     place_of,
     resolve_end,
     resolve_start,
+    trimmed_by_lsn,
 )
 from headwater.buffer.consumer.source import check_partition, resolve
 from headwater.buffer.consumer.unreadable import UnreadableBatch
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
@@ -60,7 +63,7 @@ class PartitionReading:
         self._stream = stream
         self._partition = partition
         self._looker = stream.looker(partition)
-        handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+        handle = FetchHandle.of(stream, partition)
         self._ahead = ReadAhead(handle.fetch, max_bytes=options.read_ahead_bytes)
         self._after = after
         self._first_lsn = first_lsn
@@ -73,7 +76,12 @@ class PartitionReading:
         while not self.is_over:
             last = self._ahead.last
             if last is None or not self._reaches_end(last):
-                await self._ahead.learn(self._looker.after, self._after)
+                try:
+                    async with trimmed_by_lsn(self._stream, self._partition):
+                        await self._ahead.learn(self._looker.after, self._after)
+                except Uncounted as error:
+                    self._end_at(error)
+                    continue
             if not len(self._ahead):
                 return None
             found = await self._ahead.first()
@@ -82,13 +90,22 @@ class PartitionReading:
             self._ahead.try_first_again()
             if not isinstance(found, UnreadableBatch):
                 raise found
-            await check_retained(self._stream, self._partition, found)
+            async with trimmed_by_lsn(self._stream, self._partition):
+                await check_retained(self._stream, self._partition, found)
             if self._options.on_bad_batch == "raise":
                 raise found
             gone = found.descriptor
             self._options.lost.append(Lost(gone.first_lsn, gone.last_lsn, found.cause))
             self.skip()
         return None
+
+    def _end_at(self, error: Uncounted) -> None:
+        """Nothing from this batch on has LSNs: as good as the end, where that is asked for."""
+        if self._options.follow or self._options.on_bad_batch == "raise":
+            raise error
+        gone = error.descriptor
+        self._options.lost.append(Lost(gone.first_lsn, gone.last_lsn, str(error)))
+        self.is_over = True
 
     def skip(self) -> None:
         """Go on after the next batch."""
@@ -216,7 +233,8 @@ async def read_async(
     """Read a stream from `start` (inclusive) to `end` (exclusive) as Arrow record batches.
 
     Without `start`, from the oldest record that is retained; without `end`, to the latest one
-    at this moment, or with `follow` for ever.
+    at this moment, or with `follow` for ever. `Trimmed`, when it is opened and later: what comes
+    next is not retained any more, and `floor` is the oldest LSN that is.
     """
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
@@ -270,17 +288,22 @@ async def _part(
     options: Options,
 ) -> PartitionReading:
     looker = stream.looker(partition)
-    state = await looker.state()
+    state = (await looker.state()).checked()
     from_place, to_place = place_of(start, partition), place_of(end, partition)
-    first_lsn = await resolve_start(stream, partition, from_place, state)
+    skips = options.on_bad_batch == "skip"
+    first_lsn = await resolve_start(stream, partition, from_place, state, skips=skips)
     end_lsn = None
     if to_place is not None or not options.follow:
-        end_lsn = await resolve_end(stream, partition, to_place, state)
+        end_lsn = await resolve_end(stream, partition, to_place, state, skips=skips)
     if not options.follow:
-        end_lsn = min(end_lsn or state.next_lsn, state.next_lsn)
+        # A batch that cannot be counted is met in its turn: nothing is passed over silently.
+        known_lsn = state.next_lsn + (state.uncounted_sequence is not None)
+        latest = to_place in (None, LATEST)
+        end_lsn = known_lsn if latest or end_lsn is None else min(end_lsn, known_lsn)
     after = None
     if from_place not in (None, EARLIEST):
-        sequence = await looker.sequence_at_lsn(first_lsn)
+        async with trimmed_by_lsn(stream, partition):
+            sequence = await looker.sequence_at_lsn(first_lsn)
         # -1 and not None before batch 0: asked for by number, it must be that one or `Trimmed`.
         after = (state.next_sequence if sequence is None else sequence) - 1
     return PartitionReading(
@@ -299,9 +322,13 @@ async def _columns(
     """The declared schema; without one, the shape of the first batch there is."""
     if stream.schema is not None:
         return Columns(stream.schema, chosen, may_grow=True)
+    declare = ""
+    if stream.config.format != "v1":
+        url = shlex.quote(stream.store.url)
+        declare = f"headwater stream alter {url} {stream.name} --schema FILE"
     for part in parts:
         batch = await part.peek()
         if batch is not None and len(batch):
             typed = [f for f in batch.records.schema if not f.name.startswith("_")]
-            return Columns(pa.schema(typed) if typed else None, chosen)
-    return Columns(None, chosen)
+            return Columns(pa.schema(typed) if typed else None, chosen, declare=declare)
+    return Columns(None, chosen, declare=declare)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
 
 from headwater.buffer.consumer.consumed import ConsumedBatch
@@ -13,6 +14,7 @@ from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.core import portal
+from headwater.core.errors import HeadwaterError
 from headwater.store import Store
 
 T = TypeVar("T")
@@ -42,8 +44,18 @@ class BlockingConsumer:
     def __enter__(self) -> BlockingConsumer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except HeadwaterError as closing:
+            if error is None:
+                raise
+            error.add_note(f"closing the consumer failed as well: {closing}")
 
     def __len__(self) -> int:
         return len(self._consumer)

@@ -59,12 +59,15 @@ class Columns:
         *,
         may_grow: bool = False,
         shows_all: bool | None = None,
+        declare: str = "",
     ) -> None:
         """`typed` is the stream's schema, None for opaque values; `chosen` picks and orders.
 
         `may_grow`: columns that a batch has beyond `typed` were declared later, and are left out.
         `shows_all`: a batch with any other values is refused; so it is where nothing is chosen.
+        `declare`: of a stream without a schema, the command that declares one.
         """
+        self._declare = declare
         opaque = pa.field(VALUE, pa.binary())
         value = list(typed) if typed else [opaque]
         offered = {f.name: pa.field(f.name, f.type) for f in (*value, opaque)}
@@ -72,7 +75,13 @@ class Columns:
         names = _listed(chosen) if chosen is not None else [*(f.name for f in value), *SHOWN]
         unknown = [name for name in names if name not in offered]
         if unknown:
-            raise Refused(f"no column {unknown[0]!r}; there are {', '.join(offered)}")
+            told = (
+                ". The stream declares no schema, so only the columns of its first batch are "
+                f"known; declare one with the others: {declare}"
+            )
+            raise Refused(
+                f"no column {unknown[0]!r}; there are {', '.join(offered)}{told if declare else ''}"
+            )
         if len(set(names)) < len(names) or not names:
             raise Refused(f"columns {', '.join(names) or '()'}: name one or more, each once")
         self.schema = pa.schema([offered[name] for name in names])
@@ -97,11 +106,21 @@ class Columns:
         if column.type == field.type:
             return column
         try:
-            return column.cast(field.type)
+            return _cast(column, field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            if self._declare:
+                told = (
+                    f"and those before have {field.type}: declare a schema with a type that holds "
+                    f"both, and everything is read in it: {self._declare}"
+                )
+            else:
+                told = (
+                    f"which does not fit {field.type}, as it was declared when this reader was "
+                    "opened; if a wider type was declared since, open it again"
+                )
             raise Refused(
-                f"column {field.name!r} of batch {batch.sequence} is {column.type}, and this "
-                f"reader was opened when it was {field.type}: open it again ({error})"
+                f"column {field.name!r} of batch {batch.sequence} is {column.type}, {told} "
+                f"({error})"
             ) from error
 
     def _check_nothing_vanishes(self, batch: ConsumedBatch, present: set[str]) -> None:
@@ -113,9 +132,28 @@ class Columns:
             known = sorted(shown - _TYPES.keys()) or [VALUE]
             raise Refused(
                 f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its "
-                f"reader shows {', '.join(known)}: the stream was written in two shapes. Name the "
-                "columns to be read, or declare a schema and read from where it holds."
+                f"reader shows {', '.join(known)}: the stream was written in two shapes. "
+                f"{self._remedy(hidden, known)}"
             )
+
+    def _remedy(self, hidden: list[str], known: list[str]) -> str:
+        if VALUE in hidden or VALUE in known:
+            first = f"Declare a schema for those with columns: {self._declare}. Then name"
+            return (
+                f"{first if self._declare else 'Name'} the columns to be read, {VALUE} among "
+                "them: opaque values stand nowhere else."
+            )
+        return (
+            "Declare a schema with the columns of both; what a record lacks is null then: "
+            f"{self._declare}"
+        )
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
+        # Arrow asks for room for every integer there is; what counts is those that are here.
+        column = column.cast(pa.decimal128(38, kind.scale))
+    return column.cast(kind)
 
 
 def _listed(chosen: Any) -> list[str]:

@@ -72,7 +72,9 @@ class Consumer:
         self._reading = asyncio.Lock()
         self._acking = asyncio.Lock()
         self._asking = asyncio.Lock()
+        self._closing = asyncio.Lock()
         self._is_closed = False
+        self._is_over = False
 
     @classmethod
     async def open(
@@ -120,12 +122,26 @@ class Consumer:
                     collector, partial(retention_of, stream), metrics, interval_s=gc_interval_s
                 )
             async with telling_of_deletion(stream):
-                position = await taker.open(
-                    group, take_over=take_over, last_acked_sequence=last_acked_sequence
-                )
+                resume_after = last_acked_sequence
+                try:
+                    position = await taker.open(
+                        group, take_over=take_over, last_acked_sequence=resume_after
+                    )
+                    resume_after = None
+                except Uncounted:
+                    if not delivery.dead_letters:
+                        raise
+                    position = await taker.open(group, take_over=take_over)
         delivery.cursor = position
         frontier = Frontier(position)
         consumer = cls(stream, partition, taker, delivery, frontier, metrics, sweeper, owned)
+        if resume_after is not None:
+            try:
+                await consumer._resume_after(resume_after)
+            except BaseException:
+                if owned is not None:
+                    await owned.close()
+                raise
         if sweeper is not None:
             sweeper.start(consumer)
         return consumer
@@ -268,13 +284,19 @@ class Consumer:
         An error (`Fenced`, for one) says that the last acknowledgements did not reach the
         queue; the consumer is closed all the same.
         """
-        if self._is_closed or self._process.is_left:
+        if self._process.is_left:
             return
         self._is_closed = True
+        async with self._closing:
+            if not self._is_over:
+                await self._end()
+
+    async def _end(self) -> None:
         try:
             async with self._acking:
                 await self._flush()
         finally:
+            self._is_over = True
             if self._sweeper is not None:
                 await self._sweeper.close()
             await self._delivery.close()
@@ -310,6 +332,16 @@ class Consumer:
                 if not self._delivery.dead_letters:
                     raise
                 await self._give_up(error)
+
+    async def _resume_after(self, sequence: int) -> None:
+        """Acknowledge through a batch though some before it cannot be counted."""
+        while True:
+            try:
+                await self._ask(lambda: self._taker.dequeue(sequence))
+                break
+            except Uncounted as error:
+                await self._give_up(error)
+        self._delivery.cursor, self._frontier = sequence, Frontier(sequence)
 
     async def _give_up(self, error: Uncounted) -> None:
         """Go on without a batch whose rows nobody can count: on the list first, then for ever."""

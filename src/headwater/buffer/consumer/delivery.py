@@ -26,7 +26,7 @@ from headwater.buffer.consumer.read_ahead import After, ReadAhead
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
-from headwater.core.errors import HeadwaterError, Refused, Trimmed
+from headwater.core.errors import Refused, Trimmed
 
 OnBadBatch = Literal["raise", "dead_letter"]
 Check = Callable[[], Awaitable[None]]
@@ -52,9 +52,7 @@ class Delivery:
         self._partition = partition
         self._on_bad_batch = on_bad_batch
         self.metrics = metrics
-        self.handle = FetchHandle(
-            stream.store, stream=stream.name, partition=partition, metrics=metrics
-        )
+        self.handle = FetchHandle.of(stream, partition, metrics)
         self._ahead = ReadAhead(
             self.handle.fetch, max_bytes=read_ahead_bytes, max_batches=read_ahead_batches
         )
@@ -78,8 +76,8 @@ class Delivery:
         elif _may_be_given_up(outcome.descriptor):
             letter = await read_dead_letter(self._stream, self._partition, outcome.sequence)
             outcome.lost = None if letter is None else letter.lost
-        self._ahead.pop()
         self.cursor = outcome.sequence
+        self._ahead.pop()
         return outcome
 
     def hand_out(self, descriptors: list[Descriptor]) -> None:
@@ -104,7 +102,7 @@ class Delivery:
         """Stop reading ahead."""
         await self._ahead.close()
 
-    async def _bad(self, error: HeadwaterError) -> ConsumedBatch:
+    async def _bad(self, error: Exception) -> ConsumedBatch:
         if not isinstance(error, UnreadableBatch):
             raise error
         await check_retained(self._stream, self._partition, error)
@@ -125,12 +123,15 @@ def _may_be_given_up(descriptor: Descriptor) -> bool:
 
 
 async def check_retained(stream: Stream, partition: int, error: UnreadableBatch) -> None:
-    """Say `Trimmed` of a batch that went with the retention while it was being read."""
-    state = await stream.looker(partition).state()
+    """Say `Trimmed` of a batch that went with the retention while it was being read.
+
+    `floor` is the oldest sequence.
+    """
+    floor = await stream.looker(partition).floor()
     sequence = error.descriptor.sequence
-    if sequence < state.floor_sequence:
+    if sequence < floor:
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: batch {sequence} went with the "
-            f"retention while it was being read; the oldest one is {state.floor_sequence}",
-            floor=state.floor_sequence,
+            f"retention while it was being read; the oldest one is {floor}",
+            floor=floor,
         ) from error

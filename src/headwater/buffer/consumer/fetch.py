@@ -25,6 +25,7 @@ from headwater.buffer.consumer.riding import IN_ITS_CHUNK, Riding
 from headwater.buffer.consumer.unreadable import unreadable
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import from_values
+from headwater.buffer.stream import Stream
 from headwater.core import portal, runtime
 from headwater.core.errors import BadKey, Corrupt, LimitExceeded, NotFound, NotSupported
 from headwater.core.limits import DECODE_INLINE_BYTES
@@ -43,22 +44,38 @@ class FetchHandle:
         stream: str,
         partition: int,
         metrics: ConsumerMetrics | None = None,
+        lenient: bool = False,
     ) -> None:
+        """`lenient` reads published v1 batches as the reference does; `of` asks the stream."""
         self._store = store
         self._stream = stream
         self._partition = partition
         self._metrics = metrics or ConsumerMetrics()
         self._riding = Riding(store)
+        self._lenient = lenient
+
+    @classmethod
+    def of(
+        cls, stream: Stream, partition: int, metrics: ConsumerMetrics | None = None
+    ) -> FetchHandle:
+        """A handle that reads as the stream asks for."""
+        return cls(
+            stream.store,
+            stream=stream.name,
+            partition=partition,
+            metrics=metrics,
+            lenient=stream.config.is_lenient,
+        )
 
     def __repr__(self) -> str:
         return f"<fetches batches of {self._stream}/{self._partition} from {self._store.url}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _handle, (self._store, self._stream, self._partition)
+        return _handle, (self._store, self._stream, self._partition, self._lenient)
 
     async def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
         """Fetch and decode one batch; `UnreadableBatch` if it is missing or damaged."""
-        if not descriptor.rows:
+        if not descriptor.rows and not _holds_bytes(descriptor):
             return ConsumedBatch.empty(descriptor, stream=self._stream, partition=self._partition)
         started_s = runtime.monotonic_s()
         # What the store says of the store is not what the decoder says of the batch: the same kind
@@ -69,9 +86,11 @@ class FetchHandle:
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         try:
             if len(data) <= DECODE_INLINE_BYTES:
-                records, calls = _decode(descriptor, data)
+                records, calls = _decode(descriptor, data, self._lenient)
             else:
-                records, calls = await runtime.run_blocking(_decode, descriptor, data)
+                records, calls = await runtime.run_blocking(
+                    _decode, descriptor, data, self._lenient
+                )
         except (Corrupt, NotSupported, LimitExceeded) as error:
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         self._metrics.fetched(len(records), len(data), runtime.monotonic_s() - started_s)
@@ -116,14 +135,22 @@ class FetchHandle:
         return (await self._store.get(descriptor.location, foreign=foreign)).data
 
 
-def _handle(store: Store, stream: str, partition: int) -> FetchHandle:
-    return FetchHandle(store, stream=stream, partition=partition)
+def _handle(store: Store, stream: str, partition: int, lenient: bool = False) -> FetchHandle:
+    return FetchHandle(store, stream=stream, partition=partition, lenient=lenient)
 
 
-def _decode(descriptor: Descriptor, data: bytes | memoryview) -> Decoded:
+def _holds_bytes(descriptor: Descriptor) -> bool:
+    """Whether a batch without records has bytes all the same: damage, or a compressed nothing.
+
+    One that was given up or appended before has no size.
+    """
+    return descriptor.format == "v1" and descriptor.size_bytes > v1_batch.FOOTER_BYTES
+
+
+def _decode(descriptor: Descriptor, data: bytes | memoryview, lenient: bool) -> Decoded:
     calls = None
     if descriptor.format == "v1":
-        records = from_values(v1_batch.decode_batch(data))
+        records = from_values(v1_batch.decode_batch(data, lenient=lenient))
     else:
         batch = decode_batch(data, expected_id=descriptor.batch_id)
         records, calls = batch.records, batch.calls

@@ -64,8 +64,12 @@ class Follower:
         self._looker = looker
         self._register = _register(stream, partition, group)
         self._reading = asyncio.Lock()
+        # Not the looker that reads, which stands where the reading does: the two would move it.
+        self._onlooker = stream.looker(partition)
+        self._lagging = asyncio.Lock()
         self._owned = owned
         self._process = OwnProcess("follower")
+        self._is_closed = False
 
     @classmethod
     async def open(
@@ -139,6 +143,7 @@ class Follower:
         """The next batch; None if there is none at present. As a consumer's, may be cancelled."""
         self._process.check()
         async with self._reading, telling_of_deletion(self.stream):
+            self._check_open()
             await self._delivery.look(self._looker.after, None)
             return await self._delivery.next_batch()
 
@@ -148,6 +153,7 @@ class Follower:
             raise Refused(f"{max_count} descriptors: ask for none or more")
         self._process.check()
         async with self._reading, telling_of_deletion(self.stream):
+            self._check_open()
             if not max_count:
                 return []
             found = await self._looker.after(self._delivery.cursor, max_count)
@@ -164,7 +170,7 @@ class Follower:
         Only forward: a process of the same group that fell behind must not take the others
         back. `Follower.open(…, reset=True)` is how a group begins again.
         """
-        self._process.check()
+        self._check_open()
         sequence = whole_number("the sequence to commit", sequence)
         if self.position is None or sequence > self.position:
             raise Refused(
@@ -187,17 +193,24 @@ class Follower:
 
     async def lag(self) -> Lag:
         """What lies after the committed position, looked up in the queue."""
-        async with telling_of_deletion(self.stream):
-            return await lag_behind(self._looker, self._committed)
+        self._check_open()
+        async with self._lagging, telling_of_deletion(self.stream):
+            return await lag_behind(self._onlooker, self._committed)
 
     async def close(self) -> None:
         """Stop reading ahead. Commits nothing."""
         if self._process.is_left:
             return
+        self._is_closed = True
         await self._delivery.close()
         owned, self._owned = self._owned, None
         if owned is not None:
             await owned.close()
+
+    def _check_open(self) -> None:
+        self._process.check()
+        if self._is_closed:
+            raise Refused(f"{self.group!r} has closed this follower: open another")
 
 
 def _register(stream: Stream, partition: int, group: str) -> Register[Position]:

@@ -1,7 +1,8 @@
 """How far a group has come in one partition: a register beside the queue.
 
 Whoever follows keeps its whole position here. The owner's is the queue's own, but for what the
-queue cannot say: that a position lies within a batch.
+queue cannot say: that a position lies within a batch, or that the owner took the queue over from a
+group that had come further, and reads again what that one acknowledged.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     committed_ms: int
     lsn: int | None = None
     """The first record that was not processed; None for the first one of that batch."""
+    behind: bool = False
+    """The group owns the queue, and another one acknowledged more: only this position counts."""
 
 
 class Place(NamedTuple):
@@ -62,18 +65,43 @@ class GroupRegister:
         first = _kept(place)
         return (await self._register.update(lambda now: first if now is None else now)).value
 
-    async def advance(self, place: Place) -> Position:
-        """Move forward to this place; a position at or past it stays."""
-        later = _kept(place)
+    async def advance(self, place: Place, *, behind: bool = False) -> Position:
+        """Move forward to this place; a position past it stays."""
+        later = _kept(place, behind=behind)
 
         def forward(now: Position | None) -> Position:
-            return later if now is None or _order(now) < _order(later) else now
+            if now is None or _order(now) < _order(later):
+                return later
+            if _order(now) == _order(later) and now.behind != behind:
+                return msgspec.structs.replace(now, behind=behind)
+            return now
 
         return (await self._register.update(forward)).value
 
+    async def owned_until(self, acked: Place) -> Position:
+        """The group owned the queue, acknowledged so far, and does not any more."""
+        last = _kept(acked)
 
-def _kept(place: Place) -> Position:
-    return Position(place.sequence, runtime.wall_ms(), place.lsn)
+        def leave(now: Position | None) -> Position:
+            if now is None or (not now.behind and _order(now) < _order(last)):
+                return last
+            return now
+
+        return (await self._register.update(leave)).value
+
+    async def owns_from(self, acked: Place) -> bool:
+        """The group takes over a queue that is acknowledged so far: whether it is behind that."""
+
+        def enter(now: Position | None) -> Position:
+            if now is None:
+                return _kept(acked)
+            return msgspec.structs.replace(now, behind=_order(now) < tuple(acked))
+
+        return (await self._register.update(enter)).value.behind
+
+
+def _kept(place: Place, *, behind: bool = False) -> Position:
+    return Position(place.sequence, runtime.wall_ms(), place.lsn, behind)
 
 
 def _order(position: Position) -> tuple[int, int]:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headwater.buffer.consumer.group import GroupRegister
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
-from headwater.core.errors import Trimmed
+from headwater.core.errors import NotFound, Trimmed
 from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
 
 
@@ -22,15 +23,35 @@ class Lag(msgspec.Struct, frozen=True):
 
     batches: int = 0
     records: int = 0
+    """Published v1: up to the first batch that cannot be counted, if there is one."""
     size_bytes: int | None = 0
     """None where adding it up would take more than LAG_WALK_BATCHES descriptors."""
     seconds: float = 0.0
     """Since the oldest record that waits was ingested."""
 
 
-async def lag(stream: Stream, partition: int = 0) -> Lag:
-    """What the owner of a partition's consumer has not acknowledged. Opens nothing."""
-    return _behind(await stream.looker(partition).state())
+async def lag(stream: Stream, partition: int = 0, group: str | None = None) -> Lag:
+    """What the owner of a partition's consumer, or a group, has not processed. Opens nothing.
+
+    `NotFound` if the group never began.
+    """
+    looker = stream.looker(partition)
+    state = (await looker.state()).checked()
+    if group is None:
+        return _behind(state)
+    kept = await GroupRegister(stream, partition, group).read()
+    if state.group == group and (kept is None or not kept.behind):
+        found = _behind(state)
+    elif kept is not None:
+        found = await lag_behind(looker, kept.next_sequence - 1)
+    else:
+        raise NotFound(
+            f"group {group!r} has no position in stream {stream.name!r}, partition {partition}"
+        )
+    if kept is None or kept.lsn is None:
+        return found
+    # A position may lie within a batch, which the owner's queue does not know.
+    return msgspec.structs.replace(found, records=min(found.records, state.next_lsn - kept.lsn))
 
 
 async def lag_of_owner(
@@ -40,7 +61,7 @@ async def lag_of_owner(
 
     `undequeued` are those; `oldest` is the oldest batch handed out and not acknowledged.
     """
-    state = await looker.state()
+    state = (await looker.state()).checked()
     acked = [d for d in undequeued if d.sequence >= state.acked_sequence]
     if not acked:
         return _behind(state)
@@ -48,19 +69,22 @@ async def lag_of_owner(
     left = state.next_sequence - (after.sequence + 1)
     if left <= 0:
         return Lag()
-    if oldest is None:
+    if oldest is None and after.sequence + 1 != state.uncounted_sequence:
         oldest = next(iter(await looker.after(after.sequence, 1)), None)
     return Lag(
         batches=left,
-        records=state.next_lsn - (after.last_lsn + 1),
+        records=max(0, state.next_lsn - (after.last_lsn + 1)),
         size_bytes=max(0, state.pending_bytes - sum(d.size_bytes for d in acked)),
         seconds=_seconds_since(None if oldest is None else oldest.min_ms),
     )
 
 
 async def lag_behind(looker: Looker, position: int) -> Lag:
-    """What lies after a position of one's own; -1 is before the first batch."""
-    state = await looker.state()
+    """What lies after a position of one's own; -1 is before the first batch.
+
+    `Trimmed` if that is not retained any more; `floor` is the oldest sequence.
+    """
+    state = (await looker.state()).checked()
     following = position + 1
     if following < state.floor_sequence:
         raise Trimmed(
@@ -71,7 +95,10 @@ async def lag_behind(looker: Looker, position: int) -> Lag:
     left = state.next_sequence - following
     if left <= 0:
         return Lag()
-    walked = await _walk(looker, position, state.next_sequence)
+    lost = state.uncounted_sequence
+    walked = await _walk(looker, position, state.next_sequence if lost is None else lost)
+    if not walked:
+        return Lag(batches=left, size_bytes=None)
     first = walked[0]
     whole = walked[-1].sequence + 1 == state.next_sequence
     return Lag(

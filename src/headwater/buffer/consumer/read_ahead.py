@@ -17,13 +17,14 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.queue.contract import Descriptor, Uncounted
+from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import Refused
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
 
 After = Callable[[int | None, int], Awaitable[list[Descriptor]]]
 Fetch = Callable[[Descriptor], Awaitable[ConsumedBatch]]
-Outcome = ConsumedBatch | HeadwaterError
+Outcome = ConsumedBatch | Exception
 
 
 class _Slot:
@@ -32,17 +33,21 @@ class _Slot:
     def __init__(self, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.task: asyncio.Task[Outcome] | None = None
-        self._decoded_bytes: int | None = None
+        self.decoded_bytes = 0
 
     @property
     def size_bytes(self) -> int:
         """What the batch takes: decoded, it may be larger than it was in the store."""
-        # Asked for each batch whenever one is handed over, and Arrow goes through all columns.
-        if self._decoded_bytes is None and self.task is not None and self.task.done():
-            outcome = None if self.task.cancelled() else self.task.result()
-            if isinstance(outcome, ConsumedBatch):
-                self._decoded_bytes = int(outcome.records.nbytes)
-        return max(self.descriptor.size_bytes, self._decoded_bytes or 0)
+        return max(self.descriptor.size_bytes, self.decoded_bytes)
+
+    async def fetched(self, fetch: Fetch) -> Outcome:
+        """The batch, or why there is none: whatever that is, it is told in its turn."""
+        try:
+            batch = await fetch(self.descriptor)
+        except Exception as error:
+            return error
+        self.decoded_bytes = int(batch.records.nbytes)
+        return batch
 
 
 class ReadAhead:
@@ -55,6 +60,8 @@ class ReadAhead:
         max_bytes: int = READ_AHEAD_BYTES,
         max_batches: int = READ_AHEAD_BATCHES,
     ) -> None:
+        max_bytes = whole_number("read_ahead_bytes", max_bytes)
+        max_batches = whole_number("read_ahead_batches", max_batches)
         if max_bytes < 0 or max_batches < 1:
             raise Refused(
                 f"read-ahead of {max_batches} batches and {max_bytes} bytes: at least 1 and 0"
@@ -123,7 +130,7 @@ class ReadAhead:
 
     def try_first_again(self) -> None:
         """The error of the first batch was told: fetch it again when it is asked for."""
-        self._slots[0].task = None
+        self._slots[0].task, self._slots[0].decoded_bytes = None, 0
 
     def drop_through(self, sequence: int) -> None:
         """Batches through this one were handed out by another way."""
@@ -149,13 +156,6 @@ class ReadAhead:
                 return
             if slot.task is None:
                 slot.task = runtime.spawn(
-                    _outcome(self._fetch, slot.descriptor),
+                    slot.fetched(self._fetch),
                     name=f"fetch batch {slot.descriptor.sequence}",
                 )
-
-
-async def _outcome(fetch: Fetch, descriptor: Descriptor) -> Outcome:
-    try:
-        return await fetch(descriptor)
-    except HeadwaterError as error:
-        return error

@@ -7,7 +7,8 @@ may stand before it, and one ingested earlier after it. Records are never reorde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.consumer.fetch import FetchHandle
-from headwater.buffer.queue.contract import QueueState
+from headwater.buffer.consumer.unreadable import UnreadableBatch
+from headwater.buffer.queue.contract import QueueState, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
@@ -53,9 +55,15 @@ def place_of(position: Position, partition: int) -> Place:
     return position
 
 
-async def resolve_start(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
-    """The first LSN to read. `Trimmed` if it was asked for by number and is gone."""
-    found = await _resolve(stream, partition, EARLIEST if place is None else place, state)
+async def resolve_start(
+    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+) -> int:
+    """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
+    the oldest LSN.
+
+    `skips`: a batch that cannot be read is passed over when its turn comes, and no obstacle here.
+    """
+    found = await _resolve(stream, partition, EARLIEST if place is None else place, state, skips)
     if found < state.floor_lsn:
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: LSN {found} is not retained any more; "
@@ -65,31 +73,66 @@ async def resolve_start(stream: Stream, partition: int, place: Place, state: Que
     return found
 
 
-async def resolve_end(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+@asynccontextmanager
+async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
+    """Raises a queue's `Trimmed`, whose floor is a sequence, as a reader's: with an LSN."""
+    try:
+        yield
+    except Trimmed as error:
+        floor_lsn = (await stream.looker(partition).state()).floor_lsn
+        raise Trimmed(
+            f"stream {stream.name!r}, partition {partition}: what comes next went with the "
+            f"retention; the oldest LSN is {floor_lsn} (start={floor_lsn} goes on there)",
+            floor=floor_lsn,
+        ) from error
+
+
+async def resolve_end(
+    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+) -> int:
     """The first LSN not to read."""
-    return await _resolve(stream, partition, LATEST if place is None else place, state)
+    return await _resolve(stream, partition, LATEST if place is None else place, state, skips)
 
 
-async def lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
-    """The LSN of the first retained record ingested at or after a time; None if there is none."""
+async def lsn_at_time(
+    stream: Stream, partition: int, time: int | str | date, *, skips: bool = False
+) -> int | None:
+    """The LSN of the first retained record ingested at or after a time; None if there is none.
+
+    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970. With `skips`, the
+    first LSN of its batch where that cannot be read.
+    """
+    time_ms = time_ms_of(time) if isinstance(time, str | date) else whole_number("time", time)
+    try:
+        return await _lsn_at_time(stream, partition, time_ms)
+    except (UnreadableBatch, Uncounted) as error:
+        if not skips:
+            raise
+        return error.descriptor.first_lsn
+
+
+async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
     looker = stream.looker(partition)
     sequence = await looker.sequence_at_time(time_ms)
     if sequence is None:
         return None
-    found = await looker.after(sequence - 1, 1)
+    async with trimmed_by_lsn(stream, partition):
+        found = await looker.after(sequence - 1, 1)
     if not found:
         return None
     descriptor = found[0]
     if descriptor.min_ms >= time_ms:
         return descriptor.first_lsn
-    handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+    handle = FetchHandle.of(stream, partition)
     calls = (await handle.fetch_calls(descriptor)).columns
     late = pc.greater_equal(calls.column("ingestion_time_ms"), time_ms)
     call = max(int(pc.index(late, pa.scalar(True)).as_py()), 0)
     return descriptor.first_lsn + int(calls.column("start_index")[call].as_py())
 
 
-async def _resolve(stream: Stream, partition: int, place: Place, state: QueueState) -> int:
+async def _resolve(
+    stream: Stream, partition: int, place: Place, state: QueueState, skips: bool
+) -> int:
     if not isinstance(place, str | date):
         lsn = _lsn(place)
         if lsn < 1:
@@ -99,7 +142,7 @@ async def _resolve(stream: Stream, partition: int, place: Place, state: QueueSta
         return state.floor_lsn
     if place == LATEST:
         return state.next_lsn
-    found = await lsn_at_time(stream, partition, time_ms_of(place))
+    found = await lsn_at_time(stream, partition, time_ms_of(place), skips=skips)
     return state.next_lsn if found is None else found
 
 

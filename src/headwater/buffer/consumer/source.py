@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgspec
 
 from headwater.buffer.layout import check_group_name
@@ -39,7 +41,8 @@ def consumable(stream: Stream, partition: int, group: str) -> Stream:
     if stream.config.consumer == "nodes":
         raise Refused(
             f"stream {stream.name!r} is consumed by nodes, and a query reads their log. To consume "
-            f"it here: headwater stream alter {stream.name} --set consumer=query"
+            f"it here: headwater stream alter {shlex.quote(stream.store.url)} {stream.name} "
+            "--set consumer=query"
         )
     return stream
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.queue.contract import Collector, Retention
@@ -27,8 +29,7 @@ class Sweeper:
         *,
         interval_s: float,
     ) -> None:
-        if interval_s <= 0:
-            raise Refused(f"gc_interval_s is {interval_s}: it is above 0; gc=False runs no passes")
+        _check_interval(interval_s)
         self._collector = collector
         self._retention = retention
         self._metrics = metrics
@@ -68,3 +69,11 @@ class Sweeper:
             self._metrics.gc_last_error = f"{type(error).__name__}: {error}"
             return
         self._metrics.collected(done, runtime.monotonic_s() - started_s)
+
+
+def _check_interval(given: Any) -> None:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_number or not 0 < given < math.inf:
+        raise Refused(
+            f"gc_interval_s is {given!r}: a number of seconds above 0; gc=False runs no passes"
+        )

@@ -53,6 +53,10 @@ class AboutProducer:
         if engine is not None:
             _warn_dropped(self, engine)
 
+    def _fate(self) -> str:
+        """What becomes of records that are not accepted when nobody holds the producer any more."""
+        return "are lost when its event loop ends before they are"
+
 
 def _warn_dropped(front: AboutProducer, engine: Engine) -> None:
     """Say what becomes of the records of a producer that nobody closed."""
@@ -61,7 +65,7 @@ def _warn_dropped(front: AboutProducer, engine: Engine) -> None:
     rows = engine.accumulator.untold_rows
     message = (
         f"a producer of stream {engine.stream.name!r} was dropped without close(): "
-        f"{rows} records are not accepted, and are lost when its event loop ends before they are"
+        f"{rows} records are not accepted, and {front._fate()}"
     )
     # Python shows no ResourceWarning unless it is asked to, and here it is about records.
     _log.warning("%s", message)

@@ -29,6 +29,7 @@ from headwater.buffer.producer.parcel import (
     Timestamps,
 )
 from headwater.buffer.producer.producer import stream_of
+from headwater.buffer.producer.unclosed import UNCLOSED
 from headwater.buffer.stream import Stream
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError
@@ -84,7 +85,9 @@ class BlockingProducer(AboutProducer):
             return await Engine.open(stream, producer_id, settings, make)
 
         try:
-            return cls(home.call(opened()), home, owned)
+            engine = home.call(opened())
+            UNCLOSED.watch(engine, home, owned)
+            return cls(engine, home, owned)
         except BaseException:
             if owned is not None:
                 home.call(owned.close())
@@ -105,6 +108,15 @@ class BlockingProducer(AboutProducer):
             if error is None:
                 raise
             error.add_note(f"closing the producer failed as well: {failed}")
+
+    def __del__(self) -> None:
+        super().__del__()
+        engine = getattr(self, "_engine", None)
+        if engine is not None and not engine.is_closed:
+            UNCLOSED.dropped(engine)
+
+    def _fate(self) -> str:
+        return "are sent now, in the background"
 
     def produce(
         self,
@@ -169,9 +181,12 @@ class BlockingProducer(AboutProducer):
         try:
             self._portal.call(self._engine.close())
         finally:
-            owned, self._owned = self._owned, None
-            if owned is not None and self._engine.is_closed:
-                self._portal.call(owned.close())
+            # Whoever is interrupted before it is closed closes it again.
+            if self._engine.is_closed:
+                UNCLOSED.closed(self._engine)
+                owned, self._owned = self._owned, None
+                if owned is not None:
+                    self._portal.call(owned.close())
 
     def _keep(self, parcel: Parcel, entries: Any) -> BlockingHandle:
         # Here and not over there: the loop is to upload, not to hash the keys of every thread.

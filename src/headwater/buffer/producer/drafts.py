@@ -174,7 +174,8 @@ class Drafts:
             return
         largest = max(share.records.num_rows for share, _ in shares)
         for share, calls in shares:
-            size, rows = share.records.nbytes, share.records.num_rows
+            size = share.records.nbytes + sum(map(len, filter(None, calls.metadata)))
+            rows = share.records.num_rows
             assert share.partition is not None
             draft = self._draft(share.partition, None, size, rows, stage.first_s)
             stage.place(share, draft, draft.rows)

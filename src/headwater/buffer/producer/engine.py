@@ -29,11 +29,13 @@ from headwater.buffer.records import VALUE
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletion
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
 from headwater.core.fork import tell_in_child
 
 PARTITIONS_AT_ONCE: Final = 32
 """Partitions that are opened, or closed, side by side."""
+GOODBYE_S: Final = 5.0
+"""For the goodbyes of all partitions together."""
 INLINE_ARRANGE_BYTES: Final = 256 * limits.KIB
 """Calls up to this size are checked and split where they are, larger ones on a thread."""
 FAILURES_KEPT: Final = 64
@@ -71,6 +73,8 @@ class Engine:
         self._line = Line(self.accumulator)
         self._clock = runtime.current()
         self._failures: deque[Draft] = deque(maxlen=FAILURES_KEPT)
+        self._doubted: dict[Draft, None] = {}
+        """Told that their outcome is unknown, and still being tried."""
         self._closing = asyncio.Lock()
         self._is_v1 = stream.config.format == "v1"
         self._carried: pa.Schema | None = None
@@ -111,11 +115,11 @@ class Engine:
         found = await asyncio.gather(
             *(one(partition) for partition in range(stream.partitions)), return_exceptions=True
         )
-        opened: list[tuple[Appender, Resumed]] = []
+        opened = [outcome for outcome in found if not isinstance(outcome, BaseException)]
         for outcome in found:
             if isinstance(outcome, BaseException):
+                await _say_goodbye([appender for appender, _ in opened])
                 raise outcome
-            opened.append(outcome)
         resumable = producer_id is not None
         return cls(stream, chosen, settings, opened, handle_type, resumable=resumable)
 
@@ -212,7 +216,8 @@ class Engine:
     async def flush(self) -> None:
         """Send everything that was taken, and wait until all of it is accepted.
 
-        Raises the first error of what it waited for, or of what failed before and nobody heard of.
+        Raises the first error of what it waited for, or of what failed before and nobody heard of;
+        and each time while something is in doubt whose time is up.
         """
         if self.is_forked:
             raise _forked()
@@ -225,8 +230,9 @@ class Engine:
         accumulator.lost.clear()
         missed = [draft for draft in self._failures if not draft.heard]
         self._failures.clear()
-        failed = [draft for draft in waited if draft.error is not None]
-        failed += [draft for draft in missed if draft not in waited]
+        told = dict.fromkeys([*waited, *self._doubted, *missed])
+        # What was in doubt may have landed since.
+        failed = [draft for draft in told if draft.error is not None and draft.placed is None]
         if not failed:
             return
         for draft in failed:
@@ -252,8 +258,11 @@ class Engine:
                 await self.flush()
             except HeadwaterError as failed:
                 error = failed
-            slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
-            await asyncio.gather(*(_say_goodbye(lane, slots) for lane in self.lanes))
+            doubted = sum(draft.rows for draft in self._doubted)
+            if doubted and error is not None:
+                error.add_note(f"{doubted} records in doubt are not tried any more: it is closed")
+            await asyncio.gather(*(lane.end() for lane in self.lanes))
+            await _say_goodbye([lane.appender for lane in self.lanes])
             self.is_closed = True
         if error is not None:
             raise error
@@ -264,12 +273,19 @@ class Engine:
     def told(self, draft: Draft) -> None:
         """The draft's handles know what became of it."""
         self.accumulator.told(draft)
-        if draft.error is not None:
-            self._failures.append(draft)
+        if draft.error is None:
+            return
+        self._failures.append(draft)
+        if isinstance(draft.error, OutcomeUnknown):
+            self._doubted[draft] = None
 
     def release(self, draft: Draft) -> None:
         """The draft takes no memory any more."""
         self.accumulator.release(draft)
+        if draft in self._doubted:
+            del self._doubted[draft]
+            # Somebody may have heard that it is still being tried, which is over.
+            draft.heard = draft.placed is not None
         self._line.move()
 
     async def explain(self, error: HeadwaterError) -> HeadwaterError:
@@ -305,16 +321,28 @@ class Engine:
         self.accumulator.refuse(_forked())
 
 
-async def _say_goodbye(lane: Lane, slots: asyncio.Semaphore) -> None:
-    async with slots:
-        # It spares the successor a search; nothing depends on it.
-        with contextlib.suppress(HeadwaterError):
-            await lane.close()
+async def _say_goodbye(appenders: list[Appender]) -> None:
+    """Close them all, within a time for all: it spares the successor a search, and no more."""
+    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+    until_s = asyncio.get_running_loop().time() + GOODBYE_S
+
+    async def one(appender: Appender) -> None:
+        async with slots:
+            # Each is at least begun, for what closing does before it asks the store.
+            with contextlib.suppress(HeadwaterError, TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await appender.close()
+
+    await asyncio.gather(*(one(appender) for appender in appenders))
 
 
 def _checked_id(producer_id: Any) -> str:
     if not isinstance(producer_id, str):
         raise Refused(f"producer_id is {producer_id!r}: it is text, such as 'binlog-7'")
+    try:
+        producer_id.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"producer_id is {producer_id!r}: half a character is no text") from None
     return producer_id
 
 

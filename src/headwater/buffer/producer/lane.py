@@ -148,7 +148,7 @@ class Lane:
     ) -> None:
         self.partition = partition
         self.resumed = resumed
-        self._appender = appender
+        self.appender = appender
         self._carrier = carrier
         self._flights: deque[_Flight] = deque()
         self._next_sequence = resumed.producer_sequence + 1
@@ -205,9 +205,9 @@ class Lane:
             data = self._encode(flight)
         else:
             data = await runtime.run_blocking(self._encode, flight)
-        inline = len(data) <= self._appender.inline_max_bytes
+        inline = len(data) <= self.appender.inline_max_bytes
         if not inline:
-            await self._appender.upload(flight.batch_id, data)
+            await self.appender.upload(flight.batch_id, data)
         assert flight.batch is not None
         flight.size_bytes = len(data)
         flight.inline = bytes(data) if inline else None
@@ -218,10 +218,10 @@ class Lane:
     def _encode(self, flight: _Flight) -> Encoded:
         if flight.batch is None:
             flight.batch = flight.draft.build(
-                flight.batch_id, self._carrier.defaults, loose=self._appender.takes_loose
+                flight.batch_id, self._carrier.defaults, loose=self.appender.takes_loose
             )
         batch = flight.batch._replace(batch_id=flight.batch_id)
-        return self._appender.encode(batch, self._carrier.settings.compression)
+        return self.appender.encode(batch, self._carrier.settings.compression)
 
     # Appending
 
@@ -247,7 +247,7 @@ class Lane:
             while group := self._group():
                 entries = [self._entry(flight, place) for place, flight in enumerate(group)]
                 try:
-                    placed = await self._appender.append(entries)
+                    placed = await self.appender.append(entries)
                 except BelowFloor as error:
                     self._send_again(group, error)
                 except (Fenced, Damaged, Bug, NotFound) as error:
@@ -371,13 +371,12 @@ class Lane:
         while self._flights:
             self._fail(self._flights.popleft(), error)
 
-    async def close(self) -> None:
-        """Let go of what may still be under way, and say goodbye to the queue."""
+    async def end(self) -> None:
+        """Let go of what may still be under way."""
         appending = self._appending
         self.stop(Unavailable("the producer was closed"))
         if appending is not None:
             await asyncio.wait([appending])
-        await self._appender.close()
 
     def _fail(self, flight: _Flight, error: BaseException) -> None:
         self._let_go(flight)

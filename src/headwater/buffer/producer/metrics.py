@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from headwater.buffer.queue.contract import Counters
 from headwater.core.metrics import Histogram
 
+_PUBLISHED: Final = (
+    "batches_flushed",
+    "entries_flushed",
+    "bytes_flushed",
+    "bytes_written",
+    "flush_duration_seconds",
+)
+
 
 class ProducerMetrics:
-    """Plain counters; `manifest_writes` and `manifest_conflicts` have the role `producer`."""
+    """Plain counters; `published()` gives them under their published names.
+
+    `manifest_writes` and `manifest_conflicts` have the role `producer` there.
+    """
 
     def __init__(self, counters: Sequence[Counters]) -> None:
         self._counters = counters
@@ -25,11 +37,8 @@ class ProducerMetrics:
         """From sealing to acceptance."""
 
     def __repr__(self) -> str:
-        names = (
-            "batches_flushed entries_flushed bytes_flushed bytes_written manifest_writes "
-            "manifest_conflicts flush_duration_seconds"
-        )
-        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in names.split())
+        names = (*_PUBLISHED[:-1], "manifest_writes", "manifest_conflicts", _PUBLISHED[-1])
+        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"ProducerMetrics({told})"
 
     @property
@@ -41,3 +50,12 @@ class ProducerMetrics:
     def manifest_conflicts(self) -> int:
         """Those of them that lost a race."""
         return sum(counters.conflicts for counters in self._counters)
+
+    def published(self) -> dict[str, float | Histogram]:
+        """Every metric under its published name."""
+        found: dict[str, float | Histogram] = {
+            f"buffer.{name}": getattr(self, name) for name in _PUBLISHED
+        }
+        found['buffer.manifest_writes{role="producer"}'] = self.manifest_writes
+        found['buffer.manifest_conflicts{role="producer"}'] = self.manifest_conflicts
+        return found

@@ -78,7 +78,7 @@ class Extras:
         for name, (given, single, word) in singles.items():
             if given is None:
                 continue
-            if isinstance(given, single):
+            if isinstance(given, single) or (name == HEADERS and _is_one_header(given)):
                 found[name] = _repeated(name, given, rows)
             elif isinstance(given, pa.ChunkedArray):
                 found[name] = given.combine_chunks()
@@ -94,6 +94,18 @@ class Extras:
                     f"{type(given).__name__}"
                 )
         return found
+
+
+def _is_one_header(given: Any) -> bool:
+    """Whether these are the (text, bytes) pairs of one record, and not one header a record."""
+    return (
+        isinstance(given, list | tuple)
+        and bool(given)
+        and all(
+            isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
+            for pair in given
+        )
+    )
 
 
 def _repeated(name: str, value: Any, rows: int) -> Any:

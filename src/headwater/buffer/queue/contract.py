@@ -19,7 +19,7 @@ import msgspec
 
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
-from headwater.core.errors import Damaged, Refused
+from headwater.core.errors import Damaged, Refused, RolledBack
 from headwater.store import Parts
 
 Encoded = bytes | memoryview | Parts
@@ -133,11 +133,23 @@ class QueueState(msgspec.Struct, frozen=True):
     """The ingestion time of the oldest record that is not acknowledged; None when drained."""
     opened_ms: int = 0
     """When the consumer was last opened, by its own clock; 0 if that is not known."""
+    uncounted_sequence: int | None = None
+    """Published v1 only: the first batch whose rows cannot be told. `next_lsn` and `pending_bytes`
+    end before it: nothing from here on has LSNs."""
 
     @property
     def pending(self) -> int:
         """Batches that are not acknowledged."""
         return self.next_sequence - self.acked_sequence
+
+    def checked(self) -> QueueState:
+        """The state itself; `RolledBack` if more is acknowledged than there is."""
+        if self.pending < 0:
+            raise RolledBack(
+                f"{self.acked_sequence:,} batches are acknowledged and there are only "
+                f"{self.next_sequence:,}: the queue went back. Restore it from a backup."
+            )
+        return self
 
 
 class Counters(msgspec.Struct):
@@ -145,6 +157,8 @@ class Counters(msgspec.Struct):
 
     writes: int = 0
     conflicts: int = 0
+    ends_unwritten: int = 0
+    """Times that the record of how far the queue came, beside it, could not be written."""
 
     @property
     def conflict_rate(self) -> float:
@@ -209,8 +223,10 @@ class Taker(ABC):
         `last_acked_sequence` also acknowledges through it, if that is ahead of what is
         acknowledged; behind it, what is retained is delivered again. `Refused` if another group
         owns the consumer and `take_over` is false, or if the sequence lies at or past the next
-        one; `Trimmed` if what follows it is gone. Returns the sequence after which to read on:
-        `last_acked_sequence`, or what was acknowledged last, or None at the very beginning.
+        one; `Trimmed` if what follows it is gone (`floor` is the oldest sequence); `Uncounted` if
+        what it acknowledges cannot be counted: none of these has opened anything. Returns the
+        sequence after which to read on: `last_acked_sequence`, or what was acknowledged last, or
+        None at the very beginning.
         """
 
     @abstractmethod
@@ -243,6 +259,10 @@ class Looker(ABC):
         """How the queue stands."""
 
     @abstractmethod
+    async def floor(self) -> int:
+        """The oldest sequence still there, without a look at what is pending."""
+
+    @abstractmethod
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         """Up to `limit` retained batches after this one (None: from the oldest retained).
 
@@ -253,12 +273,17 @@ class Looker(ABC):
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         """The sequence of the batch with this record; None if it lies ahead.
 
-        `Trimmed` if it is not retained any more.
+        `Trimmed` if it is not retained any more; `floor` is the oldest sequence. Where the queue
+        ends at a batch that cannot be counted, that one is next, and what lies beyond it is
+        `Uncounted`.
         """
 
     @abstractmethod
     async def sequence_at_time(self, time_ms: int) -> int | None:
-        """The first retained batch with a record ingested at or after this time; None if none."""
+        """The first retained batch with a record ingested at or after this time; None if none.
+
+        `Uncounted` if none is before a batch that cannot be counted.
+        """
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -295,6 +320,8 @@ class Collected(msgspec.Struct):
     floor_sequence: int = 0
     floor_lsn: int = 1
     batch_floor: str = ""
+    batches_left: int = 0
+    """Past the retention, and not deleted: other software named them, and may use them still."""
 
 
 class Collector(ABC):

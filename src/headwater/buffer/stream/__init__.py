@@ -7,13 +7,17 @@ Enters: a name and settings. Leaves: `Stream`, with a door to each partition's q
     config, settings, changes  what is kept, how it is spelled, what may be asked of it
     schema, fit                declared columns, their versions, and rows put under them
     register, queues           where it is kept, and the queue that each partition has
+    adopt                      going on where another implementation consumed
     delete, deleted            its end, and how others learn of it
+    delete_damaged             the end of one whose register cannot be read
 
 Always holds: `stream.json` changes by conditional writes alone; a schema only ever takes in more;
 a queue that was made once is never made again.
 """
 
+from headwater.buffer.stream.adopt import adopt_stream
 from headwater.buffer.stream.delete import DeletedReport, delete_stream
+from headwater.buffer.stream.delete_damaged import delete_damaged_stream
 from headwater.buffer.stream.handle import Stream
 from headwater.buffer.stream.streams import (
     alter_stream,
@@ -26,8 +30,10 @@ from headwater.buffer.stream.streams import (
 __all__ = [
     "DeletedReport",
     "Stream",
+    "adopt_stream",
     "alter_stream",
     "create_stream",
+    "delete_damaged_stream",
     "delete_stream",
     "list_streams",
     "open_stream",

@@ -3,7 +3,7 @@
 Always holds:
 
 - every field is written, also where it is the default, so that a later default changes no stream
-  that exists;
+  that exists; but for `v1_reading`, whose absence means strict for good;
 - the versions are read before the rest: what a later version wrote may not fit these fields, and
   "upgrade" is a better answer than "damaged";
 - the id is a UUID. It stands in paths below which things are deleted.
@@ -41,6 +41,7 @@ Format = Literal["native", "v1"]
 CompressionName = Literal["none", "zstd", "lz4"]
 ConsumerKind = Literal["query", "nodes"]
 State = Literal["live", "deleted"]
+V1Reading = Literal["lenient"]
 
 _UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
@@ -93,6 +94,13 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_bytes: int | None = None
     """How much producers gather before they flush; None is BATCH_BYTES."""
     schemas: list[SchemaVersion] = []
+    v1_reading: V1Reading | msgspec.UnsetType = msgspec.UNSET
+    """How a published v1 stream is read: strictly, unless it says lenient."""
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether what the reference accepts is read, though it breaks the published format."""
+        return self.v1_reading == "lenient"
 
     @property
     def is_live(self) -> bool:
@@ -170,6 +178,11 @@ def check_config(config: StreamConfig) -> StreamConfig:
         most = _MOST.get(name, _WHOLE_MAX)
         if value is not None and not least <= value <= most:
             raise Refused(f"{name} is {value:,}: it lies between {least:,} and {most:,}")
+    if config.format != "v1" and config.is_lenient:
+        raise Refused(
+            "v1_reading is for streams in the published v1 format: the native one has a checksum, "
+            "and nothing in it to be lenient about"
+        )
     if config.format == "v1":
         if config.compression == "lz4":
             raise Refused("the published v1 format knows compression none and zstd, not lz4")

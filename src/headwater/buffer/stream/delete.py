@@ -58,26 +58,18 @@ async def delete_stream(store: Store, name: str) -> DeletedReport:
 
     config = await register.update(delete)
     report = DeletedReport(name, config.id, resumed=not before.is_live)
-    for partition in range(config.partitions):
-        for prefix in _prefixes(config, partition):
-            await _clear(store, register, config, prefix, report)
-    transactions = layout.transaction_prefix(config.name, config.id)
-    await _clear(store, register, config, transactions, report)
+    await _clear(store, register, config, report)
     if not report.failed:
         await register.update(lambda now: _cleaned(config, now))
     return report
 
 
 async def _clear(
-    store: Store,
-    register: StreamRegister,
-    config: StreamConfig,
-    prefix: str,
-    report: DeletedReport,
+    store: Store, register: StreamRegister, config: StreamConfig, report: DeletedReport
 ) -> None:
-    """Delete what is below a folder, in groups."""
+    """Delete what is the stream's, in groups."""
     group: list[ObjectMeta] = []
-    async for meta in _own(store, config, prefix):
+    async for meta in _own(store, config):
         group.append(meta)
         if len(group) == PARALLEL:
             await _delete_group(store, register, config, group, report)
@@ -86,16 +78,19 @@ async def _clear(
         await _delete_group(store, register, config, group, report)
 
 
-async def _own(store: Store, config: StreamConfig, prefix: str) -> AsyncIterator[ObjectMeta]:
-    """The objects of this stream below a folder.
+async def _own(store: Store, config: StreamConfig) -> AsyncIterator[ObjectMeta]:
+    """The objects of this stream: below a folder of its id, wherever in the folder of its name.
 
-    A native stream that had or has the same name keeps a folder of its own in that of a v1 queue.
+    A v1 queue has no such folder, and one of another id inside it is another stream's, which had
+    or has the same name.
     """
-    shared = config.format == "v1"
-    async for meta in store.list(prefix):
-        folder, slash, _ = meta.key.removeprefix(f"{prefix}/").partition("/")
-        foreign = slash and folder != config.id and _STREAM_ID.fullmatch(folder)
-        if not (shared and foreign):
+    folder = layout.stream_prefix(config.name)
+    v1_queues = [layout.v1_prefix(config.name, number) for number in range(config.partitions)]
+    queues = tuple(f"{queue}/" for queue in v1_queues if config.format == "v1")
+    async for meta in store.list(folder):
+        folders = meta.key.split("/")[:-1]
+        foreign = any(map(_STREAM_ID.fullmatch, folders))
+        if config.id in folders or (meta.key.startswith(queues) and not foreign):
             yield meta
 
 
@@ -108,6 +103,11 @@ async def _delete_group(
 ) -> None:
     if config.format == "v1":
         _same(config, await register.read(writing=True))
+    await delete_objects(store, group, report)
+
+
+async def delete_objects(store: Store, group: list[ObjectMeta], report: DeletedReport) -> None:
+    """Delete these at once, and count what became of them."""
     outcomes = await asyncio.gather(
         *(store.delete(meta.key) for meta in group), return_exceptions=True
     )
@@ -120,13 +120,6 @@ async def _delete_group(
             report.cause = str(outcome)
         else:
             raise outcome
-
-
-def _prefixes(config: StreamConfig, partition: int) -> tuple[str, ...]:
-    dead_letters = layout.dead_letter_prefix(config.name, partition, config.id)
-    if config.format == "v1":
-        return layout.v1_prefix(config.name, partition), dead_letters
-    return layout.native_prefix(config.name, partition, config.id), dead_letters
 
 
 def _same(before: StreamConfig, now: StreamConfig | None) -> StreamConfig:

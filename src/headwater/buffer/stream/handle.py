@@ -85,24 +85,24 @@ class Stream:
     def appender(self, partition: int, producer_id: str) -> Appender:
         """A producer's door to a partition."""
         self._check_writing()
-        self._check_partition(partition)
+        self.check_partition(partition)
         return queues.appender(self.store, self.config, partition, producer_id)
 
     def taker(self, partition: int) -> Taker:
         """The owning consumer's door to a partition."""
         self._check_writing()
-        self._check_partition(partition)
+        self.check_partition(partition)
         return queues.taker(self.store, self.config, partition)
 
     def looker(self, partition: int) -> Looker:
         """Everybody's door to a partition."""
-        self._check_partition(partition)
+        self.check_partition(partition)
         return queues.looker(self.store, self.config, partition)
 
     def collector(self, partition: int) -> Collector:
         """The garbage collector's door to a partition."""
         self._check_writing()
-        self._check_partition(partition)
+        self.check_partition(partition)
         return queues.collector(self.store, self.config, partition)
 
     def retention(self) -> Retention:
@@ -129,14 +129,15 @@ class Stream:
 
     def dead_letter_prefix(self, partition: int) -> str:
         """Where batches of a partition that could not be read are listed."""
-        self._check_partition(partition)
+        self.check_partition(partition)
         return layout.dead_letter_prefix(self.name, partition, self.id)
 
     def _check_writing(self) -> None:
         # Again, since whoever opened it may have asked to read.
         check_versions(self.name, self.config, writing=True)
 
-    def _check_partition(self, partition: int) -> None:
+    def check_partition(self, partition: int) -> None:
+        """Refuse a partition that the stream does not have."""
         if not 0 <= whole_number("partition", partition) < self.partitions:
             last = self.partitions - 1
             known = f"partitions 0 to {last}" if last else "the partition 0 alone"

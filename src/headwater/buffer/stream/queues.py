@@ -23,32 +23,41 @@ def queue_prefix(config: StreamConfig, partition: int) -> str:
 
 async def create_queue(store: Store, config: StreamConfig, partition: int) -> None:
     """Make the queue of a partition, if nobody has."""
-    create = v1.create_v1_queue if config.format == "v1" else native.create_native_queue
-    await create(store, queue_prefix(config, partition), config.id)
+    prefix = queue_prefix(config, partition)
+    if config.format == "v1":
+        await v1.create_v1_queue(store, prefix, config.id, lenient=config.is_lenient)
+    else:
+        await native.create_native_queue(store, prefix, config.id)
 
 
 def appender(store: Store, config: StreamConfig, partition: int, producer_id: str) -> Appender:
     """A producer's door."""
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
-        return v1.V1Appender(store, prefix, config.id, producer_id)
+        return v1.V1Appender(store, prefix, config.id, producer_id, lenient=config.is_lenient)
     pace_s = PACE_S.get(store.stats.scheme, 0.0)
     return native.NativeAppender(store, prefix, config.id, producer_id, pace_s=pace_s)
 
 
 def taker(store: Store, config: StreamConfig, partition: int) -> Taker:
     """The owning consumer's door."""
-    kind = v1.V1Taker if config.format == "v1" else native.NativeTaker
-    return kind(store, queue_prefix(config, partition), config.id)
+    prefix = queue_prefix(config, partition)
+    if config.format == "v1":
+        return v1.V1Taker(store, prefix, config.id, lenient=config.is_lenient)
+    return native.NativeTaker(store, prefix, config.id)
 
 
 def looker(store: Store, config: StreamConfig, partition: int) -> Looker:
     """Everybody's door."""
-    kind = v1.V1Looker if config.format == "v1" else native.NativeLooker
-    return kind(store, queue_prefix(config, partition), config.id)
+    prefix = queue_prefix(config, partition)
+    if config.format == "v1":
+        return v1.V1Looker(store, prefix, config.id, lenient=config.is_lenient)
+    return native.NativeLooker(store, prefix, config.id)
 
 
 def collector(store: Store, config: StreamConfig, partition: int) -> Collector:
     """The garbage collector's door."""
-    kind = v1.V1Collector if config.format == "v1" else native.NativeCollector
-    return kind(store, queue_prefix(config, partition), config.id)
+    prefix = queue_prefix(config, partition)
+    if config.format == "v1":
+        return v1.V1Collector(store, prefix, config.id, lenient=config.is_lenient)
+    return native.NativeCollector(store, prefix, config.id)

@@ -17,7 +17,7 @@ import msgspec
 
 from headwater.buffer.layout import check_stream_name, stream_key
 from headwater.buffer.stream.config import StreamConfig, decode_config, encode_config
-from headwater.core.errors import Conflict, NotFound, Refused
+from headwater.core.errors import Conflict, Corrupt, NotFound, Refused
 from headwater.store import Register, Store
 
 
@@ -38,6 +38,7 @@ class StreamRegister:
     def __init__(self, store: Store, name: str) -> None:
         check_store(store)
         self._name = check_stream_name(name)
+        self._url = store.url
         # Raw: the versions in the value decide whether the rest of it can be understood.
         self._register = Register(store, stream_key(name), msgspec.Raw)
 
@@ -63,6 +64,25 @@ class StreamRegister:
 
         stored = (await self._register.update(change_raw)).value
         return decode_config(self._name, stored, writing=True)
+
+    async def replace_damaged(self, config: StreamConfig) -> None:
+        """Put a tombstone where a register stands that cannot be read."""
+        encoded = encode_config(config)
+
+        def replace(raw: msgspec.Raw | None) -> msgspec.Raw:
+            if raw is not None:
+                try:
+                    current = decode_config(self._name, raw, writing=True)
+                except Corrupt:
+                    return encoded
+                raise Conflict(f"stream {self._name!r} was mended meanwhile", current=current)
+            return encoded
+
+        try:
+            await self._register.replace_damaged(encoded)
+        except Refused:
+            # The register is whole, and what it says is not what a stream is.
+            await self._register.update(replace)
 
     async def update_live(
         self, stream_id: str, change: Callable[[StreamConfig], StreamConfig]
@@ -91,7 +111,4 @@ class StreamRegister:
         return config
 
     def _missing(self) -> NotFound:
-        return NotFound(
-            f"there is no stream {self._name!r}: `headwater stream list` shows those that are "
-            "there, `headwater stream create` makes one"
-        )
+        return NotFound(f"there is no stream {self._name!r} in {self._url}")

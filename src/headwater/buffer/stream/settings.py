@@ -14,6 +14,8 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, Final
 
+import msgspec
+
 from headwater.buffer.stream.config import FOR_EVER
 from headwater.core.errors import Refused
 
@@ -196,6 +198,11 @@ def _compression(name: str, value: object) -> str:
     return _COMPRESSIONS[text]
 
 
+def _v1_reading(name: str, value: object) -> str | msgspec.UnsetType:
+    chosen = _one_of("strict", "lenient")(name, value)
+    return chosen if chosen == "lenient" else msgspec.UNSET
+
+
 _PARSERS: Final[dict[str, Callable[[str, object], Any]]] = {
     "partitions": _number,
     "format": _one_of("native", "v1"),
@@ -208,4 +215,5 @@ _PARSERS: Final[dict[str, Callable[[str, object], Any]]] = {
     "consumer": _one_of("query", "nodes"),
     "linger_ms": _or_default(parse_duration_ms),
     "batch_bytes": _or_default(parse_size_bytes),
+    "v1_reading": _v1_reading,
 }

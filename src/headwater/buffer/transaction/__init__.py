@@ -19,9 +19,9 @@ Always holds:
 
 from headwater.buffer.transaction.commit import Committed, Committer, TaskUploads
 from headwater.buffer.transaction.expiry import Held, held
-from headwater.buffer.transaction.holds import HoldLost
+from headwater.buffer.transaction.holds import HoldLost, check_timeout_ms
 from headwater.buffer.transaction.identity import Attempt
-from headwater.buffer.transaction.upload import Uploader, check_writable
+from headwater.buffer.transaction.upload import Uploader, check_batch_bytes, check_writable
 
 __all__ = [
     "Attempt",
@@ -31,6 +31,8 @@ __all__ = [
     "HoldLost",
     "TaskUploads",
     "Uploader",
+    "check_batch_bytes",
+    "check_timeout_ms",
     "check_writable",
     "held",
 ]

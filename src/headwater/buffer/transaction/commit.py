@@ -105,11 +105,13 @@ class Committer:
             mine = record.is_of(self._attempt) is True
             if record.is_appending:
                 await self._appending.finish(record)
-        finally:
+        except BaseException:
             await self._appending.close()
+            raise
         if record.is_of(self._attempt) is False:
             await self._discard(uploads)
-        await self._let_go()
+        # The hold goes last, once the record says that all of it is appended.
+        await asyncio.gather(self._appending.close(), self._let_go())
         return Committed(record.version, mine, rows if mine else 0)
 
     async def abort(self, tasks: Sequence[TaskUploads]) -> bool:

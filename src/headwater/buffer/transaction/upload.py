@@ -61,8 +61,7 @@ class Uploader:
         compression: Compression | None = None,
     ) -> None:
         check_writable(stream)
-        if not 1 <= batch_bytes <= BATCH_BYTES_MOST:
-            raise Refused(f"batchBytes is {batch_bytes:,}: it is 1 to {BATCH_BYTES_MOST:,}")
+        check_batch_bytes(batch_bytes)
         self._stream = stream
         self._task = task
         self._timeout_ms = timeout_ms
@@ -194,6 +193,12 @@ class Uploader:
         for task in (*self._flights, *beside):
             if task.done() and not task.cancelled() and task.exception() is not None:
                 raise task.exception()  # type: ignore[misc]
+
+
+def check_batch_bytes(batch_bytes: int) -> None:
+    """Refuse a size that batches cannot have."""
+    if not 1 <= batch_bytes <= BATCH_BYTES_MOST:
+        raise Refused(f"batchBytes is {batch_bytes:,}: it is 1 to {BATCH_BYTES_MOST:,}")
 
 
 def check_writable(stream: Stream) -> None:

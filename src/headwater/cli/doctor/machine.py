@@ -32,7 +32,7 @@ PACKAGES: Final = (
     Package("pyarrow", (21,), ""),
     Package("pyspark", (4, 1), "spark", (5,), "Spark sessions and queries"),
     Package("pandas", (2,), "spark", (3,), "Spark's Python workers (pandas 3 changes their types)"),
-    Package("pyiceberg", (0, 11), "iceberg", why="headwater.spark.to_table"),
+    Package("pyiceberg", (0, 12), "iceberg", (0, 13), "headwater.spark.to_table"),
 )
 
 

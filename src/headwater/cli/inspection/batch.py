@@ -114,7 +114,10 @@ def _published_problem(data: bytes, error: HeadwaterError) -> Problem:
             detail = "It is no native batch either: it does not begin with HWB1"
         return Problem.of(error, check, offset=offset, detail=detail)
     detail = f"Other implementations read it all the same, as {len(lenient):,} records"
-    advice = "Read it leniently if those records are right; else restore it from a backup."
+    advice = (
+        "If those records are right, let the stream read leniently (stream alter … --set "
+        "v1_reading=lenient); else restore it from a backup."
+    )
     return Problem.of(error, check, offset=offset, detail=detail, advice=advice)
 
 

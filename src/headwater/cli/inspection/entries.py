@@ -33,7 +33,7 @@ async def check_entries(report: Report, stream: Stream, looker: Looker, state: Q
     if not missing:
         return
     # What is gone by now may have been acknowledged and collected while it was looked for.
-    floor = (await looker.state()).floor_sequence
+    floor = await looker.floor()
     gone = [one for one in missing if one.sequence >= floor]
     if gone:
         more = f", and those of {len(gone) - 1:,} others" if len(gone) > 1 else ""
@@ -63,7 +63,8 @@ async def _ends(looker: Looker, state: QueueState) -> list[Descriptor]:
 async def _missing(stream: Stream, wanted: Sequence[Descriptor]) -> list[Descriptor]:
     async def is_missing(one: Descriptor) -> bool:
         try:
-            await stream.store.head(one.location)
+            # Other software may have chosen the name, where the format is not ours alone.
+            await stream.store.head(one.location, foreign=one.format == "v1")
         except NotFound:
             return True
         return False

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.buffer.consumer.group import Position
-from headwater.buffer.queue.native.records import Consumer, Queue, Scanned, Shard, shard_name
+from headwater.buffer.queue.native.records import Consumer, End, Queue, Scanned, Shard, shard_name
 from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
 from headwater.buffer.stream.config import StreamConfig
 from headwater.cli.inspection.report import Problem, Report, Rows
@@ -121,6 +121,15 @@ def _queue(report: Report, queue: Queue, _: int) -> None:
     report.notes.append("what lies below the floors may be deleted; they never go down")
 
 
+def _end(report: Report, end: End, _: int) -> None:
+    report.facts |= {
+        "chunk": end.chunk,
+        "first_sequence": end.first_sequence,
+        "first_lsn": end.first_lsn,
+    }
+    report.notes.append("a queue that ends below this has lost its end")
+
+
 def _consumer(report: Report, consumer: Consumer, _: int) -> None:
     report.facts |= {
         "owner": consumer.group or "nobody yet",
@@ -199,6 +208,7 @@ def _position(report: Report, position: Position, _: int) -> None:
 
 _BY_NAME: Final = {
     "queue.json": Known("queue.json: the floors of a native queue", Queue, _queue),
+    "end.json": Known("end.json: how far a native queue has come at least", End, _end),
     "consumer.json": Known("consumer.json: who owns the consumer", Consumer, _consumer),
     "gc.json": Known("gc.json: how far the collector has looked", Scanned, _scanned),
     "side.json": Known("side.json: what a published v1 queue cannot hold", Side, _side),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from headwater.core.errors import Refused
 from headwater.spark.options.mode import Mode
@@ -14,13 +13,14 @@ from headwater.spark.options.parse import parse_options
 from headwater.spark.options.table import MAX_PARTITION_BYTES
 
 
-class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
     """The options of `spark.read` and `spark.readStream`. Cheap, and safe to send elsewhere."""
 
     url: str
     subscribe: tuple[str, ...] = ()
     subscribe_pattern: str | None = None
-    assign: dict[str, list[int]] = {}
+    assign: Mapping[str, list[int]] = field(default_factory=dict)
     starting_offsets: Any = None
     """An `Offsets`; None where nothing was asked for."""
     starting_timestamp_ms: int | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import msgspec
+from dataclasses import dataclass
 
 from headwater.core.errors import Refused
 from headwater.spark.options.mode import Mode
@@ -12,7 +11,8 @@ from headwater.spark.options.parse import parse_options
 from headwater.spark.options.table import SINK_BATCH_BYTES, SINK_TIMEOUT_MS
 
 
-class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
     """The options of `df.write` and `df.writeStream`. Cheap, and safe to send elsewhere."""
 
     url: str

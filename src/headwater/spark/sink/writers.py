@@ -19,7 +19,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headwater.buffer.transaction import Attempt, Committer, TaskUploads
+from headwater.buffer.transaction import (
+    Attempt,
+    Committer,
+    TaskUploads,
+    check_batch_bytes,
+    check_timeout_ms,
+)
 from headwater.core import runtime
 from headwater.core.errors import Bug, Refused
 from headwater.core.portal import shared
@@ -39,7 +45,7 @@ class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame in one transaction."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        _check_append(overwrite)
+        _check(options, overwrite=overwrite)
         self._options = options
         self._columns = Columns(schema)
         token = runtime.new_token().hex()
@@ -65,7 +71,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writes every micro-batch in a transaction of its own."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        _check_append(overwrite)
+        _check(options, overwrite=overwrite)
         self._options = options
         self._columns = Columns(schema)
         self._token = runtime.new_token().hex()
@@ -117,7 +123,10 @@ def _attempt_of(messages: Messages, batch_id: int) -> Attempt | None:
     return found.pop() if found else None
 
 
-def _check_append(overwrite: bool) -> None:
+def _check(options: WriteOptions, *, overwrite: bool) -> None:
+    """Refuse what cannot work before any task runs."""
+    check_timeout_ms(options.sink_timeout_ms)
+    check_batch_bytes(options.batch_bytes)
     if overwrite:
         raise Refused(
             "a stream is appended to and never overwritten: use mode('append'), or "

@@ -27,6 +27,8 @@ class BufferFeed:
         self._gives_up = gives_up
         self._looker = stream.looker(partition)
         self._ownership: Ownership | None = None
+        self._catching_up: Place | None = None
+        """What another group acknowledged beyond where this one stands, while it owns the queue."""
 
     async def bounds(self) -> Bounds:
         """What is retained at this moment."""
@@ -68,13 +70,13 @@ class BufferFeed:
 
     async def place_of(self, group: str) -> Place | None:
         """The register's, or the queue's own if the group owns it: whichever is ahead."""
+        kept = await self._register(group).read()
         owner = await self.owner()
         acked = owner.acked if owner.group == group else None
-        kept = await self._register(group).read()
         if kept is None:
             return acked
         place = await self._placed(kept)
-        return place if acked is None else max(place, acked)
+        return place if acked is None or kept.behind else max(place, acked)
 
     async def begin(self, group: str, place: Place) -> Place:
         """Kept in the group's register, once."""
@@ -83,9 +85,16 @@ class BufferFeed:
     async def own(self, group: str, start: Place, *, take_over: bool) -> None:
         """Open the queue's consumer."""
         owner = await self.owner()
-        if take_over and owner.group not in ("", group):
-            # The queue forgets whom it served; the group may go on as a follower.
-            await self._register(owner.group).advance(owner.acked)
+        register = self._register(group)
+        if owner.group == group:
+            kept = await register.read()
+            is_behind = kept is not None and kept.behind
+        else:
+            if owner.group and take_over:
+                # The queue forgets whom it served; that group may go on as a follower.
+                await self._register(owner.group).owned_until(owner.acked)
+            is_behind = await register.owns_from(owner.acked)
+        self._catching_up = owner.acked if is_behind else None
         ahead = start.sequence > owner.acked.sequence
         self._ownership = await Ownership.open(
             self._stream,
@@ -105,9 +114,11 @@ class BufferFeed:
         if self._ownership is None:
             await self._register(group).advance(place)
             return
-        if inside:
+        caught_up = self._catching_up is None or place >= self._catching_up
+        if inside or self._catching_up is not None:
             # Before the queue: whichever is ahead counts, so nothing is read twice after a crash.
-            await self._register(group).advance(place)
+            await self._register(group).advance(place, behind=not caught_up)
+            self._catching_up = None if caught_up else self._catching_up
         if place.sequence:
             await self._ownership.acknowledge(place.sequence - 1)
 

@@ -120,6 +120,7 @@ class MicroBatches:
 
     async def commit(self, end: Offset) -> None:
         """Everything before `end` is processed."""
+        await self._refresh()
 
         async def one(part: Part, place: Place) -> None:
             known = self._known.get(part)

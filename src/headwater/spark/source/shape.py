@@ -108,7 +108,7 @@ async def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
 
 async def _shape_of_first_batch(stream: Stream) -> Shape:
     for partition in range(stream.partitions):
-        handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+        handle = FetchHandle.of(stream, partition)
         for descriptor in await stream.looker(partition).after(None, LOOKED_AT):
             try:
                 records = (await handle.fetch(descriptor)).records

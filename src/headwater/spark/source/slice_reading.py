@@ -42,7 +42,7 @@ class SliceReading:
         self._slices = [one for one in slices if one.take]
         self._on_bad_batch = on_bad_batch
         self._fail_on_data_loss = fail_on_data_loss
-        handle = FetchHandle(stream.store, stream=stream.name, partition=partition)
+        handle = FetchHandle.of(stream, partition)
         self._ahead = ReadAhead(handle.fetch)
         self._done = 0
         self._begun = False

@@ -52,11 +52,6 @@ class Commit(NamedTuple):
     """Whether an earlier attempt had written this version already."""
 
 
-def look(catalog: Catalog, name: str, token: Token) -> Landed | None:
-    """Whether a version is in a table."""
-    return tokens.find(catalog.load_table(name).metadata, token)
-
-
 def commit(
     catalog: Catalog,
     name: str,

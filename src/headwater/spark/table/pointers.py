@@ -23,6 +23,8 @@ from headwater.store import Register, Store
 
 NAMESPACES: Final = "catalog/namespaces"
 TABLES: Final = "catalog/tables"
+RESERVED: Final = frozenset({"catalog", "metadata", "streams"})
+"""Folders that have another meaning where a warehouse shares its root with streams."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 
 
@@ -129,6 +131,8 @@ class Pointers:
 
     async def create_namespace(self, name: str, properties: dict[str, str]) -> None:
         """Make a namespace; `AlreadyExists` if it is there."""
+        if name in RESERVED:
+            raise Refused(f"{name!r} is no name for a namespace: that folder has another meaning")
 
         def create(now: Namespace | None) -> Namespace:
             if now is not None and not now.is_dropped:

@@ -15,19 +15,17 @@ _PROPERTY: Final = "sql.streaming.queryId"
 class QueryId:
     """Finds the id of a query from within one of its micro-batches, once.
 
-    A name made of the checkpoint's address would not do: whoever deletes a checkpoint starts over
-    with batch 0, which would be taken for the old one and never written.
+    A name that somebody chose, or the checkpoint's address, would not do: whoever deletes the
+    checkpoint starts over with batch 0, which would be taken for the old one and never written.
     """
 
-    def __init__(
-        self, app: str | None, checkpoint_location: str | None, *, is_remote: bool
-    ) -> None:
-        if is_remote and app is None and checkpoint_location is None:
+    def __init__(self, checkpoint_location: str | None, *, is_remote: bool) -> None:
+        if is_remote and checkpoint_location is None:
             raise Refused(
                 "on a remote server the query's id is read from its checkpoint: name one "
-                "(checkpoint_location=…), or give the query an id of its own (txn_app_id=…)"
+                "(checkpoint_location=…)"
             )
-        self._found = app
+        self._found: str | None = None
         self._checkpoint_location = checkpoint_location
         self._is_remote = is_remote
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -29,13 +30,19 @@ class Target(NamedTuple):
             properties = dict(self.catalog)
             return load_catalog(properties.pop("name", "default"), **properties)
         assert self.warehouse is not None
-        return RegisterCatalog("headwater", warehouse=self.warehouse)
+        return _register_catalog(self.warehouse)
 
     def place(self, table: Table) -> Place:
         """Where the files of the table stand."""
         if isinstance(table.catalog, RegisterCatalog):
             return table.catalog.place
         return Place.of_table(table.location(), **self.store_options)
+
+
+@functools.cache
+def _register_catalog(warehouse: str) -> RegisterCatalog:
+    # One for each process: it remembers the metadata that it wrote last.
+    return RegisterCatalog("headwater", warehouse=warehouse)
 
 
 def checked_target(

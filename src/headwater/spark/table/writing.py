@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
+    CommitStateUnknownException,
     NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
@@ -23,6 +25,7 @@ from headwater.core.errors import Contended
 from headwater.spark.files import WRITTEN, FilePlan, Place, Written, discard, task
 from headwater.spark.table import commit as commits
 from headwater.spark.table import shape
+from headwater.spark.table import token as tokens
 from headwater.spark.table.commit import WHILE_COMMITTING, Commit
 from headwater.spark.table.query_id import QueryId
 from headwater.spark.table.target import Target
@@ -30,6 +33,8 @@ from headwater.spark.table.token import Token
 
 GROW_ATTEMPTS: Final = 10
 COMPRESSION: Final = "zstd"
+
+_log: Final = logging.getLogger("headwater")
 
 
 class WriteOptions(NamedTuple):
@@ -53,7 +58,7 @@ def write(
     table = _prepared(catalog, target.table, options, columns)
     writer = runtime.new_ulid()
     token = Token(app or f"batch-{writer}", version, writer, is_repeatable=app is not None)
-    there = commits.look(catalog, target.table, token)
+    there = tokens.find(table.metadata, token)
     if there is not None:
         return Commit(there.snapshot_id, 0, 0, was_there=True)
     place = target.place(table)
@@ -61,13 +66,25 @@ def write(
     if not files:
         return Commit(None, 0, 0, was_there=False)
     keep = options.keep_snapshots
-    done = commits.commit(catalog, target.table, files, token, keep_snapshots=keep)
+    try:
+        done = commits.commit(catalog, target.table, files, token, keep_snapshots=keep)
+    except Contended:
+        _discard(place, files)  # nothing of ours landed, or will
+        raise
     if isinstance(done, Commit):
         return done
     # A twin was faster. Its files are in the table; ours are in no snapshot, if that is certain.
     if done.is_ours is False:
-        discard(place, files)
+        _discard(place, files)
     return Commit(done.snapshot_id, 0, 0, was_there=True)
+
+
+def _discard(place: Place, files: list[Written]) -> None:
+    left = discard(place, files)
+    if left:
+        _log.warning(
+            "%d files that no snapshot names could not be removed: %s …", len(left), left[0]
+        )
 
 
 def start(
@@ -75,13 +92,12 @@ def start(
     target: Target,
     options: WriteOptions,
     *,
-    app: str | None,
     checkpoint_location: str | None,
     query_name: str | None,
     trigger: Mapping[str, Any] | None,
 ) -> StreamingQuery:
     """Begin a streaming query whose micro-batches are snapshots."""
-    names = QueryId(app, checkpoint_location, is_remote=_is_remote(df))
+    names = QueryId(checkpoint_location, is_remote=_is_remote(df))
 
     def write_batch(batch: DataFrame, batch_id: int) -> None:
         write(batch, target, options, names.of(batch), batch_id)
@@ -113,8 +129,8 @@ def _prepared(catalog: Catalog, name: str, options: WriteOptions, columns: pa.Sc
             return table
         try:
             shape.grow(table, columns)
-        except CommitFailedException:
-            continue  # somebody else changed it first: look again
+        except (CommitFailedException, CommitStateUnknownException):
+            continue  # somebody else changed it first, or nobody knows: look again
     raise Contended(f"{name}: its columns could not be changed; others won every time")
 
 
@@ -127,8 +143,8 @@ def _create(catalog: Catalog, name: str, options: WriteOptions, columns: pa.Sche
         TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
         **options.properties,
     }
-    # Another writer may have made it meanwhile: theirs is as good.
-    with contextlib.suppress(TableAlreadyExistsError):
+    # Another writer may have made it, or the answer may be lost: whoever asks looks again.
+    with contextlib.suppress(TableAlreadyExistsError, CommitStateUnknownException):
         catalog.create_table(name, columns, properties=properties)
 
 
@@ -142,7 +158,11 @@ def _written(
         schema=schema.serialize().to_pybytes(),
         order=order,
         target_bytes=file_bytes,
-        compression=table.properties.get("write.parquet.compression-codec", COMPRESSION),
+        compression=_codec(table.properties.get("write.parquet.compression-codec", COMPRESSION)),
     )
     rows = df.mapInArrow(task(plan), WRITTEN).collect()
     return [Written(row["location"], row["bytes"], bytes(row["footer"])) for row in rows]
+
+
+def _codec(iceberg_name: str) -> str:
+    return "none" if iceberg_name == "uncompressed" else iceberg_name

@@ -3,6 +3,7 @@
 Enters: batches and their counts, from appenders. Leaves: descriptors with sequences and LSNs.
 
     queue.json      floors: what is dead
+    end.json        how far the queue has come at least
     chunks/<n>      entries; the last chunk may be open, and then whoever appends adds to it
     batches/<ULID>  the batches, but for small ones, which ride in their entries
     producers/…     marks: each producer's last accepted batch

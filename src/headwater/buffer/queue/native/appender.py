@@ -120,9 +120,13 @@ class NativeAppender(Appender):
                     f"{self._chunks.prefix}: {consumer.sequence} batches are acknowledged and "
                     f"there are only {last.next_sequence}: the queue went back"
                 )
+        if end.number > (await self._chunks.ends.read()).chunk:
+            # Whoever created it did not come to say so.
+            self._chunks.ends.created(end, self.counters)
         before = await self._marks.open(end.number)
         self._refreshed_s = runtime.monotonic_s()
         if before.is_first:
+            await self._check_unused(self._tail.chunk)
             self._openings = end.openings
             return Resumed(0, None, is_known=False)
         opening = await write_note(
@@ -143,6 +147,24 @@ class NativeAppender(Appender):
             return Resumed(0, None)
         self._landed, self._last = mark.producer_sequence, mark
         return Resumed(mark.producer_sequence, mark.metadata, mark.sequence)
+
+    async def _check_unused(self, last: Chunk) -> None:
+        """`RolledBack` if there is no record of this producer, and yet batches of it are kept.
+
+        Who is forgotten has nothing at or above the floor. Only what the end of the queue shows
+        is looked at: searching everything would make every new producer pay for it.
+        """
+        if not last.entries and last.number > self._chunks.known_floor:
+            before = await self._chunks.get(last.number - 1)
+            last = last if before is None else before.chunk
+        if all(owner.producer != self._marks.producer for owner in last.owners):
+            return
+        if last.number >= (await self._chunks.floors()).chunk_floor:
+            raise RolledBack(
+                f"{self._chunks.key(last.number)} has batches of {self._marks.producer!r}, and its "
+                f"record below {self._chunks.prefix}/producers is gone: what it resumes from is "
+                "not known. Restore the record from a backup, or take another producer id."
+            )
 
     async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
         if not self._is_open:
@@ -184,6 +206,7 @@ class NativeAppender(Appender):
             await self._refreshing
         with contextlib.suppress(HeadwaterError):
             await self._refresh()
+        await self._chunks.ends.close()
         self._is_open = False
 
     async def _write(self, todo: list[NewBatch]) -> None:
@@ -246,7 +269,7 @@ class NativeAppender(Appender):
             await self._tail.find()
             return True
         if held is None and (doubt.base is not None or self._tail.chunk.number >= number):
-            raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
+            raise self._chunks.gone(number)
         if held is None or held.version == doubt.base:
             return False
         await self._tail.go_on(held)

@@ -2,7 +2,8 @@
 
 Always holds:
 
-- chunks from the floor to the last are all there; the last is never deleted;
+- chunks from the floor to the last are all there, or the queue is damaged, and whoever looks for
+  the end says so; the last is never deleted;
 - what is read or written at a number counts only at or above the floor, as it stands afterwards:
   below it a stalled writer may have created a number again, long after the real chunk was deleted,
   and others may have added to it;
@@ -18,7 +19,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
-from headwater.buffer.queue.native.records import Consumer, Queue, consumer_register
+from headwater.buffer.queue.native.ends import Ends
+from headwater.buffer.queue.native.records import (
+    Consumer,
+    End,
+    Queue,
+    consumer_register,
+    no_queue,
+)
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, NotFound, RolledBack, Trimmed
 from headwater.store import Object, Register, Store, Version
@@ -35,6 +43,8 @@ class Held(NamedTuple):
 
     chunk: Chunk
     version: Version
+    modified_ms: int = 0
+    """When the store wrote it, by its own clock; 0 for what was not read but written."""
 
 
 class Chunks:
@@ -45,8 +55,13 @@ class Chunks:
         self.prefix = prefix
         self.queue_id = queue_id
         self.register = Register(store, f"{prefix}/queue.json", Queue)
+        self.ends = Ends(store, prefix)
         self.known_floor = 0
-        """As it stood when it was last asked for."""
+        """No number from here on was dead when that was last known."""
+        self._looked_s = -1e9
+        """When the floor was last read."""
+        self.known_floor_sequence = 0
+        """No batch below it is kept, as of the last look."""
         self._asked: tuple[float, int] | None = None
 
     def key(self, number: int) -> str:
@@ -62,18 +77,31 @@ class Chunks:
         """Where a batch stands."""
         return f"{self.prefix}/batches/{batch_id}"
 
+    async def is_made(self) -> bool:
+        """Whether there is a queue, which must be this one."""
+        try:
+            self._checked((await self.register.read()).value)
+        except NotFound:
+            return False
+        return True
+
     async def floors(self) -> Queue:
         """What is dead by now."""
-        asked = (runtime.monotonic_s(), runtime.wall_ms())
+        asked = both_clocks()
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
-            raise NotFound(f"there is no queue at {self.prefix}") from error
-        if queue.id != self.queue_id:
-            raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
+            raise no_queue(self.prefix) from error
+        self._checked(queue)
         if self._asked is None or asked > self._asked:
             self.known_floor, self._asked = queue.chunk_floor, asked
+        self._looked_s = max(self._looked_s, asked[0])
+        self.known_floor_sequence = max(self.known_floor_sequence, queue.floor_sequence)
         return queue
+
+    def _checked(self, queue: Queue) -> None:
+        if queue.id != self.queue_id:
+            raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
 
     async def is_dead(self, number: int) -> bool:
         """Whether what was just read or written at this number does not count.
@@ -81,12 +109,30 @@ class Chunks:
         Both clocks are asked how old the last answer is: one of them may have stood still while
         the machine did.
         """
-        if self._asked is not None and number >= self.known_floor:
-            for_s = runtime.monotonic_s() - self._asked[0]
-            for_wall_s = (runtime.wall_ms() - self._asked[1]) / 1000
-            if for_s < limits.FLOOR_LEASE_S and 0 <= for_wall_s < limits.FLOOR_LEASE_S:
-                return False
+        if self._is_leased(number):
+            return False
         return number < (await self.floors()).chunk_floor
+
+    def grown(self, number: int, *, met_s: float, began: tuple[float, int]) -> None:
+        """A write that began at this time was added to an open chunk, first met then.
+
+        If no chunk can have been deleted since the floor was last known, this was the real one and
+        not one that a stalled writer left there. It was open, and the floor passes closed chunks
+        alone: so at that moment it had not passed this one, as if it had been read then.
+
+        A chunk may also have been made after its whole stream was deleted, and only queue.json
+        tells. So one look after the chunk was met comes first, and one now and then.
+        """
+        looked = met_s < self._looked_s and began[0] - self._looked_s < limits.FLOOR_LOOK_S
+        if looked and self._is_leased(number):
+            self.known_floor, self._asked = number, began
+
+    def _is_leased(self, number: int) -> bool:
+        if self._asked is None or number < self.known_floor:
+            return False
+        now_s, now_ms = both_clocks()
+        for_s, for_wall_s = now_s - self._asked[0], (now_ms - self._asked[1]) / 1000
+        return for_s < limits.FLOOR_LEASE_S and 0 <= for_wall_s < limits.FLOOR_LEASE_S
 
     def held(self, number: int, found: Object) -> Held:
         """A chunk from its object."""
@@ -94,7 +140,7 @@ class Chunks:
             chunk = decode_chunk(found.data, queue_id=self.queue_id, number=number)
         except Corrupt as error:
             raise Corrupt(f"{self.key(number)}: {error}") from error
-        return Held(chunk, found.version)
+        return Held(chunk, found.version, found.meta.modified_ms)
 
     async def get(self, number: int) -> Held | None:
         """The chunk with this number; None if there is none."""
@@ -132,23 +178,35 @@ class Chunks:
     async def last(self, known: int = 0) -> Held:
         """The last chunk. `known` is one that was there once: the search begins at it.
 
-        The floor is read first: below it chunks may be missing, from it on none is.
+        The floor is read first: below it chunks may be missing, from it on none is. And before
+        the search, how far the queue has come: it ends there or beyond.
         """
+        end = await self._least_end()
         while True:
-            low = known
+            low = max(known, end.chunk)
             if not self.store.is_local:
-                low, ended = await self._listed(known)
+                low, ended = await self._listed(low)
                 if not ended:
-                    low = await self._halved(max(low, (await self.floors()).chunk_floor))
+                    low = await self._searched(low)
             else:
-                low = await self._halved(max(low, (await self.floors()).chunk_floor))
+                low = await self._searched(low)
             held = await self.get(low)
-            if held is not None:
+            if held is not None and held.chunk.first_sequence >= end.first_sequence:
                 return held
             floor = (await self.floors()).chunk_floor
             if floor <= low:
-                raise RolledBack(f"chunk {low} of {self.prefix} is gone though nobody deleted it")
+                raise self.gone(low)
             known = floor
+
+    async def _least_end(self) -> End:
+        try:
+            return await self.ends.read()
+        except NotFound as error:
+            await self.floors()  # which says so if there is nothing at all
+            raise RolledBack(
+                f"{self.ends.register.key} is gone, which stands from the queue's creation on and "
+                "says how far the queue has come. Restore it from a backup."
+            ) from error
 
     async def end(self, known: int = 0) -> Held:
         """The last chunk, for whoever reads: a writer finds out by writing whether it was.
@@ -167,15 +225,50 @@ class Chunks:
 
         Cheaper than asking for number after number where every question costs a round trip.
         """
-        last, seen = known, 0
+        last, seen, gap = known, 0, -1
         async for meta in self.store.list(f"{self.prefix}/chunks", start_after=self.key(known)):
             number = self.number_of(meta.key)
             if number is not None:
-                last = max(last, number)
+                gap = gap if number == last + 1 else number - 1
+                last = number
             seen += 1
             if seen >= LISTED_MAX:
-                return last, False
-        return last, True
+                break
+        await self._check_gap(gap)
+        return last, seen < LISTED_MAX
+
+    async def _searched(self, low: int) -> int:
+        """The last number, by halving; then a listing shows that nothing lies beyond.
+
+        Halving takes a chunk that is missing for the end. One that was created after the halving
+        is beyond it and no sign of damage: then the search goes on.
+        """
+        while True:
+            low = await self._halved(max(low, (await self.floors()).chunk_floor))
+            beyond = await self._first_after(low)
+            if beyond is None:
+                return low
+            if beyond > low + 1:
+                await self._check_gap(beyond - 1)
+            low = beyond
+
+    async def _first_after(self, number: int) -> int | None:
+        """The lowest number above this one that a listing shows."""
+        async for meta in self.store.list(f"{self.prefix}/chunks", start_after=self.key(number)):
+            found = self.number_of(meta.key)
+            if found is not None:
+                return found
+        return None
+
+    async def _check_gap(self, number: int) -> None:
+        """`RolledBack` if this number, above which there are others, is missing and not dead.
+
+        A listing is no picture of one instant: it may lack what was created while it was made.
+        """
+        if number < self.known_floor or await self.exists(number):
+            return
+        if number >= (await self.floors()).chunk_floor:
+            raise self.gone(number)
 
     async def _halved(self, low: int) -> int:
         """The last number, found in steps that double and then halve; `low` is there."""
@@ -220,19 +313,30 @@ class Chunks:
                 f"{queue.floor_sequence}",
                 floor=queue.floor_sequence,
             )
-        raise RolledBack(f"chunk {number} of {self.prefix} is gone though nobody deleted it")
+        raise self.gone(number)
+
+    def gone(self, number: int) -> RolledBack:
+        """What is said of a chunk that should be there."""
+        return RolledBack(
+            f"chunk {number} of {self.prefix}, or what was in it, is gone though nobody deleted "
+            f"it: the queue went back. Restore {self.key(number)} from a backup, and let nobody "
+            "write before."
+        )
+
+
+def both_clocks() -> tuple[float, int]:
+    """Monotonic seconds and wall milliseconds."""
+    return runtime.monotonic_s(), runtime.wall_ms()
 
 
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
     """Make a queue, if nobody has. Whoever finds `queue.json` finds all of it."""
     chunks = Chunks(store, prefix, queue_id)
-    try:
-        await chunks.floors()
+    if await chunks.is_made():
         return
-    except NotFound:
-        pass
     data = encode_chunk(first_chunk(queue_id))
     # Whoever else writes it writes the same bytes, and they are recognised.
     await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
+    await chunks.ends.register.update(lambda end: end or End())
     await consumer_register(store, prefix).update(lambda consumer: consumer or Consumer())
     await chunks.register.update(lambda queue: queue or Queue(queue_id))

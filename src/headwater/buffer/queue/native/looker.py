@@ -43,8 +43,18 @@ class NativeLooker(Looker):
         last = (await self._chunks.end(consumer.chunk)).chunk
         oldest_ms = None
         if consumer.sequence < last.next_sequence:
-            chunk = await self._reading.locate(consumer.sequence)
+            chunk = last
+            if consumer.sequence < last.first_sequence:
+                # Its position is known to be there or later, and the end is known already.
+                held = await self._chunks.search(
+                    max(consumer.chunk, queue.chunk_floor),
+                    last.number,
+                    lambda chunk: chunk.first_sequence <= consumer.sequence,
+                )
+                chunk = held.chunk
             await self._check_floor(chunk.number)
+            if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
+                raise self._chunks.gone(chunk.number)
             oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
         return QueueState(
             epoch=consumer.epoch,
@@ -59,6 +69,9 @@ class NativeLooker(Looker):
             oldest_pending_ms=oldest_ms,
             opened_ms=consumer.opened_ms,
         )
+
+    async def floor(self) -> int:
+        return (await self._chunks.floors()).floor_sequence
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         if limit < 1:
@@ -114,7 +127,7 @@ class NativeLooker(Looker):
         )
         chunk: Chunk = held.chunk
         while True:
-            for descriptor in descriptors(self._chunks, chunk):
+            for descriptor in descriptors(self._chunks, chunk, from_sequence=queue.floor_sequence):
                 if descriptor.max_ms >= time_ms:
                     await self._check_floor(chunk.number)
                     return descriptor.sequence

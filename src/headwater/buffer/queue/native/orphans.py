@@ -12,11 +12,11 @@ import msgspec
 from headwater.buffer.queue.contract import Collected, Counters, Retention
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.deleting import delete_all
-from headwater.buffer.queue.native.records import Queue, Scanned
+from headwater.buffer.queue.native.records import Queue, Scanned, no_queue
 from headwater.buffer.queue.native.tail import Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import NotFound, Refused, RolledBack
+from headwater.core.errors import NotFound, Refused
 from headwater.core.ids import decode_ulid, encode_ulid
 from headwater.store import Register
 
@@ -69,14 +69,15 @@ class Orphans:
         Also those of the open chunk, which is read again next time.
         """
         while True:
-            floor = (await self._chunks.floors()).chunk_floor
-            number = start = max(before.chunk, floor)
+            queue = await self._chunks.floors()
+            number = start = max(before.chunk, queue.chunk_floor)
             referenced = set(before.referenced)
             while run := await self._chunks.run(number, limits.GC_PARALLEL):
                 for held in run:
+                    kept = max(0, queue.floor_sequence - held.chunk.first_sequence)
                     referenced.update(
                         entry.batch_id
-                        for entry in held.chunk.entries
+                        for entry in held.chunk.entries[kept:]
                         if entry.inline is None and entry.batch_id > before.batch_floor
                     )
                 last = run[-1].chunk
@@ -87,7 +88,7 @@ class Orphans:
             # Chunks that were deleted meanwhile end the run early, or are not what they seem.
             if (await self._chunks.floors()).chunk_floor <= start:
                 if through is not None and number < through:
-                    raise RolledBack(f"{self._chunks.key(number)} is gone though nobody deleted it")
+                    raise self._chunks.gone(number)
                 return msgspec.structs.replace(
                     before, chunk=number, referenced=tuple(sorted(referenced))
                 )
@@ -120,7 +121,7 @@ class Orphans:
 
         def change(now: Queue | None) -> Queue:
             if now is None:
-                raise NotFound(f"there is no queue at {self._chunks.prefix}")
+                raise no_queue(self._chunks.prefix)
             return msgspec.structs.replace(now, batch_floor=max(now.batch_floor, to))
 
         await self._chunks.register.update(change)
@@ -144,7 +145,12 @@ class Orphans:
             # Another collector, or an earlier pass that looked at less, may have come further.
             further = now if now.batch_floor > seen.batch_floor else seen
             return msgspec.structs.replace(
-                further, full_ms=at_ms, shard=now.shard, passes=now.passes
+                further,
+                full_ms=at_ms,
+                shard=now.shard,
+                passes=now.passes,
+                floor_chunk=now.floor_chunk,
+                floor_seen_ms=now.floor_seen_ms,
             )
 
         if len(seen.referenced) > 2 * limits.GC_REFERENCED:

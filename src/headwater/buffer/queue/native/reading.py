@@ -1,7 +1,7 @@
 """Reading a native queue on: from a sequence to descriptors, chunk by chunk.
 
 Idle reading asks for one object: the last chunk while it is open, the one after it once it is
-closed. Nothing is ever listed.
+closed. It lists nothing: only a search for the end does.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Reading:
         """The lowest chunk that the last call looked at."""
         self.end_sequence = 0
         """The sequence after the last batch seen."""
+        self._least_end = 0
+        """The same as it was when the end was last looked for, and not what a dead chunk says."""
 
     async def after(self, sequence: int, limit: int) -> list[Descriptor]:
         """Up to `limit` batches from `sequence` on; `Trimmed` if that one is not kept any more."""
@@ -60,6 +62,7 @@ class Reading:
         self._recent.clear()
 
     async def _after(self, sequence: int, limit: int) -> list[Descriptor]:
+        self._check_kept(sequence)
         if self._next is not None and self._next[0] == sequence:
             number = self._next[1]
         else:
@@ -80,6 +83,9 @@ class Reading:
         ends = (sequence, sequence + len(found) - 1)
         if found and (found[0].sequence, found[-1].sequence) != ends:
             await self._raise_hole(sequence)
+        if len(found) < limit and sequence + len(found) < self._least_end:
+            # More is there than was read: what would come next must be, too.
+            await self._chunks.require(self._chunk_from(sequence + len(found), number))
         found = found[:limit]
         after = found[-1].sequence + 1 if found else sequence
         self._next = (after, self._chunk_from(after, number))
@@ -92,17 +98,25 @@ class Reading:
                 return chunk
         while True:
             queue = await self._chunks.floors()
-            if sequence < queue.floor_sequence:
-                raise Trimmed(
-                    f"batch {sequence} is not kept any more; the oldest is {queue.floor_sequence}",
-                    floor=queue.floor_sequence,
-                )
+            self._check_kept(sequence)
             # Chunks before it may be deleted while it is searched for.
             with contextlib.suppress(Trimmed):
                 return await self._search(sequence, queue)
 
+    def _check_kept(self, sequence: int) -> None:
+        """`Trimmed` if the floor, as it was last asked for, has passed a batch.
+
+        Its entry may still be there to be read: in a chunk of which some is kept.
+        """
+        floor = self._chunks.known_floor_sequence
+        if sequence < floor:
+            raise Trimmed(
+                f"batch {sequence} is not kept any more; the oldest is {floor}", floor=floor
+            )
+
     async def _search(self, sequence: int, queue: Queue) -> Chunk:
         last = (await self._chunks.end(queue.chunk_floor)).chunk
+        self._least_end = last.next_sequence
         if sequence > last.next_sequence:
             raise Refused(
                 f"sequence {sequence} lies ahead: the next one to be appended is "

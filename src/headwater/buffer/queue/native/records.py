@@ -1,6 +1,7 @@
 """The registers of a native queue: its floors, its consumer, its producers' marks, its collector.
 
     <prefix>/queue.json                what is dead: floors, which never go down
+    <prefix>/end.json                  how far the queue has come at least
     <prefix>/consumer.json             who owns the consumer, and what is acknowledged
     <prefix>/producers/<3 hex>.json    the last accepted batch of each producer, in 4,096 shards
     <prefix>/gc.json                   how far the collector has looked
@@ -28,9 +29,21 @@ class Queue(msgspec.Struct, frozen=True):
     chunk_floor: int = 0
     """Chunks below it may be deleted, and nothing at those numbers counts."""
     floor_sequence: int = 0
+    """The first batch that is kept. It may stand within the first chunk that is."""
     floor_lsn: int = 1
     batch_floor: str = NO_BATCH_FLOOR
     """Batches at or below it are not appended any more."""
+    floor_ms: int = 0
+    """By the store's clock: nothing in the first chunk that is kept was appended before."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """A chunk that was there: the queue has come so far at least."""
+
+    chunk: int = 0
+    first_sequence: int = 0
+    """Of its first entry, or of the next to come."""
+    first_lsn: int = 1
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -94,6 +107,9 @@ class Scanned(msgspec.Struct, frozen=True):
     """The last shard of producers it looked at."""
     passes: int = 0
     """Counts passes that asked the store for the time."""
+    floor_chunk: int = 0
+    floor_seen_ms: int = 0
+    """At this time by the store's clock, the floor of the chunks was that at least."""
 
 
 def consumer_register(store: Store, prefix: str) -> Register[Consumer]:
@@ -109,6 +125,15 @@ async def read_consumer(register: Register[Consumer]) -> Consumer:
         raise RolledBack(
             f"{register.key} is gone: what was acknowledged is not known. Restore it from a backup."
         ) from error
+
+
+def no_queue(prefix: str) -> RolledBack:
+    """What is said where a queue should be: it stands before anybody learns of its stream."""
+    return RolledBack(
+        f"there is no queue at {prefix}, though its stream has one: it was deleted or moved. "
+        "Restore the folder from a backup; if that cannot be, make another stream, for in an empty "
+        "queue sequences and LSNs begin again."
+    )
 
 
 def shard_name(producer: str) -> str:

@@ -24,7 +24,7 @@ from typing import Final
 
 from headwater.buffer.queue.contract import Counters
 from headwater.buffer.queue.native.chunk import Chunk, encode_chunk
-from headwater.buffer.queue.native.chunks import Chunks, Held
+from headwater.buffer.queue.native.chunks import Chunks, Held, both_clocks
 from headwater.buffer.queue.native.turns import Turns
 from headwater.core import runtime
 from headwater.core.backoff import Budget
@@ -62,6 +62,8 @@ class Tail:
         self.turns = Turns(producer)
         self._held: Held | None = None
         self._company_s: float | None = None
+        self._met_s = 0.0
+        """When the last chunk was first known here."""
         self.changed_s = runtime.monotonic_s()
         """When the last chunk was written, at the latest."""
 
@@ -115,6 +117,11 @@ class Tail:
             if self._held is not None:
                 self._company_s = self.changed_s
         self.turns.see(held.chunk)
+        self._hold(held)
+
+    def _hold(self, held: Held) -> None:
+        if self._held is None or held.chunk.number != self.chunk.number:
+            self._met_s = runtime.monotonic_s()
         self._held = held
 
     async def write(self, chunk: Chunk) -> None:
@@ -124,7 +131,7 @@ class Tail:
         any more; `OutcomeUnknown`: it may have landed or may still land.
         """
         held = self.held
-        started_s = runtime.monotonic_s()
+        began = both_clocks()
         self.counters.writes += 1
         key, data = self.chunks.key(chunk.number), encode_chunk(chunk)
         try:
@@ -138,11 +145,16 @@ class Tail:
             self.counters.conflicts += 1
             await self._adopt_current(chunk.number, conflict)
             raise Lost from None
+        if chunk.number == held.chunk.number:
+            self.chunks.grown(chunk.number, met_s=self._met_s, began=began)
         if await self.is_dead(chunk.number):
             raise Dead  # and left to the collector, who knows for how long it has been
-        self._held, self.changed_s = Held(chunk, version), runtime.monotonic_s()
+        if chunk.number != held.chunk.number:
+            self.chunks.ends.created(chunk, self.counters)
+        self._hold(Held(chunk, version))
+        self.changed_s = runtime.monotonic_s()
         self.turns.see(chunk)
-        self.turns.took(runtime.monotonic_s() - started_s)
+        self.turns.took(runtime.monotonic_s() - began[0])
 
     async def is_dead(self, number: int) -> bool:
         """Whether this number lies below the floor by now. Not knowing leaves the outcome open."""

@@ -2,7 +2,8 @@
 
 A segment says what its entries were, and that is true whoever wrote it: sequences, locations and
 rows are facts of the queue. So a segment that a crashed or fenced consumer left is no harm, may
-overlap others, and need not be removed. What counts as acknowledged the side object alone says.
+overlap others, and need not be removed, unless a batch was given up since. What counts as
+acknowledged the side object alone says.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ class Acked:
         self._store = store
         self._names = names
         self._cache: OrderedDict[str, Segment] = OrderedDict()
+        self._writer = ""
+        """In the names of what is written here: nobody else's, and no other's after a discard."""
 
     async def write(self, found: Found, ledger: Ledger, sequences: range, newest_ms: int) -> int:
         """Keep what these pending, counted entries were. Returns the newest time among all."""
+        self._writer = self._writer or runtime.new_token().hex()
         for part in _parts(found, sequences):
             counted = [ledger[sequence] for sequence in part]
             newest_ms = max([newest_ms, *(one.max_ms for one in counted if one.rows)])
@@ -88,7 +92,7 @@ class Acked:
         """The keys of segments whose entries all stand before this one."""
         async with contextlib.aclosing(self._list(0)) as keys:
             async for key in keys:
-                if key >= self._names.segment(sequence):
+                if key >= self._names.segments_from(sequence):
                     return
                 yield key
 
@@ -136,7 +140,12 @@ class Acked:
         return best
 
     async def discard_from(self, sequence: int) -> None:
-        """Remove what a consumer that crashed wrote of entries it did not acknowledge."""
+        """Remove what a consumer that crashed wrote of entries it did not acknowledge.
+
+        A delete may be carried out again after it was answered, so no key that is deleted is
+        ever written again.
+        """
+        self._writer = ""
         async for key in self._list(sequence):
             await self.delete(key)
 
@@ -146,14 +155,11 @@ class Acked:
         await self._store.delete(key)
 
     async def _put(self, part: range, data: bytes, token: bytes) -> None:
-        key = self._names.segment(part[-1])
+        key = self._names.segment(part[-1], self._writer)
         try:
             await self._store.put_if_absent(key, data, token=token)
         except AlreadyExists:
-            # Of an earlier attempt, or of a consumer before this one. It begins where that one's
-            # acknowledgements did, which is here or before; if it was one after this one, the
-            # claim in the side object tells next.
-            return
+            return  # of an earlier attempt, which began here or before
         except OutcomeUnknown:
             if await self._get(key) is None:
                 raise
@@ -164,7 +170,7 @@ class Acked:
         async with contextlib.aclosing(self._list(sequences.start)) as keys:
             async for key in keys:
                 found.append(key)
-                enough = key >= self._names.segment(sequences.stop - 1)
+                enough = key >= self._names.segments_from(sequences.stop - 1)
                 if enough or len(found) == limits.V1_SEGMENTS_AT_ONCE:
                     break
         return found
@@ -175,7 +181,7 @@ class Acked:
 
     async def _list(self, sequence: int) -> AsyncGenerator[str, None]:
         """Keys of segments from the one on that holds this sequence."""
-        after = self._names.segment(sequence - 1) if sequence else ""
+        after = self._names.segments_through(sequence - 1) if sequence else ""
         async for meta in self._store.list(self._names.acked, start_after=after):
             if self._names.is_segment(meta.key):
                 yield meta.key

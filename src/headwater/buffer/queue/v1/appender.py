@@ -57,6 +57,7 @@ class V1Appender(Appender):
         producer_id: str,
         *,
         policy: RetryPolicy | None = None,
+        lenient: bool = False,
     ) -> None:
         names = Names(prefix)
         self.counters = Counters()
@@ -65,7 +66,7 @@ class V1Appender(Appender):
         self._store = store
         self._names = names
         self._policy = policy or RetryPolicy()
-        self._manifest = ManifestObject(store, names.manifest, self.counters)
+        self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
         self._side = SideObject(store, names, queue_id, self._policy)
         self._acked = Acked(store, names)
         self._numbering = Numbering(store, names, self._manifest, self._side, self._acked)

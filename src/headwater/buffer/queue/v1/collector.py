@@ -8,12 +8,16 @@ the retention and out of the manifest; a batch that was uploaded and never appen
     side object: the floor     batches, then their segments     side object: swept up to the floor
 
 A crash in between is seen in the next pass, from what lies between swept and floor.
+
+How old a batch is, the store says, by when it wrote the object. A producer's clock that is ahead
+would keep everything behind its batch, and one that is late would have it deleted at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -23,33 +27,42 @@ from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.queue.v1.side import Side, SideObject
 from headwater.buffer.queue.v1.view import read_view
-from headwater.core import limits, runtime
-from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
-from headwater.store import Store
+from headwater.core import limits
+from headwater.core.errors import BadKey, NotFound, OutcomeUnknown, Refused, Unavailable
+from headwater.store import Register, Store
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """How often the store was asked for the time."""
+
+    times: int = 0
 
 
 class V1Collector(Collector):
     """Deletes acknowledged batches past the retention, and never anything else."""
 
-    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
         names = Names(prefix)
         self._store = store
         self._names = names
-        self._manifest = ManifestObject(store, names.manifest)
+        self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
         self._side = SideObject(store, names, queue_id)
         self._acked = Acked(store, names)
+        self._clock = Register(store, names.clock, Asked)
+        self._now_ms: int | None = None
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         done = Collected()
+        self._now_ms = None
         found, side = await read_view(self._manifest, self._side)
         pending = {found.manifest.entries[n].location for n in range(len(found.manifest.entries))}
         if side.swept_sequence < side.floor_sequence:
-            side = await self._sweep(side, pending, done)
+            side = await self._sweep(side, found, pending, done)
         if side.swept_sequence == side.floor_sequence:
             floor = await self._expired(found, side, retention)
             if floor.floor_sequence > side.floor_sequence:
                 side = await self._side.update(lambda now: _raised(now, floor))
-                side = await self._sweep(side, pending, done)
+                side = await self._sweep(side, found, pending, done)
         if full:
             await self._sweep_segments(side.swept_sequence, done)
         done.kept_pending = found.next_sequence - side.sequence
@@ -68,18 +81,57 @@ class V1Collector(Collector):
         past = self._acked.each(range(side.floor_sequence, end))
         async with contextlib.aclosing(past) as segments:
             async for batches in segments:
-                for batch in batches:
+                async for batch, written_ms in self._dated(batches, retention):
                     retained_bytes = side.acked_bytes - floor[2]
-                    if batch.sequence != floor[0] or not _is_past(batch, retained_bytes, retention):
+                    is_past = await self._is_past(written_ms, retained_bytes, retention)
+                    if batch.sequence != floor[0] or not is_past:
                         return _at(side, floor)
                     taken_bytes = floor[2] + batch.size_bytes
                     floor = (batch.sequence + 1, batch.last_lsn + 1, taken_bytes)
         return _at(side, floor)
 
-    async def _sweep(self, side: Side, pending: set[str], done: Collected) -> Side:
-        """Delete what lies between swept and floor."""
+    async def _dated(
+        self, batches: list[Descriptor], retention: Retention
+    ) -> AsyncIterator[tuple[Descriptor, int]]:
+        """Each with the time at which the store wrote its object, where that is of use."""
+        for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
+            group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
+            times = [0] * len(group)
+            if retention.retention_ms is not None:
+                times = await asyncio.gather(*(self._written_ms(batch) for batch in group))
+            for dated in zip(group, times, strict=True):
+                yield dated
+
+    async def _written_ms(self, batch: Descriptor) -> int:
+        """0 for an object that is gone: there is nothing left to be kept."""
+        try:
+            return (await self._store.head(batch.location, foreign=True)).modified_ms
+        except (NotFound, BadKey):
+            return 0
+
+    async def _is_past(self, written_ms: int, retained_bytes: int, retention: Retention) -> bool:
+        if retention.retention_bytes is not None and retained_bytes > retention.retention_bytes:
+            return True
+        if retention.retention_ms is None:
+            return False
+        if self._now_ms is None:
+            self._now_ms = await self._store_time()
+        return written_ms + retention.retention_ms <= self._now_ms
+
+    async def _store_time(self) -> int:
+        """What time it is by the store's clock: that of an object it just wrote."""
+        await self._clock.update(lambda asked: Asked((asked or Asked()).times + 1))
+        return (await self._store.head(self._clock.key)).modified_ms
+
+    async def _sweep(self, side: Side, found: Found, pending: set[str], done: Collected) -> Side:
+        """Delete what lies between swept and floor.
+
+        Not above the manifest's first entry as it was read: another collector may have raised the
+        floor since, and what was still pending then would be passed over and count as swept.
+        """
         swept = side.swept_sequence
-        async for batches in self._acked.each(range(swept, side.floor_sequence)):
+        end = max(swept, min(side.floor_sequence, found.front))
+        async for batches in self._acked.each(range(swept, end)):
             failed_before = done.failed
             for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
                 group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
@@ -88,7 +140,7 @@ class V1Collector(Collector):
                 break
             swept = max([swept, *(batch.sequence + 1 for batch in batches)])
         else:
-            swept = side.floor_sequence
+            swept = end
         await self._sweep_segments(swept, done)
         return await self._side.update(
             lambda now: msgspec.structs.replace(now, swept_sequence=max(now.swept_sequence, swept))
@@ -108,6 +160,7 @@ class V1Collector(Collector):
         # Never where another queue's batches may stand. And a batch that was appended twice goes
         # with the later entry.
         if not batch.batch_id or batch.location in pending:
+            done.batches_left += not batch.batch_id and not batch.duplicate
             return
         try:
             await self._store.delete(batch.location)
@@ -117,14 +170,6 @@ class V1Collector(Collector):
         if not batch.duplicate:
             done.batches_expired += 1
             done.bytes_expired += batch.size_bytes
-
-
-def _is_past(batch: Descriptor, retained_bytes: int, retention: Retention) -> bool:
-    if retention.retention_bytes is not None and retained_bytes > retention.retention_bytes:
-        return True
-    if retention.retention_ms is None:
-        return False
-    return batch.max_ms + retention.retention_ms <= runtime.wall_ms()
 
 
 def _at(side: Side, floor: tuple[int, int, int]) -> Side:

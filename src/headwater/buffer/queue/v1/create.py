@@ -11,14 +11,16 @@ from headwater.buffer.queue.v1.view import check_front, check_not_back
 from headwater.store import Store
 
 
-async def create_v1_queue(store: Store, prefix: str, queue_id: str) -> None:
+async def create_v1_queue(
+    store: Store, prefix: str, queue_id: str, *, lenient: bool = False
+) -> None:
     """Make the queue in the folder `prefix`, if it is not there; repeating it changes nothing.
 
     A manifest that other producers made is taken as it is, if nothing was dequeued from it. The
     manifest comes first: where a side object stands, a missing manifest is one that was deleted.
     """
     names = Names(prefix)
-    manifest = ManifestObject(store, names.manifest)
+    manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
     there = await side.look()
     if there is None:
@@ -31,7 +33,7 @@ async def create_v1_queue(store: Store, prefix: str, queue_id: str) -> None:
     check_not_back(names.manifest, await manifest.read(), there)
 
 
-async def adopt_v1_queue(store: Store, prefix: str, queue_id: str) -> int:
+async def adopt_v1_queue(store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> int:
     """Go on with a queue that another implementation's consumer dequeued from.
 
     The queue begins at its first pending batch, whose sequence is returned; LSNs go on from the
@@ -39,7 +41,7 @@ async def adopt_v1_queue(store: Store, prefix: str, queue_id: str) -> int:
     at again: its objects stay, and are deleted by hand. Fences a consumer of ours.
     """
     names = Names(prefix)
-    manifest = ManifestObject(store, names.manifest)
+    manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
     if await manifest.look() is None:
         await manifest.create()

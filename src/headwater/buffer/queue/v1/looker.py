@@ -15,19 +15,21 @@ from headwater.store import Store
 class V1Looker(Looker):
     """Reads without opening anything. A first look counts every pending batch, later ones go on."""
 
-    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
         names = Names(prefix)
         self._names = names
         self._side = SideObject(store, names, queue_id)
-        self._manifest = ManifestObject(store, names.manifest)
+        self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
         self._reader = Reader(store, names, self._side)
 
     async def state(self) -> QueueState:
         async with self._reader.lock:
-            found, side = await self._counted(await self._view())
+            (found, side), uncounted = await self._counted(await self._view())
             ledger = self._reader.ledger
-            waiting = (ledger[s] for s in range(side.sequence, found.next_sequence))
+            waiting = (ledger[s] for s in range(side.sequence, ledger.end))
             oldest = next((one.min_ms for one in waiting if one.rows), None)
+            if oldest is None and uncounted is not None:
+                oldest = uncounted.descriptor.min_ms
             return QueueState(
                 epoch=found.epoch,
                 group=side.group,
@@ -40,7 +42,11 @@ class V1Looker(Looker):
                 pending_bytes=ledger.size_bytes,
                 oldest_pending_ms=oldest,
                 opened_ms=side.opened_ms,
+                uncounted_sequence=None if uncounted is None else uncounted.descriptor.sequence,
             )
+
+    async def floor(self) -> int:
+        return (await self._side.read()).floor_sequence
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         view = await self._view()
@@ -55,13 +61,17 @@ class V1Looker(Looker):
         if lsn < 1:
             raise Refused(f"LSN {lsn}: they begin with 1")
         async with self._reader.lock:
-            view = await self._view()
+            view, uncounted = await self._view(), None
             if lsn >= view.side.lsn:
-                view = await self._counted(view)
+                view, uncounted = await self._counted(view)
             side, ledger = view.side, self._reader.ledger
             self._check_lsn_retained(side, lsn)
+            if side.lsn <= lsn < ledger.next_lsn:
+                return ledger.sequence_at_lsn(lsn)
             if lsn >= side.lsn:
-                return ledger.sequence_at_lsn(lsn) if lsn < ledger.next_lsn else None
+                if uncounted is not None and lsn > ledger.next_lsn:
+                    raise uncounted
+                return None if uncounted is None else uncounted.descriptor.sequence
             held = await self._reader.acked.search(
                 range(side.floor_sequence, side.sequence),
                 lambda header: header.next_lsn > lsn,
@@ -74,7 +84,7 @@ class V1Looker(Looker):
 
     async def sequence_at_time(self, time_ms: int) -> int | None:
         async with self._reader.lock:
-            found, side = await self._counted(await self._view())
+            (_, side), uncounted = await self._counted(await self._view())
             if side.newest_ms >= time_ms:
                 held = await self._reader.acked.search(
                     range(side.floor_sequence, side.sequence),
@@ -84,23 +94,31 @@ class V1Looker(Looker):
                 if held is not None:
                     return held
             ledger = self._reader.ledger
-            pending = range(side.sequence, found.next_sequence)
-            return next(
-                (s for s in pending if ledger[s].rows and ledger[s].max_ms >= time_ms), None
-            )
+            for sequence in range(side.sequence, ledger.end):
+                if ledger[sequence].rows and ledger[sequence].max_ms >= time_ms:
+                    return sequence
+            if uncounted is not None:
+                raise uncounted
+            return None
 
     async def _view(self) -> View:
         return await read_view(self._manifest, self._side)
 
-    async def _counted(self, view: View) -> View:
-        """Count every pending batch, under the lock. Returns the view that was counted."""
+    async def _counted(self, view: View) -> tuple[View, Uncounted | None]:
+        """Count every pending batch, under the lock, or up to one that cannot be counted.
+
+        Returns the view that was counted, and what ended it.
+        """
         while True:
             self._reader.ledger.follow(view.side)
             try:
                 await self._reader.ledger.extend(view.found, view.found.next_sequence)
-                return view
+                return view, None
             except Uncounted as error:
-                view = await self._later(error)
+                try:
+                    view = await self._later(error)
+                except Uncounted:
+                    return view, error
 
     async def _later(self, error: Uncounted) -> View:
         """The queue, if the batch was only acknowledged and collected while it was looked for."""

@@ -66,8 +66,12 @@ class Found(NamedTuple):
 class ManifestObject:
     """One handle on a manifest."""
 
-    def __init__(self, store: Store, key: str, counters: Counters | None = None) -> None:
+    def __init__(
+        self, store: Store, key: str, counters: Counters | None = None, *, lenient: bool = False
+    ) -> None:
+        """`lenient`: pass over bytes and start indexes without a meaning, as the reference does."""
         self._store = store
+        self._lenient = lenient
         self.key = key
         self._counters = counters or Counters()
         self._seen = (0, 0, 0)
@@ -136,10 +140,12 @@ class ManifestObject:
 
     def _decoded(self, found: Object, seen: tuple[int, int, int]) -> Found:
         try:
-            manifest = decode_manifest(found.data)
+            manifest = decode_manifest(found.data, lenient=self._lenient)
         except (Corrupt, NotSupported) as error:
             raise type(error)(f"{self.key}: {error}") from error
         decoded = Found(manifest, found.version, _front(manifest))
+        if self._lenient:
+            self._check_order(decoded)
         if manifest.entries and decoded.front + len(manifest.entries) != manifest.next_sequence:
             raise Corrupt(
                 f"{self.key}: {len(manifest.entries):,} entries from sequence {decoded.front:,} "
@@ -154,6 +160,15 @@ class ManifestObject:
                 )
         self._see(decoded)
         return decoded
+
+    def _check_order(self, found: Found) -> None:
+        """What the strict reader checks of sequences; entries are found by them."""
+        for number, entry in enumerate(found.manifest.entries):
+            if entry.sequence != found.front + number:
+                raise Corrupt(
+                    f"{self.key}: the entry after sequence {found.front + number - 1:,} has "
+                    f"{entry.sequence:,}: whoever reads leniently cannot tell which is meant"
+                )
 
     def _see(self, found: Found) -> None:
         epoch, following, front = _heights(found)

@@ -4,6 +4,7 @@
     <prefix>/<ULID>.batch                   its batches, as published
     <prefix>/headwater/side.json            a register: LSNs, owner, floor
     <prefix>/headwater/acked/<20 digits>    what was acknowledged, up to that sequence
+    <prefix>/headwater/clock.json           a register: written to learn the store's time
 
 The garbage collector of another implementation looks at names of the form `<ULID>.batch` alone,
 also in folders below; ours never have it.
@@ -19,7 +20,7 @@ from headwater.core.ids import decode_ulid, ulid_time_ms
 from headwater.store.keys import check_key
 
 _SUFFIX: Final = ".batch"
-_SEGMENT: Final = re.compile(r"[0-9]{20}")
+_SEGMENT: Final = re.compile(r"[0-9]{20}(-[0-9a-f]{32})?")
 
 
 class Names:
@@ -30,6 +31,7 @@ class Names:
         self.manifest = f"{prefix}/manifest"
         self.side = f"{prefix}/headwater/side.json"
         self.acked = f"{prefix}/headwater/acked"
+        self.clock = f"{prefix}/headwater/clock.json"
 
     def batch(self, batch_id: str) -> str:
         """The key of a batch of ours, which is also its location; `Refused` for no ULID."""
@@ -41,13 +43,21 @@ class Names:
         folder, _, name = location.rpartition("/")
         return _ulid(name) if folder == self.prefix else ""
 
-    def segment(self, last_sequence: int) -> str:
-        """The key of the segment that ends with this sequence.
+    def segment(self, last_sequence: int, writer: str) -> str:
+        """The key of the segment of a writer that ends with this sequence.
 
         By its end and not by its beginning: a listing that starts after the sequence before one
         that is looked for begins with the segment that holds it.
         """
+        return f"{self.segments_from(last_sequence)}-{writer}"
+
+    def segments_from(self, last_sequence: int) -> str:
+        """At or before the key of every segment that ends with this sequence or later."""
         return f"{self.acked}/{last_sequence:020d}"
+
+    def segments_through(self, last_sequence: int) -> str:
+        """After the key of every segment that ends with this sequence or earlier."""
+        return f"{self.segments_from(last_sequence)}."
 
     def is_segment(self, key: str) -> bool:
         """Whether this is the key of a segment, and not of something that got there."""

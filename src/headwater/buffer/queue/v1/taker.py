@@ -42,14 +42,20 @@ class V1Taker(Taker):
     """Opens, reads on, dequeues. One LSN for each record, whoever was the consumer before."""
 
     def __init__(
-        self, store: Store, prefix: str, queue_id: str, *, policy: RetryPolicy | None = None
+        self,
+        store: Store,
+        prefix: str,
+        queue_id: str,
+        *,
+        policy: RetryPolicy | None = None,
+        lenient: bool = False,
     ) -> None:
         names = Names(prefix)
         self.counters = Counters()
         self.epoch = 0
         self._names = names
         self._policy = policy or RetryPolicy()
-        self._manifest = ManifestObject(store, names.manifest, self.counters)
+        self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
         self._beside = SideObject(store, names, queue_id, self._policy)
         self._reader = Reader(store, names, self._beside)
         self._queue_id = queue_id
@@ -70,6 +76,8 @@ class V1Taker(Taker):
         view = await self._present()
         _check_group(view.side, group, take_over)
         self._check_resume(view, last_acked_sequence)
+        if last_acked_sequence is not None:
+            await self._check_countable(view, last_acked_sequence + 1)
         claim = runtime.new_token().hex()
 
         def claimed(side: Side) -> Side:
@@ -173,6 +181,20 @@ class V1Taker(Taker):
                 "to another queue, or the queue was deleted and made again."
             )
         self._reader.check_retained(view.side, last_acked_sequence + 1)
+
+    async def _check_countable(self, view: View, end: int) -> None:
+        """`Uncounted` before anybody is fenced, if what is to be acknowledged has no numbers."""
+        while True:
+            async with self._reader.lock:
+                self._reader.ledger.follow(view.side)
+                try:
+                    await self._reader.ledger.extend(view.found, end)
+                    return
+                except Uncounted as error:
+                    view = await read_view(self._manifest, self._beside)
+                    if view.side.sequence <= error.descriptor.sequence:
+                        raise
+                    # It was only acknowledged and collected while it was looked for.
 
     async def _raise_epoch(self, side: Side, claim: str) -> Found:
         """Make the manifest's epoch one that nobody had.

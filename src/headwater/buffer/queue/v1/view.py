@@ -58,9 +58,15 @@ def check_front(key: str, found: Found, side: Side | None) -> None:
         "their records have no LSNs here"
     )
     raise ConsumedElsewhere(
-        f"{cause}. Stop that consumer; then adopt_v1_queue() begins at sequence {found.front:,} "
-        "and leaves the others out, or make another stream"
+        f"{cause}. Stop that consumer; then `{_adopt_command(key)}` begins at sequence "
+        f"{found.front:,} and leaves the others out, or make another stream"
     )
+
+
+def _adopt_command(key: str) -> str:
+    """URL stands for the store's address, which whoever reads the queue does not know."""
+    _, name, partition, *_ = key.split("/")
+    return f"headwater stream adopt URL {name} --partition {partition}"
 
 
 def check_not_back(key: str, found: Found, side: Side) -> None:

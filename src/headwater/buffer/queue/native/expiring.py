@@ -1,0 +1,221 @@
+"""Batches that are acknowledged and past the retention: the floor rises, then they are deleted.
+
+The floor rises batch by batch: a chunk may hold hundreds of megabytes of batches, or days of them.
+A batch below the floor is deleted while its entry still stands in a chunk that is not wholly below;
+chunks follow when they are, with their producers' marks folded first.
+
+How old a batch is, the store's clock says and not the producer's: it was appended after the chunk
+before its own was last changed, and no later than its own was. Within these bounds its producer is
+believed. A clock that is a year ahead would otherwise keep everything behind it for a year, and one
+that is late would have its batches deleted as soon as they are acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.buffer.queue.contract import Collected, Counters, Retention
+from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry
+from headwater.buffer.queue.native.chunks import Chunks, Held
+from headwater.buffer.queue.native.deleting import delete_all
+from headwater.buffer.queue.native.marks import fold, last_marks, shard_register
+from headwater.buffer.queue.native.records import Consumer, Mark, Queue, Shard, no_queue, shard_name
+from headwater.buffer.queue.native.tail import Dead, Lost, Tail
+from headwater.core import limits, runtime
+from headwater.core.errors import NotFound
+
+
+class Walked(NamedTuple):
+    """How far the retention has passed the chunks from the floor on."""
+
+    whole: list[Chunk]
+    """Chunks of which nothing is kept."""
+    within: Chunk | None
+    """The chunk after them, if it was looked at."""
+    passed: int
+    """How many of its entries are not kept."""
+    since_ms: int
+    """Nothing in the chunk after `whole` was appended before this."""
+
+
+class Expiring:
+    """One pass over what is acknowledged."""
+
+    def __init__(
+        self, chunks: Chunks, consumer: Consumer, last: Held, retention: Retention, *, now_ms: int
+    ) -> None:
+        """`now_ms` is the store's time."""
+        self._chunks = chunks
+        self._consumer = consumer
+        self._last = last
+        self._retention = retention
+        self._now_ms = now_ms
+
+    async def collect(self, queue: Queue, report: Collected) -> Queue:
+        """Raise the floor above what nobody needs, and delete it; the floors as they are then."""
+        walked = await self._go_on(await self._walk(queue))
+        raised = _raised(queue, walked)
+        if raised == queue:
+            return queue
+        # What was read counts under a floor read after it; a mark of what never was loses a batch.
+        now = await self._chunks.floors()
+        if _place(now) != _place(queue):
+            return now
+        await self._fold(walked.whole)
+        if not await self._raise_floor(queue, raised):
+            return await self._chunks.floors()  # another collector was quicker
+        await self._delete_batches(walked, queue, raised, report)
+        return raised
+
+    async def _walk(self, queue: Queue) -> Walked:
+        """Read from the floor on, until something is kept."""
+        whole: list[Chunk] = []
+        since_ms, last = queue.floor_ms, self._last.chunk.number
+        while len(whole) < limits.GC_CHUNKS:
+            number = queue.chunk_floor + len(whole)
+            if number == last:
+                passed = self._passed(self._last, since_ms, queue)
+                return Walked(whole, self._last.chunk, passed, since_ms)
+            run = await self._chunks.run(number, min(limits.GC_PARALLEL, last - number))
+            for held in run:
+                passed = self._passed(held, since_ms, queue)
+                if passed < len(held.chunk.entries) or not self._is_acked(held.chunk):
+                    return Walked(whole, held.chunk, passed, since_ms)
+                whole.append(held.chunk)
+                since_ms = held.modified_ms
+            if not run:
+                break
+        return Walked(whole, None, 0, since_ms)
+
+    def _passed(self, held: Held, since_ms: int, queue: Queue) -> int:
+        """How many of the first entries of a chunk nobody needs."""
+        chunk = held.chunk
+        sequence, through_bytes = chunk.first_sequence, chunk.bytes_before
+        for passed, entry in enumerate(chunk.entries):
+            through_bytes += entry.size_bytes
+            if sequence + passed >= queue.floor_sequence and not (
+                sequence + passed < self._consumer.sequence
+                and (
+                    self._is_past(max(since_ms, min(entry.max_ms, held.modified_ms)))
+                    or self._is_much(through_bytes)
+                )
+            ):
+                return passed
+        return len(chunk.entries)
+
+    def _is_acked(self, chunk: Chunk) -> bool:
+        return chunk.closed and chunk.next_sequence <= self._consumer.sequence
+
+    def _is_past(self, appended_ms: int) -> bool:
+        retention_ms = self._retention.retention_ms
+        return retention_ms is not None and appended_ms <= self._now_ms - retention_ms
+
+    def _is_much(self, through_bytes: int) -> bool:
+        """Whether as much as is to be kept comes after so many bytes."""
+        kept_bytes = self._retention.retention_bytes
+        after_bytes = self._last.chunk.bytes_through - through_bytes
+        return kept_bytes is not None and after_bytes >= kept_bytes
+
+    async def _go_on(self, walked: Walked) -> Walked:
+        """The last chunk stays, since the next one is made from it.
+
+        If nothing in it is kept, an empty one is put after it, so that it can go. If what keeps
+        it are entries that claim to be later than its last change, it is closed: what is written
+        into it would make them younger every time.
+        """
+        last = self._last.chunk
+        if walked.within != last or not last.entries:
+            return walked
+        is_whole = walked.passed == len(last.entries)
+        if not is_whole and not self._is_held_up(walked):
+            return walked
+        tail = Tail(self._chunks, Counters())
+        tail.adopt(self._last)
+        try:
+            if not last.closed:
+                await tail.write(last.written(runtime.new_token(), closed=True))
+            if is_whole:
+                await tail.write(tail.chunk.written(runtime.new_token()))
+                closed = await self._chunks.store.head(self._chunks.key(last.number))
+                return Walked([*walked.whole, last], tail.chunk, 0, closed.modified_ms)
+        except NotFound:
+            pass  # another collector was quicker
+        except (Lost, Dead):
+            pass  # somebody appends: the chunk will not be the last for long
+        return walked
+
+    def _is_held_up(self, walked: Walked) -> bool:
+        last = self._last.chunk
+        if last.closed or last.first_sequence + walked.passed >= self._consumer.sequence:
+            return False
+        ahead = last.entries[walked.passed].max_ms > self._last.modified_ms
+        return ahead and self._is_past(walked.since_ms)
+
+    async def _fold(self, expired: list[Chunk]) -> None:
+        shards: dict[str, dict[str, Mark]] = {}
+        for chunk in expired:
+            for producer, mark in last_marks(chunk).items():
+                shards.setdefault(shard_name(producer), {})[producer] = mark
+        for name, marks in shards.items():
+            await self._fold_shard(name, marks)
+
+    async def _fold_shard(self, name: str, marks: dict[str, Mark]) -> None:
+        register = shard_register(self._chunks.store, self._chunks.prefix, name)
+        await register.update(lambda shard: fold(shard or Shard(), marks))
+
+    async def _raise_floor(self, before: Queue, raised: Queue) -> bool:
+        """Whether the floors were raised: not if they moved since `before` was read.
+
+        That they did not move shows that every chunk read since was real.
+        """
+
+        def change(now: Queue | None) -> Queue:
+            if now is None:
+                raise no_queue(self._chunks.prefix)
+            if _place(now) != _place(before):
+                return now
+            return msgspec.structs.replace(raised, batch_floor=now.batch_floor)
+
+        stored = (await self._chunks.register.update(change)).value
+        return _place(stored) == _place(raised)
+
+    async def _delete_batches(
+        self, walked: Walked, before: Queue, raised: Queue, report: Collected
+    ) -> None:
+        """What the floor passed. What lay below it already is left to the pass over everything."""
+        chunks = walked.whole if walked.within is None else [*walked.whole, walked.within]
+        entries: list[ChunkEntry] = []
+        for chunk in chunks:
+            first = max(0, before.floor_sequence - chunk.first_sequence)
+            entries += chunk.entries[first : max(0, raised.floor_sequence - chunk.first_sequence)]
+        uploaded = [entry for entry in entries if entry.inline is None]
+        keys = [self._chunks.batch_key(entry.batch_id) for entry in uploaded]
+        gone = await delete_all(self._chunks.store, keys, report)
+        report.batches_expired += len(entries) - (len(keys) - gone)
+        report.bytes_expired += sum(entry.size_bytes for entry in entries)
+
+
+def _place(queue: Queue) -> tuple[int, int]:
+    return queue.chunk_floor, queue.floor_sequence
+
+
+def _raised(queue: Queue, walked: Walked) -> Queue:
+    """The floors above what the walk passed."""
+    if walked.within is None:
+        if not walked.whole:
+            return queue
+        end = walked.whole[-1]
+        number, sequence, lsn = end.number + 1, end.next_sequence, end.next_lsn
+    else:
+        chunk, entries = walked.within, walked.within.entries[: walked.passed]
+        number, sequence = chunk.number, chunk.first_sequence + walked.passed
+        lsn = chunk.first_lsn + sum(entry.rows for entry in entries)
+    return msgspec.structs.replace(
+        queue,
+        chunk_floor=number,
+        floor_sequence=sequence,
+        floor_lsn=lsn,
+        floor_ms=walked.since_ms if number > queue.chunk_floor else queue.floor_ms,
+    )

@@ -1,0 +1,115 @@
+"""A line of JSON as a row: what `read --format json` wrote is read back as it was.
+
+Bytes that are no text stand there as {"base64": …}, times as text, headers as a list of keys and
+values; `_lsn` and its like only say where the record stood, and are passed over.
+
+Always holds: no value is taken for another's: a key that stands twice in an object is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from headwater.buffer.records import HEADERS, KEY, PLACES, TIMESTAMP, VALUE
+from headwater.core.errors import Refused
+
+_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_BASE64: Final = "base64"
+
+
+def row_of(line: bytes) -> dict[str, Any]:
+    """The row; `Refused` says what is wrong with the line."""
+    try:
+        row = _DECODER.decode(line)
+    except msgspec.DecodeError as error:
+        raise Refused(f"is no JSON object: {error}") from error
+    keys = _count_keys(row)
+    # A colon outside of strings stands for a key; most lines have none within.
+    if line.count(b":") != keys and _STRING.sub(b"", line).count(b":") != keys:
+        raise Refused("names a column, or a field of one, twice")
+    for name in row.keys() & _READ_BACK.keys():
+        row[name] = _READ_BACK[name](row[name])
+    for name in row.keys() & PLACES:
+        del row[name]
+    return row
+
+
+def bytes_back(value: Any, kind: pa.DataType | None) -> Any:
+    """The value with bytes where {"base64": …} stands for them; `kind` is its type, if known."""
+    if isinstance(value, list):
+        return [bytes_back(one, _inside(kind)) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if kind is not None and pa.types.is_struct(kind):
+        types = {field.name: field.type for field in kind}
+        return {name: bytes_back(one, types.get(name)) for name, one in value.items()}
+    if value.keys() == {_BASE64}:
+        return _decoded(value[_BASE64])
+    return {name: bytes_back(one, _inside(kind)) for name, one in value.items()}
+
+
+def _inside(kind: pa.DataType | None) -> pa.DataType | None:
+    if kind is None:
+        return None
+    if pa.types.is_map(kind):
+        return kind.item_type
+    return kind.value_type if pa.types.is_list(kind) else None
+
+
+def _decoded(text: Any) -> Any:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        return {_BASE64: text}
+
+
+def _count_keys(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(_count_keys, value.values()))
+    return sum(map(_count_keys, value)) if isinstance(value, list) else 0
+
+
+def _bytes(given: Any) -> Any:
+    return bytes_back(given.encode() if isinstance(given, str) else given, None)
+
+
+def _headers(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {name: _bytes(value) for name, value in given.items()}
+    if not isinstance(given, list):
+        return given
+    pairs = []
+    for pair in given:
+        if isinstance(pair, dict) and pair.keys() == {"key", "value"}:
+            pair = [pair["key"], pair["value"]]
+        pairs.append([pair[0], _bytes(pair[1])] if isinstance(pair, list) and len(pair) == 2 else 0)
+    return pairs
+
+
+def _time(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise Refused(f"{TIMESTAMP}: {given!r} is no time such as 2026-01-31T08:00:00Z") from None
+
+
+_READ_BACK: Final[dict[str, Callable[[Any], Any]]] = {
+    KEY: _bytes,
+    VALUE: _bytes,
+    HEADERS: _headers,
+    TIMESTAMP: _time,
+    "_refresh_records": lambda given: (
+        [_bytes(one) for one in given] if isinstance(given, list) else given
+    ),
+}

@@ -1,0 +1,56 @@
+"""Streams and what waits in them, asked without an event loop and by an address alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.buffer import blocking
+from headwater.buffer.consumer import BlockingConsumer
+from headwater.buffer.producer import BlockingProducer
+from headwater.core.errors import AlreadyExists, NotFound, Refused
+from headwater.store import open_store
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+def test_everything_by_an_address(url: str) -> None:
+    stream = blocking.create_stream(url, "orders", partitions=2)
+    with pytest.raises(AlreadyExists):
+        blocking.create_stream(url, "orders")
+    with BlockingProducer.open(stream) as producer:
+        producer.produce([b"a", b"b"], partition=1)
+    assert blocking.lag(url, "orders").batches == 0
+    assert blocking.lag(url, "orders", partition=1).records == 2
+    assert blocking.lsn_at_time(url, "orders", time="1970-01-01", partition=1) == 1
+    assert blocking.list_dead_letters(url, "orders") == []
+    assert blocking.alter_stream(url, "orders", retention="1d").config.retention_ms == 86_400_000
+    assert [found.name for found in blocking.list_streams(url)] == ["orders"]
+    assert blocking.delete_stream(url, "orders").failed == 0
+    with pytest.raises(NotFound):
+        blocking.lag(url, "orders")
+
+
+def test_a_store_or_a_stream_that_is_open_stays_open(url: str) -> None:
+    store = open_store(url)
+    stream = blocking.create_stream(store, "orders")
+    assert stream.store is store
+    assert blocking.lag(store, "orders") == blocking.lag(stream)
+    with pytest.raises(Refused, match="name"):
+        blocking.lag(store)
+
+
+def test_batches_that_could_not_be_read_are_listed(url: str, tmp_path: Path) -> None:
+    blocking.create_stream(url, "orders", format="v1")
+    with BlockingProducer.open(url, "orders") as producer:
+        producer.produce([b"a"])
+    (batch,) = (tmp_path / "store").rglob("*.batch")
+    batch.write_bytes(b"?" + batch.read_bytes())
+    with BlockingConsumer.open(url, "orders", on_bad_batch="dead_letter", gc=False) as consumer:
+        assert consumer.next_batch() is not None
+    (letter,) = blocking.list_dead_letters(url, "orders")
+    assert letter.sequence == 0

@@ -1,0 +1,31 @@
+"""Offsets in Spark's checkpoints, as they were first written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from headwater.buffer.consumer import Place
+from headwater.spark.source.offset import Offset, Part
+
+HERE = Path(__file__).parent
+OFFSET = Offset(
+    {
+        Part("orders", 10): Place(1, 7),
+        Part("orders", 2): Place(12, 2**53 + 1),
+        Part("bills", 0): Place(0, 1),
+        Part("orders", 0): Place(3, 101),
+    },
+    {
+        "orders": "6f1b2c3d-0000-4000-8000-000000000001",
+        "bills": "6f1b2c3d-0000-4000-8000-000000000002",
+    },
+    closed=True,
+)
+
+
+def test_an_offset_is_spelled_and_read_as_it_always_was() -> None:
+    kept = (HERE / "spark_offset.1.json").read_text().rstrip("\n")
+    assert json.dumps(OFFSET.to_json()) == kept
+    assert Offset.from_json(json.loads(kept)) == OFFSET
+    assert json.dumps(OFFSET.to_json(), sort_keys=True) == kept

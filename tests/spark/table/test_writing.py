@@ -1,0 +1,181 @@
+"""What a micro-batch goes through, with a DataFrame that runs in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyspark.sql.types import LongType, StringType, StructType
+
+from headwater.core.errors import Contended, OutcomeUnknown, Unavailable
+from headwater.spark.files import Place
+from headwater.spark.table import RegisterCatalog, shape, writing
+from headwater.spark.table import commit as commits
+from headwater.spark.table.commit import Commit
+from headwater.spark.table.target import Target, checked_target
+from headwater.spark.table.writing import WriteOptions
+from tests.spark.table.given import ORDERS, Warehouse, made, stored
+from tests.spark.table.test_catalog import interrupted
+from tests.spark.table.test_commit import raced
+
+OPTIONS = WriteOptions(properties={}, evolve=True, keep_snapshots=100, file_bytes=1 << 20)
+
+
+class Frame:
+    """As much of a DataFrame as writing one takes."""
+
+    def __init__(self, *ids: int, city: str | None = None) -> None:
+        self.schema = StructType().add("id", LongType()).add("name", StringType())
+        self._rows: dict[str, list[Any]] = {"id": list(ids), "name": [str(id) for id in ids]}
+        if city is not None:
+            self.schema = self.schema.add("city", StringType())
+            self._rows["city"] = [city] * len(ids)
+        self._out: list[dict[str, Any]] = []
+
+    def mapInArrow(self, work: Any, _: str) -> Frame:
+        columns = shape.arrow_columns(self.schema)
+        batch = pa.RecordBatch.from_pydict(self._rows, schema=columns)
+        self._out = [row for out in work(iter([batch])) for row in out.to_pylist()]
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        return self._out
+
+
+def write(
+    monkeypatch: pytest.MonkeyPatch, catalog: RegisterCatalog, frame: Any, version: int = 0
+) -> Commit:
+    monkeypatch.setattr(Target, "open_catalog", lambda _: catalog)
+    target = checked_target(ORDERS, catalog.place.url, None, {})
+    return writing.write(frame, target, OPTIONS, "query", version)
+
+
+def data_files(warehouse: Warehouse) -> list[str]:
+    return [key for key in warehouse.objects._objects if "/data/" in key]
+
+
+def test_a_batch_makes_the_table_and_is_written_once(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = warehouse.catalog()
+    assert write(monkeypatch, catalog, Frame(1, 2)).rows == 2
+    assert write(monkeypatch, catalog, Frame(1, 2)).was_there
+    assert stored(catalog) == [1, 2]
+    assert len(data_files(warehouse)) == 1, "the replay looked before it wrote"
+
+
+def test_files_of_a_commit_that_never_lands_are_removed(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object, **__: object) -> None:
+        raise Contended("others won")
+
+    monkeypatch.setattr(commits, "commit", lose)
+    with pytest.raises(Contended):
+        write(monkeypatch, warehouse.catalog(), Frame(1))
+    assert data_files(warehouse) == []
+
+
+def test_files_that_cannot_be_removed_are_named(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(*_: object, **__: object) -> None:
+        raise Contended("others won")
+
+    async def refuse(*_: object) -> None:
+        raise Unavailable("not today")
+
+    monkeypatch.setattr(commits, "commit", lose)
+    monkeypatch.setattr("headwater.store.store.Store.delete", refuse)
+    with pytest.raises(Contended):
+        write(monkeypatch, warehouse.catalog(), Frame(1))
+    assert "1 files that no snapshot names could not be removed" in caplog.text
+
+
+def test_files_of_a_commit_that_may_have_landed_are_kept(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_sight(*_: object, **__: object) -> None:
+        raise OutcomeUnknown("nobody answers")
+
+    monkeypatch.setattr(commits, "commit", lose_sight)
+    with pytest.raises(OutcomeUnknown):
+        write(monkeypatch, warehouse.catalog(), Frame(1))
+    assert len(data_files(warehouse)) == 1
+
+
+@pytest.mark.parametrize("fault", ["answer lost", "never sent"])
+def test_a_table_whose_making_was_not_answered_is_written_all_the_same(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    catalog, backend = interrupted(warehouse)
+    backend.fault = fault
+    assert write(monkeypatch, catalog, Frame(1)).rows == 1
+    assert stored(warehouse.catalog()) == [1]
+
+
+def test_two_writers_may_add_columns_at_once(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = warehouse.catalog()
+    made(other)
+
+    def add_a_column() -> None:
+        table = other.load_table(ORDERS)
+        with table.update_schema() as update:
+            update.add_column("street", table.schema().find_type("name"))
+
+    catalog = raced(warehouse, add_a_column)
+    assert write(monkeypatch, catalog, Frame(1, city="x")).rows == 1
+    names = other.load_table(ORDERS).schema().column_names
+    assert sorted(names) == ["city", "id", "name", "street"]
+
+
+def test_columns_that_others_always_change_first_are_given_up(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CommitFailedException("another commit came first")
+
+    made(warehouse.catalog())
+    monkeypatch.setattr(shape, "grow", refuse)
+    with pytest.raises(Contended, match="columns could not be changed"):
+        write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
+
+
+def test_a_table_is_found_in_whichever_catalog_was_named(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, str]]] = []
+
+    def load(name: str, **properties: str) -> RegisterCatalog:
+        asked.append((name, properties))
+        return warehouse.catalog()
+
+    monkeypatch.setattr("headwater.spark.table.target.load_catalog", load)
+    checked_target(ORDERS, None, "prod", {}).open_catalog()
+    checked_target(ORDERS, None, {"name": "x", "uri": "http://host"}, {}).open_catalog()
+    assert asked == [("prod", {}), ("x", {"uri": "http://host"})]
+
+
+def test_a_table_of_another_catalog_stands_where_that_says(warehouse: Warehouse) -> None:
+    class Elsewhere:
+        catalog = None
+
+        def location(self) -> str:
+            return "s3a://bucket/db/orders"
+
+    elsewhere: Any = Elsewhere()
+    place = checked_target(ORDERS, None, "prod", {"region": "eu-west-1"}).place(elsewhere)
+    assert place == Place("s3://bucket/db/orders?region=eu-west-1", "s3a://bucket/db/orders")
+
+
+def test_a_drop_that_may_still_land_is_not_called_failed(warehouse: Warehouse) -> None:
+    catalog, backend = interrupted(warehouse)
+    made(catalog)
+    backend.fault = "never sent"
+    with pytest.raises(CommitStateUnknownException, match="may still land"):
+        catalog.drop_table(ORDERS)
+    assert warehouse.catalog().table_exists(ORDERS)
