@@ -15,7 +15,14 @@ from tests.interop.cache import REPO
 from tests.interop.spark_program import REPEATED_ROWS, ROWS_PER_TRIGGER, TOTAL
 
 TIMEOUT_S = 1500
-NOT_INHERITED = ("AWS_PROFILE", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_REMOTE")
+PROGRAM = REPO / "tests" / "interop" / "spark_program.py"
+NOT_INHERITED = (
+    "AWS_PROFILE",
+    "PYSPARK_DRIVER_PYTHON",
+    "PYSPARK_PYTHON",
+    "PYTHONPATH",
+    "SPARK_REMOTE",
+)
 
 
 def run_job(
@@ -28,9 +35,10 @@ def run_job(
 ) -> dict[str, Any]:
     """What the job saw, by part; and all that it printed, as `printed`."""
     folder.mkdir(exist_ok=True)
-    command = [str(python), "-m", "tests.interop.spark_program", str(folder), json.dumps(session)]
-    sources = {"PYTHONPATH": os.pathsep.join([str(REPO / "src"), str(REPO)])}
+    command = [str(python), str(PROGRAM), str(folder), json.dumps(session)]
     known = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    # Spark sends this variable to executors: only for a Python that has no Headwater.
+    sources = {} if python == sys.executable else {"PYTHONPATH": str(REPO / "src")}
     done = subprocess.run(
         [*command, url or f"file://{folder}", *parts],
         cwd=folder,
@@ -63,6 +71,21 @@ def check_limits(told: Mapping[str, Any]) -> None:
     assert told["limits"]
     assert len(told["stream"]["rows"]) > 1
     assert max(told["stream"]["rows"]) <= ROWS_PER_TRIGGER
+
+
+def event_log(folder: Path) -> dict[str, Any]:
+    """Settings that make Spark write its events there, in clear, so that they can be searched."""
+    return {
+        "spark.eventLog.enabled": True,
+        "spark.eventLog.dir": str(folder),
+        "spark.eventLog.compress": False,
+    }
+
+
+def check_logged(folder: Path) -> None:
+    """Whoever searches these events finds what is there."""
+    texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert any(b"SparkListenerJobStart" in text and b"headwater" in text for text in texts)
 
 
 def remove_work(told: Mapping[str, Any]) -> None:

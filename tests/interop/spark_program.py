@@ -1,6 +1,6 @@
 """What a job does with Headwater, from one end to the other, on whatever Spark it is given.
 
-    python -m tests.interop.spark_program FOLDER '{"master": "local[2]"}' URL [PART …]
+    python tests/interop/spark_program.py FOLDER '{"master": "local[2]"}' URL [PART …]
 
 The second argument is what `headwater.spark.session` is given. Streams and table stand below URL.
 What was seen is left in FOLDER as `told.json`: this is a program of its own because a process has

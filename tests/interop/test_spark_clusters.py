@@ -16,7 +16,15 @@ from tests.interop.spark_environment import (
     iceberg_runtime,
     python_with_spark,
 )
-from tests.interop.spark_job import check_hidden, check_limits, check_rows, remove_work, run_job
+from tests.interop.spark_job import (
+    check_hidden,
+    check_limits,
+    check_logged,
+    check_rows,
+    event_log,
+    remove_work,
+    run_job,
+)
 from tests.interop.spark_program import BATCHES, PARTITIONS, PARTS, TOTAL
 from tests.interop.spark_servers import connect_server, standalone
 
@@ -49,9 +57,8 @@ def test_a_standalone_cluster_has_what_it_is_sent_and_credentials_of_its_own(
     unpack(archive, job / "environment")
     with standalone(tmp_path / "cluster", workers=2, env={**address, **of_workers}) as master:
         conf = {
+            **event_log(events),
             "spark.archives": f"{archive}#environment",
-            "spark.eventLog.enabled": True,
-            "spark.eventLog.dir": str(events),
             "spark.executor.memory": "512m",
         }
         told = run_job(
@@ -65,7 +72,7 @@ def test_a_standalone_cluster_has_what_it_is_sent_and_credentials_of_its_own(
     assert len({worker["folder"] for worker in told["workers"]}) == 2
     for worker in told["workers"]:
         assert worker["package"].startswith(f"{worker['folder']}/environment/")
-    assert list(events.iterdir())
+    check_logged(events)
     keys = [f"{kind}-{who}" for kind in ("KEYID", "SECRET") for who in ("driver", "workers")]
     from_executor = told["refusals"][1]
     assert "/environment/lib/" in from_executor

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.interop.servers import Server
-from tests.interop.spark_job import check_hidden, remove_work, run_job
+from tests.interop.spark_job import check_hidden, check_logged, event_log, remove_work, run_job
 from tests.interop.spark_program import REPEATED_ROWS, TOTAL
 
 
@@ -17,11 +17,7 @@ def test_executors_find_credentials_in_their_environment_and_nothing_shows_them(
 ) -> None:
     events = tmp_path / "events"
     events.mkdir()
-    conf = {
-        "spark.eventLog.enabled": True,
-        "spark.eventLog.dir": str(events),
-        "spark.executor.memory": "512m",
-    }
+    conf = {**event_log(events), "spark.executor.memory": "512m"}
     told = run_job(
         tmp_path / "job",
         {"master": "local-cluster[2,1,512]", "conf": conf},
@@ -37,6 +33,7 @@ def test_executors_find_credentials_in_their_environment_and_nothing_shows_them(
     assert "nothing-of-this-name" in told["refusals"][0]
     assert "damaged" in told["refusals"][1]
     keys = [ministack.env["AWS_ACCESS_KEY_ID"], ministack.env["AWS_SECRET_ACCESS_KEY"]]
+    check_logged(events)
     for place in (events, *folders):
         check_hidden(keys, told, place)
     remove_work(told)
