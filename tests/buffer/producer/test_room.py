@@ -216,8 +216,13 @@ async def test_metadata_take_room_also_where_keys_decide_the_partition(partition
         queue.always["upload"] = hangs()
     producer = await small(stream, linger_ms=1000, buffer_bytes=64 * KIB, on_full="fail")
     kept = 0
-    with pytest.raises(BufferFull):
+
+    async def fill() -> None:
+        nonlocal kept
         for number in range(200):
             await producer.produce([b"x"], keys=[b"%d" % number], metadata=bytes(KIB))
             kept += 1
+
+    with pytest.raises(BufferFull):
+        await fill()
     assert 32 <= kept <= 64
