@@ -57,7 +57,7 @@ class NativeCollector(Collector):
         queue = await expiring.collect(queue, report)
         await Orphans(self._chunks, self._scanned, retention).collect(report, full=full)
         forgetting = Forgetting(
-            self._chunks, self._scanned, queue, last.chunk, keep=retention.keep_producers
+            self._chunks, self._scanned, queue, now_ms=now_ms, keep=retention.keep_producers
         )
         await forgetting.collect(report)
         await self._sweep(settled, report)
