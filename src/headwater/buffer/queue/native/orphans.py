@@ -31,6 +31,8 @@ class Seen:
     chunk: int
     """Chunks below it were read."""
     referenced: Referenced
+    marked: str = ""
+    """Nothing up to this id is appended any more, and all that was is in `referenced`."""
 
 
 class Orphans:
@@ -51,27 +53,29 @@ class Orphans:
         full = full or runtime.wall_ms() - before.full_ms > limits.GC_FULL_EVERY_MS
         start = Scanned() if full else before
         seen = Seen(start.chunk, Referenced(start.referenced))
+        await self._scan(seen, start.batch_floor)
+        # Found once: what is uploaded while a pass runs is left to the next, or it never ends.
+        ceiling = self._ceiling(seen.referenced)
         floor, has_more = start.batch_floor, True
         while has_more:
-            await self._scan(seen, floor)
-            listed = await self._list(floor, self._ceiling(seen.referenced))
+            listed = await self._list(floor, ceiling)
             has_more = len(listed) >= limits.GC_LISTED
-            if listed:
-                await self._delete_orphans(listed, seen, floor, report)
-                floor = max(listed)
+            orphans = [batch_id for batch_id in listed if batch_id not in seen.referenced]
+            if orphans and max(orphans) > seen.marked:
+                # Once for all that may follow: a note is a write on the chunk to which everybody
+                # appends, and one after another would let nobody else come to it.
+                seen.marked = ceiling if has_more else max(orphans)
+                marker = await self._raise_batch_floor(seen.marked)
+                # Between the two readings some were appended, and none can be from here on.
+                await self._scan(seen, floor, through=marker)
+            if orphans:
+                await self._delete_orphans(listed, seen, report)
+            floor = max(listed, default=floor)
             await self._save(before, seen, floor, full=full and not has_more)
 
-    async def _delete_orphans(
-        self, listed: dict[str, int], seen: Seen, floor: str, report: Collected
-    ) -> None:
-        """Delete those of these uploads to which nobody refers, nor can any more."""
-        orphans = [batch_id for batch_id in listed if batch_id not in seen.referenced]
-        if not orphans:
-            return
-        marker = await self._raise_batch_floor(max(orphans))
-        # Between the two readings some of them were appended, and none can be from here on.
-        await self._scan(seen, floor, through=marker)
-        orphans = sorted(batch_id for batch_id in orphans if batch_id not in seen.referenced)
+    async def _delete_orphans(self, listed: dict[str, int], seen: Seen, report: Collected) -> None:
+        """Delete those of these uploads to which nobody refers."""
+        orphans = sorted(batch_id for batch_id in listed if batch_id not in seen.referenced)
         keys = [self._chunks.batch_key(batch_id) for batch_id in orphans]
         report.batches_orphaned += await delete_all(self._chunks.store, keys, report)
         report.bytes_orphaned += sum(listed[batch_id] for batch_id in orphans)
