@@ -128,6 +128,14 @@ async def test_an_open_producer_without_anything_to_append_stays_known() -> None
 
 
 @virtual
+async def test_an_open_producer_that_never_appended_stays_known() -> None:
+    queue = await Queue().create()
+    idle = await queue.opened()
+    await _silent(queue)
+    assert (await idle.append([batch(1)]))[0].sequence == 5
+
+
+@virtual
 async def test_a_silent_producer_of_which_something_is_kept_is_not_forgotten() -> None:
     queue = await Queue().create()
     silent, other = await queue.opened(), await queue.opened("other")

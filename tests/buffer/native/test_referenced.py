@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.buffer.queue import Retention
 from headwater.buffer.queue.native.chunk import Owner
 from headwater.buffer.queue.native.referenced import Referenced
 from headwater.core import limits, runtime
@@ -91,3 +92,18 @@ async def test_a_full_pass_keeps_in_mind_and_lists_no_more_than_its_bounds(
     await queue.collector(store=store).collect(FOREVER)
     listings = [key for name, key in backend.calls if name == "list" and "/batches" in key]
     assert [key.rpartition("/")[2] for key in listings] == [ids[-1]]
+
+
+@virtual
+async def test_what_is_not_kept_in_mind_while_somebody_holds_the_floor_is_not_deleted_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "GC_REFERENCED", 20)
+    monkeypatch.setattr(limits, "GC_FILTER_BYTES", 2 * KIB)
+    queue = await Queue().create()
+    ids = await _retained(queue, 200)
+    await queue.collector().collect(Retention(None, grace_ms=0, hold_below=ids[50]))
+    await queue.collector().collect(Retention(None, grace_ms=0, hold_below=ids[60]))
+    report = await queue.collector().collect(FOREVER)
+    assert report.batches_orphaned == 0
+    assert await uploads(queue) == ids
