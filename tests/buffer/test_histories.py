@@ -112,7 +112,7 @@ def passes_pending(self: Expiring, held: Held, since_ms: int, queue: Any) -> int
 def over_when_silent(self: Forgetting, one: Any) -> bool:
     """Drops the mark of whoever was silent, without telling it to stop."""
     stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
-    return bool(stands_at < self._floor and one.anchor_ms < self._horizon_ms)
+    return bool(stands_at < self._floor and 0 < one.silent_since_ms < self._horizon_ms)
 
 
 class ThoroughCollector(NativeCollector):

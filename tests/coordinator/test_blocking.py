@@ -84,7 +84,12 @@ def test_a_subscriber_that_another_thread_drops_is_told_of() -> None:
 def test_an_error_of_the_body_is_not_hidden_by_one_of_the_stop() -> None:
     flusher = KeyFlusher()
     flusher.errors = [DiskFailed("no more")]
-    with pytest.raises(ValueError, match="mine") as raised, blocking(flusher, "a") as c:
-        c.handle("a").write(Put("a", 1)).epoch()
-        raise ValueError("mine")
+
+    def work() -> None:
+        with blocking(flusher, "a") as c:
+            c.handle("a").write(Put("a", 1)).epoch()
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as raised:
+        work()
     assert "no more" in raised.value.__notes__[0]

@@ -57,6 +57,7 @@ def small_native_limits(random: _random.Random, *, haunted: bool) -> list[Replac
         (limits, "GC_LISTED", draw((2, 10_000))),
         (limits, "GC_SHARDS", draw((1, 64))),
         (limits, "GC_REFERENCED", draw((2, 50_000))),
+        (limits, "GC_FILTER_BYTES", limits.KIB),
         (limits, "GC_PARALLEL", draw((2, 16))),
         (chunks, "LISTED_MAX", draw((1, 1000))),
         (chunks, "READ_AHEAD", read_ahead),

@@ -14,7 +14,6 @@ from headwater.cli.loop import run as run_loop
 from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, RolledBack
-from headwater.core.limits import GC_CHUNKS
 
 if TYPE_CHECKING:
     from headwater.buffer.consumer import Lag
@@ -107,7 +106,7 @@ async def _kept(stream: Stream, partition: int, total: Collected) -> Collected:
 def _found_much(report: Collected) -> bool:
     """Whether another pass may find more: a pass itself leaves an empty chunk for the next."""
     batches = report.batches_expired + report.batches_orphaned + report.batches_left
-    return batches > 0 or report.chunks_expired >= GC_CHUNKS
+    return batches > 0 or report.is_cut_short
 
 
 def _added(total: Collected, last: Collected) -> Collected:

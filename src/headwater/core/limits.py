@@ -131,6 +131,8 @@ GC_CHUNKS: Final = 1000
 GC_LISTED: Final = 10_000
 GC_SHARDS: Final = 64
 GC_REFERENCED: Final = 50_000
+GC_FILTER_BYTES: Final = 8 * MIB
+"""What a pass over everything keeps in mind of ids beyond the newest: enough for 6.5 million."""
 GC_PARALLEL: Final = 16
 GC_FULL_EVERY_MS: Final = 24 * 3600 * 1000
 # A producer that was silent for so long, and of which nothing is kept, is forgotten.

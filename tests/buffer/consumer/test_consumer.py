@@ -550,3 +550,29 @@ async def test_an_empty_consumer_is_still_a_consumer() -> None:
     assert len(consumer) == 0
     assert consumer
     assert consumer.conflict_rate == 0.0
+
+
+@virtual
+async def test_the_queue_is_asked_one_thing_at_a_time() -> None:
+    """Its door remembers where it stands: two questions at once would be answered from between."""
+
+    class Narrow(FakeQueue):
+        inside = most = 0
+
+        async def ask(self, call: str) -> None:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            try:
+                await super().ask(call)
+            finally:
+                self.inside -= 1
+
+    queue = Narrow()
+    await queue.add_many(3)
+    consumer = await opened(queue)
+    await consumer.next_descriptors(1)
+    await consumer.ack(0)
+    await asyncio.gather(consumer.flush(), consumer.next_descriptors(1))
+    assert queue.asked.count("dequeue") == 1
+    assert queue.most == 1
+    await consumer.close()

@@ -43,6 +43,24 @@ async def test_a_pass_runs_every_interval_and_is_counted() -> None:
 
 
 @virtual
+async def test_a_pass_that_was_cut_short_is_followed_by_another_at_once() -> None:
+    class Behind(FakeCollector):
+        async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
+            done = await super().collect(retention, full=full)
+            done.is_cut_short = len(self.queue.asked) < 3
+            return done
+
+    queue, owner = FakeQueue(), Owner()
+    sweeper = Sweeper(Behind(queue), retention, ConsumerMetrics(), interval_s=300)
+    sweeper.start(owner)
+    await runtime.sleep(301)
+    assert queue.asked == ["collect"] * 3
+    await runtime.sleep(300)
+    assert queue.asked == ["collect"] * 4
+    await sweeper.close()
+
+
+@virtual
 async def test_a_failing_pass_is_counted_and_the_next_one_runs() -> None:
     queue, metrics, owner = FakeQueue(), ConsumerMetrics(), Owner()
     sweeper = sweeper_of(queue, metrics)

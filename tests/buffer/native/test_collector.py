@@ -211,6 +211,36 @@ async def test_a_pass_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @virtual
+async def test_a_pass_that_left_something_behind_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GC_CHUNKS", 2)
+    monkeypatch.setattr(limits, "GC_PARALLEL", 1)
+    queue, _ = await a_queue(5, acked=5)
+    passes = [await queue.collector().collect(NOTHING_KEPT) for _ in range(3)]
+    assert [report.is_cut_short for report in passes] == [True, True, False]
+    assert [report.kept_retained for report in passes] == [4, 2, 0]
+    # Chunks go once the floor has settled, and some at a time as well.
+    monkeypatch.setattr(limits, "GC_LISTED", 4)
+    await runtime.sleep(limits.FLOOR_SETTLE_S + 2)
+    passes = [await queue.collector().collect(NOTHING_KEPT) for _ in range(2)]
+    assert [report.chunks_expired for report in passes] == [4, 2]
+    assert [report.is_cut_short for report in passes] == [True, False]
+
+
+@virtual
+async def test_what_cannot_be_deleted_does_not_bring_the_next_pass_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, _ = await a_queue(5, acked=5)
+    await queue.collector().collect(NOTHING_KEPT)
+    await runtime.sleep(limits.FLOOR_SETTLE_S + 2)
+    monkeypatch.setattr(limits, "GC_LISTED", 2)
+    backend, store = client(queue)
+    backend.on("delete", "chunks/", fails(Denied("not yours")))
+    report = await queue.collector(store=store).collect(NOTHING_KEPT)
+    assert (report.failed, report.is_cut_short) == (1, False)
+
+
+@virtual
 async def test_marks_then_the_floor_then_batches_and_later_the_chunks() -> None:
     queue, _ = await a_queue(6, acked=4)
     backend, store = client(queue)

@@ -9,6 +9,7 @@ from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.queue.native.records import shard_name
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced
+from headwater.testing import Simulation, simulate
 from tests.buffer.native.given import NOTHING_KEPT, Queue, batch
 from tests.buffer.native.watched import acknowledge_everything
 from tests.store.scripted import virtual
@@ -59,12 +60,41 @@ async def test_a_forgotten_producer_is_refused_and_its_id_begins_anew() -> None:
     assert await queue.appender().open() == Resumed(0, None, is_known=False)
 
 
+@pytest.mark.parametrize("skew_days", [-8, 8])
+def test_no_producers_clock_makes_it_silent(skew_days: int) -> None:
+    async def main(sim: Simulation) -> None:
+        queue = await Queue().create()
+        appended: list[int] = []
+
+        async def device() -> None:
+            appender = await queue.opened("device")
+            for sequence in range(1, 41):
+                await appender.append([batch(sequence, min_ms=runtime.wall_ms())])
+                appended.append(sequence)
+                await runtime.sleep(EXPIRY_S / 20)
+
+        skewed = sim.process("device", skew_ms=skew_days * 24 * 3600 * 1000)
+        running = skewed.spawn(device())
+        right = await queue.opened("right")
+        for sequence in range(1, 41):
+            await runtime.sleep(EXPIRY_S / 20)
+            await right.append([batch(sequence, min_ms=runtime.wall_ms())])
+            await acknowledge_everything(queue)
+            await queue.collector().collect(NOTHING_KEPT)
+        await running
+        assert len(appended) == 40
+        assert (await queue.appender("device").open()).producer_sequence == 40
+
+    simulate(main, stall_max_s=0)
+
+
 @virtual
 async def test_who_is_closed_is_refused_before_its_mark_is_dropped() -> None:
     queue = await Queue().create()
     sleeper = await queue.opened("sleeper")
     await sleeper.append([batch(1)])
     _stands_still(sleeper)
+    await _pass(queue)
     await runtime.sleep(EXPIRY_S + 3600)
     await _pass(queue)
     with pytest.raises(Fenced, match="silent for so long"):
@@ -76,6 +106,7 @@ async def test_who_is_closed_is_refused_before_its_mark_is_dropped() -> None:
 async def test_who_comes_back_between_closing_and_forgetting_goes_on() -> None:
     queue = await Queue().create()
     await queue.fill(2, "sleeper")
+    await _pass(queue)
     await runtime.sleep(EXPIRY_S + 3600)
     await _pass(queue)
     again = queue.appender("sleeper")
@@ -94,6 +125,14 @@ async def test_an_open_producer_without_anything_to_append_stays_known() -> None
     await _silent(queue)
     assert (await idle.append([batch(2)]))[0].sequence == 6
     assert (await queue.appender().open()).producer_sequence == 2
+
+
+@virtual
+async def test_an_open_producer_that_never_appended_stays_known() -> None:
+    queue = await Queue().create()
+    idle = await queue.opened()
+    await _silent(queue)
+    assert (await idle.append([batch(1)]))[0].sequence == 5
 
 
 @virtual

@@ -154,3 +154,48 @@ async def test_a_pass_goes_on_while_there_are_more_than_it_lists_at_a_time(
         await runtime.sleep(1.0)
     assert (await collector.collect(NOTHING_KEPT)).batches_orphaned == 5
     assert await uploads(queue) == []
+
+
+@virtual
+async def test_a_pass_writes_to_the_last_chunk_once_however_much_it_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One write after another would let no producer come to the chunk."""
+    monkeypatch.setattr(limits, "GC_LISTED", 2)
+    queue, ids = await a_queue(3)
+    appender = await queue.opened("q")
+    await appender.append([batch(1)])
+    for _ in range(9):
+        await queue.upload(appender, 1)
+    await runtime.sleep(1.0)
+    backend, store = client(queue)
+    report = await queue.collector(store=store).collect(FOREVER)
+    assert report.batches_orphaned == 9
+    assert await uploads(queue) == ids
+    writes = [key for name, key in backend.calls if name.startswith("put") and "/chunks/" in key]
+    assert len(writes) == 1
+
+
+@virtual
+async def test_a_pass_does_not_run_after_what_is_uploaded_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "GC_LISTED", 2)
+    queue = await Queue().create()
+    appender = await queue.opened()
+    for _ in range(4):
+        await queue.upload(appender, 1)
+    backend, store = client(queue)
+
+    async def goes_on() -> None:
+        await runtime.sleep(1.0)
+        await queue.upload(appender, 1)
+        backend.on("delete", "batches/", after(goes_on))
+
+    backend.on("delete", "batches/", after(goes_on))
+    await runtime.sleep(1.0)
+    report = await queue.collector(store=store).collect(FOREVER)
+    assert report.batches_orphaned == 4
+    assert len(await uploads(queue)) == 2
+    # A producer that uploads under an id above the floor is not refused.
+    assert await appender.append([await queue.upload(appender, 1)]) == [Placed(0, 1)]

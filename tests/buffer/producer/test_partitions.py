@@ -52,6 +52,20 @@ async def test_a_key_lands_where_kafka_puts_it_and_keeps_its_order() -> None:
 
 
 @virtual
+async def test_columns_do_not_overtake_values_that_wait_for_their_partition() -> None:
+    stream = fake_stream(partitions=2)
+    async with await Producer.open(stream, linger_ms=60_000) as producer:
+        for number in range(20):
+            key = b"key-%d" % number
+            await producer.produce([b"%d first" % number], keys=key)
+            after = pa.table({"_value": pa.array([b"%d second" % number], pa.binary())})
+            await producer.produce_arrow(after, partition=partition_for_key(key, 2))
+    for partition, found in enumerate(values(stream)):
+        numbers = [n for n in range(20) if partition_for_key(b"key-%d" % n, 2) == partition]
+        assert found == [b"%d %s" % (n, one) for n in numbers for one in (b"first", b"second")]
+
+
+@virtual
 async def test_calls_keep_their_time_and_metadata_on_every_partition() -> None:
     stream = fake_stream(partitions=3)
     expected: dict[bytes, tuple[int, bytes | None]] = {}

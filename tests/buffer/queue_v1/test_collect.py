@@ -288,6 +288,7 @@ async def test_a_pass_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     await acknowledged(queue, 2)
     passes = [await queue.collector().collect(AT_ONCE) for _ in range(3)]
     assert [done.batches_expired for done in passes] == [2, 1, 0]
+    assert [done.is_cut_short for done in passes] == [True, False, False]
 
 
 @virtual

@@ -21,6 +21,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.store import Store
+from tests.buffer.native.watched import Watched
 from tests.buffer.queue_v1.given import (
     MANIFEST,
     PREFIX,
@@ -491,3 +492,16 @@ async def test_a_dequeue_that_only_reached_the_side_object_is_finished_by_the_ne
     backend._steps.clear()
     await taker.dequeue(0)
     assert [entry.sequence for entry in (await queue.manifest()).entries] == [1]
+
+
+@virtual
+async def test_of_two_groups_that_open_at_once_one_is_refused() -> None:
+    backend, queue = scripted()
+    await filled(queue, 1)
+    watched = Watched(backend.inner)
+    winner = queue.taker()
+    watched.on("put_if_unchanged", "side.json", after(lambda: winner.open("quicker")))
+    with pytest.raises(Refused, match="belongs to group 'quicker'"):
+        await queue.taker(Store(watched)).open("slower")
+    assert (await queue.side()).group == "quicker"
+    await winner.dequeue(0)

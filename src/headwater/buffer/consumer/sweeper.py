@@ -54,11 +54,15 @@ class Sweeper:
     async def _run(self, owner: weakref.ref[object]) -> None:
         while True:
             await runtime.sleep(self._interval_s)
+            # A pass is bounded. Were one enough for an interval, whoever appends faster than that
+            # would fill the store for ever.
+            while owner() is not None and await self._sweep():
+                pass
             if owner() is None:
                 return
-            await self._sweep()
 
-    async def _sweep(self) -> None:
+    async def _sweep(self) -> bool:
+        """Whether there is more to do at once."""
         started_s = runtime.monotonic_s()
         try:
             done = await self._collector.collect(await self._retention())
@@ -67,8 +71,9 @@ class Sweeper:
             # not the passes after it. Who watches sees it in the metrics.
             self._metrics.gc_passes_failed += 1
             self._metrics.gc_last_error = f"{type(error).__name__}: {error}"
-            return
+            return False
         self._metrics.collected(done, runtime.monotonic_s() - started_s)
+        return done.is_cut_short
 
 
 def _check_interval(given: Any) -> None:

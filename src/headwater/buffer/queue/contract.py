@@ -322,6 +322,8 @@ class Collected(msgspec.Struct):
     batch_floor: str = ""
     batches_left: int = 0
     """Past the retention, and not deleted: other software named them, and may use them still."""
+    is_cut_short: bool = False
+    """It did as much as one pass may, and another one finds more at once."""
 
 
 class Collector(ABC):
@@ -329,4 +331,7 @@ class Collector(ABC):
 
     @abstractmethod
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
-        """One bounded pass. `full` also looks for what a crash or a late upload left behind."""
+        """One bounded pass, which says if it was cut short.
+
+        `full` also looks for what a crash or a late upload left behind.
+        """

@@ -57,7 +57,7 @@ class NativeCollector(Collector):
         queue = await expiring.collect(queue, report)
         await Orphans(self._chunks, self._scanned, retention).collect(report, full=full)
         forgetting = Forgetting(
-            self._chunks, self._scanned, queue, last.chunk, keep=retention.keep_producers
+            self._chunks, self._scanned, queue, now_ms=now_ms, keep=retention.keep_producers
         )
         await forgetting.collect(report)
         await self._sweep(settled, report)
@@ -79,6 +79,7 @@ class NativeCollector(Collector):
         Only they, not the batches they name: a stalled writer appended those again.
         """
         keys: list[str] = []
+        failed_before = report.failed
         async for meta in self._store.list(f"{self._prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
             if number is None:
@@ -87,6 +88,9 @@ class NativeCollector(Collector):
                 break
             keys.append(meta.key)
         report.chunks_expired += await delete_all(self._store, keys, report)
+        # What could not be deleted would be met again at once: that waits for the next pass.
+        all_went = report.failed == failed_before
+        report.is_cut_short |= all_went and len(keys) >= limits.GC_LISTED
 
     async def _store_time(self) -> tuple[int, Scanned]:
         """What time it is by the store's clock: that of an object it just wrote."""

@@ -67,6 +67,7 @@ class Expiring:
         if not await self._raise_floor(queue, raised):
             return await self._chunks.floors()  # another collector was quicker
         await self._delete_batches(walked, queue, raised, report)
+        report.is_cut_short |= walked.within is None
         return raised
 
     async def _walk(self, queue: Queue) -> Walked:

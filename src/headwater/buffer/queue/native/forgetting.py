@@ -1,5 +1,8 @@
 """Producers that were silent for long: closed, and later forgotten.
 
+Silence is measured by the store's clock, from the pass that first finds nothing of a producer kept:
+the pass writes the time into the record, and whatever the producer writes there takes it out.
+
 A mark is dropped only once its producer would be refused. So a collector first does what a
 successor does: it puts an incarnation of its own into the record and an opening into the last
 chunk, which no earlier life can pass. When the floor has passed that chunk, everything that the
@@ -14,7 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from headwater.buffer.queue.contract import Collected, Counters
-from headwater.buffer.queue.native.chunk import Chunk, Owner
+from headwater.buffer.queue.native.chunk import Owner
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.marks import CLOSED, shard_register, with_record
 from headwater.buffer.queue.native.records import Producer, Queue, Scanned, Shard
@@ -33,25 +36,25 @@ class Forgetting:
         chunks: Chunks,
         scanned: Register[Scanned],
         queue: Queue,
-        last: Chunk,
         *,
+        now_ms: int,
         keep: frozenset[str] = frozenset(),
     ) -> None:
+        """`now_ms` is the store's time."""
         self._chunks = chunks
         self._scanned = scanned
         self._floor = queue.chunk_floor
         self._keep = keep
-        # Both clocks have to agree that it was long: this one's, and that of the latest record.
-        at_ms = min(runtime.wall_ms(), last.max_ms_through)
-        self._horizon_ms = at_ms - limits.PRODUCER_EXPIRY_MS
+        self._now_ms = now_ms
+        self._horizon_ms = now_ms - limits.PRODUCER_EXPIRY_MS
 
     async def collect(self, report: Collected) -> None:
         """Close who was silent, forget who was closed."""
         for name in await self._next_shards():
             register = shard_register(self._chunks.store, self._chunks.prefix, name)
             shard = (await register.read()).value
-            if any(self._is_over(one) for one in shard.producers.values()):
-                dropped = (await register.update(self._without_closed)).value.dropped
+            if self._looked_at(shard) != shard:
+                dropped = (await register.update(self._looked_at)).value.dropped
                 report.producers_forgotten += max(0, dropped - shard.dropped)
             silent = [
                 name
@@ -62,16 +65,28 @@ class Forgetting:
                 await self._close(register, silent[: limits.CHUNK_OPENINGS])
 
     def _is_silent(self, one: Producer) -> bool:
+        """Whether nothing was kept and nothing changed for long.
+
+        No producer's clock is asked: one that is a week late would have its producer closed while
+        it appends.
+        """
+        return self._is_passed(one) and 0 < one.silent_since_ms < self._horizon_ms
+
+    def _is_passed(self, one: Producer) -> bool:
+        """Whether nothing of it is kept that its record knows of."""
         stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
-        is_old = stands_at < self._floor and one.anchor_ms < self._horizon_ms
-        return is_old and one.closed is None
+        return stands_at < self._floor and one.closed is None
 
     def _is_over(self, one: Producer) -> bool:
         return one.closed is not None and one.closed < self._floor
 
-    def _without_closed(self, shard: Shard | None) -> Shard:
+    def _looked_at(self, shard: Shard | None) -> Shard:
+        """Without those that are over, and with the time in those that may be silent."""
         shard = shard or Shard()
         kept = {name: one for name, one in shard.producers.items() if not self._is_over(one)}
+        for name, one in kept.items():
+            if self._is_passed(one) and not one.silent_since_ms:
+                kept[name] = msgspec.structs.replace(one, silent_since_ms=self._now_ms)
         return Shard(kept, shard.dropped + len(shard.producers) - len(kept))
 
     async def _close(self, register: Register[Shard], silent: list[str]) -> None:

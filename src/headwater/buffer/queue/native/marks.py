@@ -86,7 +86,7 @@ class Marks:
             if mark is None or (
                 known.mark is not None and known.mark.producer_sequence > mark.producer_sequence
             ):
-                record = msgspec.structs.replace(known, anchor_ms=at_ms)
+                record = msgspec.structs.replace(known, anchor_ms=at_ms, silent_since_ms=0)
             else:
                 record = Producer(self.owner.incarnation, mark.chunk, at_ms, mark)
             return with_record(shard, self.producer, record)
@@ -151,7 +151,8 @@ def fold(shard: Shard, marks: dict[str, Mark]) -> Shard:
         if known is None or mark.chunk < known.anchor:
             continue  # forgotten since: it is refused whatever its mark would say
         if known.mark is None or known.mark.producer_sequence < mark.producer_sequence:
-            shard = with_record(shard, producer, msgspec.structs.replace(known, mark=mark))
+            record = msgspec.structs.replace(known, mark=mark, silent_since_ms=0)
+            shard = with_record(shard, producer, record)
     return shard
 
 

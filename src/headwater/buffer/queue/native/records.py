@@ -82,6 +82,9 @@ class Producer(msgspec.Struct, frozen=True):
     mark: Mark | None = None
     closed: int | None = None
     """The chunk that tells every life of this id so far to stop, once a collector wrote that."""
+    silent_since_ms: int = 0
+    """Since when, by the store's clock, collectors have found nothing kept and nothing changed; 0
+    if none has looked since the last change."""
 
 
 class Shard(msgspec.Struct, frozen=True):

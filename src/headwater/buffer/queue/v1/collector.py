@@ -59,10 +59,12 @@ class V1Collector(Collector):
         if side.swept_sequence < side.floor_sequence:
             side = await self._sweep(side, found, pending, done)
         if side.swept_sequence == side.floor_sequence:
-            floor = await self._expired(found, side, retention)
+            before, floor = side.floor_sequence, await self._expired(found, side, retention)
             if floor.floor_sequence > side.floor_sequence:
                 side = await self._side.update(lambda now: _raised(now, floor))
                 side = await self._sweep(side, found, pending, done)
+                passed = floor.floor_sequence - before
+                done.is_cut_short = passed >= limits.V1_COLLECT_BATCHES and not done.failed
         if full:
             await self._sweep_segments(side.swept_sequence, done)
         done.kept_pending = found.next_sequence - side.sequence
