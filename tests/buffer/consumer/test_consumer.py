@@ -21,7 +21,8 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import ACKS_PER_DEQUEUE
-from headwater.store import open_store
+from headwater.store import MemoryBackend, open_store
+from headwater.store.objects import ByteRange, Object
 from tests.buffer.consumer.fakes import FakeQueue, KeyFaults
 from tests.store.scripted import Scripted, stalls, virtual
 
@@ -576,3 +577,20 @@ async def test_the_queue_is_asked_one_thing_at_a_time() -> None:
     assert queue.asked.count("dequeue") == 1
     assert queue.most == 1
     await consumer.close()
+
+
+@virtual
+async def test_closing_leaves_no_reading_ahead_behind() -> None:
+    class Slow(MemoryBackend):
+        async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+            if key != first.location:
+                await runtime.sleep(1e6)
+            return await super().get(key, byte_range)
+
+    queue = FakeQueue(Slow())
+    first, *_ = await queue.add_many(4)
+    consumer = await opened(queue)
+    assert await sequence_of_next(consumer) == 0
+    assert len(asyncio.all_tasks()) > 1
+    await consumer.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -182,6 +182,14 @@ async def test_following_waits_ever_longer_and_delivers_what_comes() -> None:
 
 
 @virtual
+async def test_following_reads_partitions_in_turn() -> None:
+    queue = await three_batches()
+    async with await read_async(queue.stream(partitions=2), follow=True) as reader:
+        found = [await anext(reader) for _ in range(6)]
+    assert [batch.column("_partition")[0].as_py() for batch in found] == [0, 1] * 3
+
+
+@virtual
 async def test_following_ends_at_its_end() -> None:
     queue = FakeQueue()
     await queue.add([b"a", b"b"])

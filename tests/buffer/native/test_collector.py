@@ -275,6 +275,16 @@ async def test_chunks_are_left_to_a_later_pass_until_the_floor_has_settled() -> 
 
 
 @virtual
+async def test_a_store_that_rounds_to_seconds_settles_no_floor_early() -> None:
+    queue, _ = await a_queue(3, acked=3)
+    await queue.collector().collect(NOTHING_KEPT)
+    await runtime.sleep(limits.FLOOR_SETTLE_S + 0.5)
+    assert (await queue.collector().collect(NOTHING_KEPT)).chunks_expired == 0
+    await runtime.sleep(1.0)
+    assert (await queue.collector().collect(NOTHING_KEPT)).chunks_expired == 4
+
+
+@virtual
 async def test_while_a_mark_cannot_be_folded_the_floor_stays() -> None:
     queue, ids = await a_queue(3, acked=3)
     backend, store = client(queue)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headwater.buffer.queue import Placed, Resumed, Retention
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.queue.native.chunk import Owner, encode_chunk
-from headwater.core.errors import Fenced
+from headwater.buffer.queue.native.chunks import Chunks
+from headwater.core.errors import Fenced, Trimmed
 from tests.buffer.native.collected import uploads
-from tests.buffer.native.given import NOTHING_KEPT, Queue, batch
+from tests.buffer.native.given import NOTHING_KEPT, PREFIX, QUEUE, Queue, batch
 from tests.buffer.native.watched import client, consume_and_collect, insist
 from tests.store.scripted import after, virtual
 
@@ -174,3 +176,42 @@ async def test_nothing_is_folded_from_a_chunk_that_was_never_in_the_queue() -> N
     slow._chunks.run = stall  # type: ignore[method-assign,assignment]
     await slow.collect(NOTHING_KEPT)
     assert await queue.appender("stalled").open() == Resumed(0, None)
+
+
+async def _left_behind(queue: Queue, number: int) -> None:
+    """Everything is consumed and deleted, the queue goes on, and a late request leaves a chunk."""
+    late = msgspec.structs.replace(await queue.chunk(number), first_sequence=700, first_lsn=1)
+    await consume_and_collect(queue)
+    await queue.fill(2, "later")
+    await queue.store.put(queue.chunks.key(number), encode_chunk(late))
+
+
+@virtual
+async def test_no_lsn_is_looked_up_in_what_a_stalled_writer_left() -> None:
+    queue = await Queue().create()
+    await queue.fill(3)
+    backend, store = client(queue)
+    backend.on("get", f"chunks/{1:020d}", after(lambda: _left_behind(queue, 1)))
+    with pytest.raises(Trimmed):
+        await queue.looker(store=store).sequence_at_lsn(1)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@virtual
+async def test_the_state_tells_nothing_of_what_a_stalled_writer_left(number: int) -> None:
+    queue = await Queue().create()
+    await queue.fill(3)
+    backend, store = client(queue)
+    backend.on("get", f"chunks/{number:020d}", after(lambda: _left_behind(queue, number)))
+    state = await queue.looker(store=store).state()
+    assert (state.acked_sequence, state.next_sequence) == (3, 5)
+
+
+@virtual
+async def test_what_a_stalled_writer_left_is_no_end() -> None:
+    queue = await Queue().create()
+    await queue.fill(3)
+    backend, store = client(queue)
+    backend.on("get", f"chunks/{3:020d}", after(lambda: _left_behind(queue, 3)))
+    end = await Chunks(store, PREFIX, QUEUE).end()
+    assert (end.chunk.number > 3, end.chunk.next_sequence) == (True, 5)

@@ -122,7 +122,7 @@ async def test_a_producer_whose_record_is_gone_is_refused_while_its_batches_are_
         await queue.store.delete(meta.key)
     with pytest.raises(RolledBack, match=r"'p', and its record .* is gone"):
         await queue.opened()
-    assert await queue.appender("another").open() == Resumed(0, None)
+    assert await queue.appender("another").open() == Resumed(0, None, is_known=False)
 
 
 @virtual

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue import BelowFloor, Placed, Retention
+from headwater.buffer.queue.native.records import Scanned
 from headwater.core import limits, runtime
+from headwater.store import Register
 from tests.buffer.native.collected import FOREVER, HOUR_MS, a_queue, uploads
 from tests.buffer.native.given import AT_MS, NOTHING_KEPT, PREFIX, Queue, batch, ulid_at
 from tests.buffer.native.watched import client
@@ -199,3 +201,23 @@ async def test_a_pass_does_not_run_after_what_is_uploaded_meanwhile(
     assert len(await uploads(queue)) == 2
     # A producer that uploads under an id above the floor is not refused.
     assert await appender.append([await queue.upload(appender, 1)]) == [Placed(0, 1)]
+
+
+@virtual
+async def test_a_slow_pass_does_not_take_back_how_far_another_came() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    await queue.upload(appender, 1)
+    await runtime.sleep(1.0)
+    backend, store = client(queue)
+    further: list[str] = []
+
+    async def another() -> None:
+        await queue.upload(appender, 1)
+        await runtime.sleep(1.0)
+        further.append((await queue.collector().collect(FOREVER)).batch_floor)
+
+    backend.on("delete", "batches/", after(another))
+    await queue.collector(store=store).collect(FOREVER)
+    scanned = Register(queue.store, f"{PREFIX}/gc.json", Scanned)
+    assert [(await scanned.read()).value.batch_floor] == further

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headwater.buffer.partitioner import partition_for_key
 from headwater.buffer.producer import BufferFull, Producer
 from headwater.buffer.producer.drafts import STAGE_ROWS
 from headwater.core import runtime
@@ -193,6 +194,20 @@ async def test_callers_in_line_are_told_when_the_producer_closes() -> None:
         await waiting
     await closing
     assert len(stream.queues[0].entries) == 4
+
+
+@virtual
+async def test_calls_that_keys_spread_evenly_are_counted_once() -> None:
+    stream = fake_stream(partitions=2)
+    keys = [b"key-%d" % n for n in range(20)]
+    evenly = [[key for key in keys if partition_for_key(key, 2) == p][:4] for p in range(2)]
+    async with await Producer.open(stream, linger_ms=60_000) as producer:
+        for several in zip(*evenly, strict=True):
+            for key in several:
+                await producer.produce([b"v"], keys=key)
+        assert producer._accumulator.held_calls == 8
+        await producer.flush()
+        assert producer._accumulator.held_calls == 0
 
 
 @virtual

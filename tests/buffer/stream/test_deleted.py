@@ -9,8 +9,9 @@ import pytest
 from headwater.buffer.consumer import AsyncReader, Consumer, Follower, read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream, delete_stream
+from headwater.buffer.stream.deleted import told_of_deletion
 from headwater.core import runtime
-from headwater.core.errors import NotFound, RolledBack
+from headwater.core.errors import NotFound, RolledBack, Trimmed
 from headwater.store import MemoryBackend, Store
 from tests.buffer.consumer.produced import produce
 from tests.store.scripted import virtual
@@ -101,3 +102,13 @@ async def test_where_nobody_can_look_the_error_stays_what_it_was() -> None:
     await store.delete("streams/orders/stream.json")
     with pytest.raises(RolledBack):
         await consumer.flush()
+
+
+@virtual
+async def test_what_is_not_retained_is_no_sign_of_a_deletion() -> None:
+    store = Store(MemoryBackend())
+    stream = await create_stream(store, "orders")
+    await delete_stream(store, "orders")
+    trimmed, gone = Trimmed("the oldest is 3", floor=3), RolledBack("there is no queue")
+    assert await told_of_deletion(stream, trimmed) is trimmed
+    assert isinstance(await told_of_deletion(stream, gone), NotFound)

@@ -38,6 +38,7 @@ from headwater.core.errors import (
 )
 from headwater.store import MemoryBackend, Register, Store, open_store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
+from tests.buffer.native.watched import Watched
 from tests.store.scripted import LOST, Scripted, after, fails, lands_then, virtual
 
 KEY = "streams/orders/stream.json"
@@ -548,3 +549,16 @@ async def _agree(simulation: Simulation) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_under_faults_all_who_are_told_of_a_stream_share_a_whole_one(seed: int) -> None:
     simulate(_agree, seed=seed)
+
+
+@virtual
+async def test_a_slow_creator_takes_back_no_partition_that_is_ready() -> None:
+    inner = MemoryBackend(versions_by_content=True)
+    store, backend = Store(inner), Watched(inner)
+    meanwhile = after(lambda: alter_stream(store, "orders", partitions=4))
+    backend.on("put_if_unchanged", "stream.json", meanwhile)
+    await create_stream(Store(backend), "orders", partitions=2)
+    config = (await open_stream(store, "orders")).config
+    assert (config.partitions, config.partitions_ready) == (4, 4)
+    # Nor does it make them again: one that is gone by then is a loss to be noticed.
+    assert not [key for _, key in backend.calls if "orders/3/" in key]

@@ -96,9 +96,15 @@ def _known(key: str, value: Any) -> Known | None:
         return None
     fields = set(value)
     for known in _KINDS:
-        if set(known.value.__struct_fields__) <= fields:
+        if _telling(known.value) <= fields:
             return known
     return None
+
+
+def _telling(value: type[Any]) -> set[str]:
+    """The fields that are always written; all of them where each may be left out."""
+    fields = msgspec.structs.fields(value)
+    return {one.name for one in fields if one.required} or {one.name for one in fields}
 
 
 def _check_shard(report: Report, key: str, shard: Shard) -> None:
@@ -202,8 +208,11 @@ def _stream(report: Report, config: StreamConfig, _: int) -> None:
 def _position(report: Report, position: Position, _: int) -> None:
     report.facts |= {
         "next_sequence": position.next_sequence,
+        "next_lsn": position.lsn,
         "committed_ms": position.committed_ms,
     }
+    if position.behind:
+        report.notes.append("the group took the queue over, and reads what another acknowledged")
 
 
 _BY_NAME: Final = {
