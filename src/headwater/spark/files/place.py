@@ -7,14 +7,13 @@ stay with whoever opens it, and no credential is among them.
 
 from __future__ import annotations
 
-import functools
-import os
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from headwater.core.errors import Refused
-from headwater.store import Store, open_store
+from headwater.spark.stores import store_at
+from headwater.store import Store
 from headwater.store.address import parse_address
 
 _SAME: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
@@ -60,10 +59,4 @@ class Place:
 
     def store(self) -> Store:
         """The store, opened once in each process."""
-        return _opened(self.url, os.getpid())
-
-
-@functools.cache
-def _opened(url: str, process: int) -> Store:
-    # By process: a worker that was forked must not go on with its parent's connections.
-    return open_store(url)
+        return store_at(self.url)
