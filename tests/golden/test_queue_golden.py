@@ -71,10 +71,10 @@ REGISTERS: dict[str, Any] = {
     "queue.2": Queue(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS),
     "end.1": End(42, 1000, 123_456_789_012),
     "consumer.1": Consumer(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
-    "producers.1": Shard(
+    "producers.2": Shard(
         {
             "größe": Producer("b" * 32, 42, AT_MS, MARK),
-            "p": Producer("a" * 32, 41, AT_MS),
+            "p": Producer("a" * 32, 41, AT_MS, silent_since_ms=AT_MS + 9),
             "silent": Producer("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
         },
         17,
@@ -138,6 +138,21 @@ def test_floors_that_name_no_time_are_read_as_they_always_were() -> None:
         return (await Register(store, "queue", Queue).read()).value
 
     assert asyncio.run(read()) == Queue(QUEUE, 42, 1000, 123_456_789_012, BATCH, 0)
+
+
+def test_producers_whose_silence_nobody_noted_are_read_as_they_always_were() -> None:
+    async def read() -> Shard:
+        store = Store(MemoryBackend())
+        await store.put("producers", (HERE / "producers.1.json").read_bytes())
+        return (await Register(store, "producers", Shard).read()).value
+
+    found = asyncio.run(read())
+    assert found.dropped == 17
+    assert found.producers == {
+        "größe": Producer("b" * 32, 42, AT_MS, MARK),
+        "p": Producer("a" * 32, 41, AT_MS),
+        "silent": Producer("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
+    }
 
 
 def test_what_the_collector_noted_is_read_as_it_always_was() -> None:
