@@ -9,6 +9,8 @@ from typing import Any, Final
 from bench._report import table
 
 CORES: Final = os.cpu_count() or 1
+LOAD_BEFORE: Final = os.getloadavg()[0]
+"""How many processes wanted to run before the program began: later its own work counts, too."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Goal:
     unit: str = ""
     timed: bool = False
     """Whether it is of real time, which a machine with other work shares out as it likes."""
-    load: float = field(default_factory=lambda: os.getloadavg()[0])
-    """How many processes wanted to run, on average over the minute before it was measured."""
+    load: float = LOAD_BEFORE
+    """How many others wanted to run, on average."""
 
     @property
     def is_met(self) -> bool:
