@@ -124,6 +124,8 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
             raise self._ending.error()
         if self._running is None:
             self._running = runtime.spawn(self._run(), name="headwater-coordinator")
+            # Not at the end of the task: one that is cancelled before its first step has no end.
+            self._running.add_done_callback(lambda _: self._conclude())
 
     async def stop(self) -> None:
         """Apply and flush what is queued in channels that are not paused, and end.
@@ -135,7 +137,8 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         if asyncio.current_task() in self._loops:
             raise Refused("a flusher cannot stop its own coordinator, which waits for it: raise")
         if self._running is None:
-            self._end(Ending())
+            if self._ending is None:
+                self._end(Ending())
             return
         for channel in self._channels:
             channel.end(self._ending or Ending())
@@ -144,6 +147,7 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         self._flushing.give_up_in(self._config.stop_grace_s)
         # A cancelled stop goes on: `wait` leaves what it waits for alone.
         await asyncio.wait((self._running,))
+        self._conclude()
         if self._ending is not None and self._ending.cause is not None:
             raise self._ending.error()
 
@@ -182,16 +186,17 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
                 self._flushing.stop()
                 await asyncio.wait((flushing,))
         finally:
-            try:
-                # Both, also if one tells why: a flush must not go on after the end.
-                await _stopped(writing, flushing)
-            finally:
-                # Also if this is cancelled once more while it waits: nobody else would tell.
-                self._writer.close()
-                self._end(Ending(_cause(writing, flushing)))
+            # Both, also if one tells why: a flush must not go on after the end.
+            await _stopped(writing, flushing)
+
+    def _conclude(self) -> None:
+        """Tell everybody how it ended; once."""
+        if self._ending is None:
+            self._writer.close()
+            self._end(Ending(_cause(self._loops)))
 
     def _end(self, ending: Ending) -> None:
-        self._ending = self._ending or ending
+        self._ending = ending
         for channel in self._channels:
             channel.end(ending)
             for command in channel.drop():
@@ -212,14 +217,14 @@ async def _stopped(*tasks: asyncio.Task[Any]) -> None:
         await asyncio.wait(running)
 
 
-def _cause(*tasks: asyncio.Task[Any]) -> BaseException | None:
-    """What tasks failed with; None if all of them came to their end.
+def _cause(loops: tuple[asyncio.Task[None], ...]) -> BaseException | None:
+    """What they failed with; None if all of them came to their end.
 
-    One that was cancelled, or still runs, did not: what it had in hand was not written.
+    One that was cancelled, never began or still runs did not: what it had was not written.
     """
-    if all(_is_through(task) for task in tasks):
+    if loops and all(_is_through(task) for task in loops):
         return None
-    for task in tasks:
+    for task in loops:
         if task.done() and not task.cancelled() and task.exception() is not None:
             return task.exception()
     return Interrupted("it was cancelled before everything was written")
