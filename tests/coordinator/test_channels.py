@@ -18,6 +18,7 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from tests.coordinator.given import (
     Context,
+    Coordinator,
     Gate,
     KeyDelta,
     KeyFlusher,
@@ -107,6 +108,27 @@ async def test_nor_does_one_who_would_wait() -> None:
     assert await (await big).epoch() == 2
     assert await (await small).epoch() == 3
     await c.stop()
+
+
+@virtual
+async def test_nor_does_a_delta_that_writes_while_it_is_written_to() -> None:
+    class Echoing(KeyDelta):
+        def apply(self, write: Put) -> int:
+            if write.key == "a":
+                with pytest.raises(Backpressure):
+                    c.handle("in").try_write(Put("echo", 1))
+            return super().apply(write)
+
+    flusher = KeyFlusher()
+    channels = [ChannelConfig("in", capacity=1)]
+    c: Coordinator = WriteCoordinator(quiet(), channels, Context(), {}, flusher, delta=Echoing)
+    c.handle("in").try_write(Put("a", 1))
+    in_line = asyncio.ensure_future(c.handle("in").write(Put("in line", 1)))
+    await runtime.sleep(0.01)
+    c.start()
+    assert await (await in_line).epoch() == 2
+    await c.stop()
+    assert flusher.kept.keys() == {"a", "in line"}
 
 
 @virtual

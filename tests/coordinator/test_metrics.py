@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,9 @@ async def test_queues_are_counted_as_they_are_while_the_writer_waits() -> None:
         depths.append(c.metrics.queue_depth["default"])
     assert depths == [1, 2, 3]
     assert c.metrics.delta_bytes == 10
-    in_line = [asyncio.ensure_future(handle.write(Put(f"w{number}", 1))) for number in range(2)]
+    in_line: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(handle.write(Put(f"w{number}", 1))) for number in range(2)
+    ]
     in_line.append(asyncio.ensure_future(handle.flush()))
     await runtime.sleep(1)
     assert c.metrics.writers_waiting == {"default": 3}
