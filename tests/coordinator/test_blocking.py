@@ -89,7 +89,20 @@ def test_a_handle_reads_and_follows_as_the_coordinator_does() -> None:
             monitor.wait(epoch, timeout_s=0)  # handed out, and not come back for the next one
         with pytest.raises(TimeoutError):
             subscriber.recv(timeout_s=0)
-        monitor.wait(epoch, timeout_s=60)
+        monitor.wait(epoch, timeout_s=0)
+
+
+def test_a_call_that_is_given_no_time_still_finds_what_is_there() -> None:
+    with blocking(KeyFlusher(), "a") as c:
+        subscriber, _ = c.subscribe()
+        for number in range(5):
+            write = c.handle("a").write(Put(f"k{number}", 1))
+            c.handle("a").flush(durable=True, timeout_s=0).wait(Durability.DURABLE)
+            assert write.wait(Durability.DURABLE, timeout_s=0) == number + 1
+            assert write.epoch(timeout_s=0) == number + 1
+            assert write.result(timeout_s=0) == number
+            assert len(subscriber.recv(timeout_s=0).frozen) == 1
+            assert subscriber.recv(timeout_s=0).written == number + 1
 
 
 def test_what_was_given_up_on_has_changed_nothing() -> None:

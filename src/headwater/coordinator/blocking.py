@@ -5,7 +5,9 @@ It runs on the process's shared portal. A delta and a flusher are called there, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -39,17 +41,17 @@ class BlockingWrite(Generic[R]):
 
     def epoch(self, *, timeout_s: float | None = None) -> int:
         """The write epoch, once it was applied."""
-        return portal.shared().call(self._handle.epoch(), timeout_s=timeout_s)
+        return _waited(timeout_s, self._handle.epoch)
 
     def result(self, *, timeout_s: float | None = None) -> R:
         """What the delta answered."""
-        return portal.shared().call(self._handle.result(), timeout_s=timeout_s)
+        return _waited(timeout_s, self._handle.result)
 
     def wait(
         self, durability: Durability = Durability.WRITTEN, *, timeout_s: float | None = None
     ) -> int:
         """Wait until the write has come so far; `TimeoutError` if that takes too long."""
-        return portal.shared().call(self._handle.wait(durability), timeout_s=timeout_s)
+        return _waited(timeout_s, self._handle.wait, durability)
 
 
 class BlockingHandle(Generic[W, R, D, V, S]):
@@ -77,8 +79,8 @@ class BlockingHandle(Generic[W, R, D, V, S]):
         self, *, durable: bool = False, timeout_s: float | None = None
     ) -> BlockingWrite[None]:
         """Flush everything before this."""
-        flushing = self._handle.flush(durable=durable)
-        return BlockingWrite(portal.shared().call(flushing, timeout_s=timeout_s))
+        flush = functools.partial(self._handle.flush, durable=durable)
+        return BlockingWrite(_waited(timeout_s, flush))
 
     def view(self) -> View[D, V, S]:
         """What can be read at this moment."""
@@ -125,7 +127,7 @@ class BlockingSubscriber(Generic[D, V, S]):
 
     def recv(self, *, timeout_s: float | None = None) -> View[D, V, S]:
         """The next view; after a `TimeoutError` it is still to come."""
-        return portal.shared().call(self._subscriber.recv(), timeout_s=timeout_s)
+        return _waited(timeout_s, self._subscriber.recv)
 
     def close(self) -> None:
         """Come for no more views."""
@@ -149,7 +151,7 @@ class BlockingMonitor:
         timeout_s: float | None = None,
     ) -> None:
         """Wait until the subscriber has taken in a view that shows this write."""
-        portal.shared().call(self._monitor.wait(epoch, durability), timeout_s=timeout_s)
+        _waited(timeout_s, self._monitor.wait, epoch, durability)
 
 
 class BlockingCoordinator(Generic[W, R, D, V, S]):
@@ -211,7 +213,7 @@ class BlockingCoordinator(Generic[W, R, D, V, S]):
 
         After a `TimeoutError` it goes on: called again, it waits for the same end.
         """
-        portal.shared().call(self._coordinator.stop(), timeout_s=timeout_s)
+        _waited(timeout_s, self._coordinator.stop)
 
     def view(self) -> View[D, V, S]:
         """What can be read at this moment."""
@@ -231,6 +233,24 @@ def _subscribed(
 ) -> tuple[BlockingSubscriber[D, V, S], BlockingMonitor]:
     subscriber, monitor = portal.shared().call(_called(subscribe))
     return BlockingSubscriber(subscriber), BlockingMonitor(monitor)
+
+
+def _waited(
+    timeout_s: float | None, wait: Callable[..., Coroutine[Any, Any, T]], *arguments: Any
+) -> T:
+    """What a call comes to, made on the portal's thread; `TimeoutError` if that takes too long.
+
+    The time is kept over there: a call that is given none is still tried, and finds what is there.
+    """
+
+    async def within() -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await wait(*arguments)
+        except TimeoutError:
+            raise TimeoutError(f"no result within {timeout_s} s") from None
+
+    return portal.shared().call(within())
 
 
 async def _called(function: Any, *arguments: Any) -> Any:
