@@ -7,10 +7,25 @@ from typing import Any
 
 import pytest
 
-from headwater.coordinator import Backpressure, ChannelConfig, Durability, Shutdown
+from headwater.coordinator import (
+    Backpressure,
+    ChannelConfig,
+    Durability,
+    Shutdown,
+    WriteCoordinator,
+)
 from headwater.core import runtime
 from headwater.core.errors import Refused
-from tests.coordinator.given import Gate, KeyFlusher, Put, coordinator
+from tests.coordinator.given import (
+    Context,
+    Coordinator,
+    Gate,
+    KeyDelta,
+    KeyFlusher,
+    Put,
+    coordinator,
+    quiet,
+)
 from tests.store.scripted import virtual
 
 APPLIED, WRITTEN = Durability.APPLIED, Durability.WRITTEN
@@ -77,6 +92,43 @@ async def test_nobody_who_comes_later_passes_those_in_line() -> None:
     c.start()
     assert await (await big).epoch() == 2
     await c.stop()
+
+
+@virtual
+async def test_nor_does_one_who_would_wait() -> None:
+    c = coordinator(KeyFlusher(), by_size("in", 100))
+    handle = c.handle("in")
+    handle.try_write(Put("a", 1, size=60))
+    big = asyncio.ensure_future(handle.write(Put("big", 1, size=100)))
+    await runtime.sleep(0.01)
+    small = asyncio.ensure_future(handle.write(Put("small", 1, size=1)))
+    await runtime.sleep(0.01)
+    assert not small.done()
+    c.start()
+    assert await (await big).epoch() == 2
+    assert await (await small).epoch() == 3
+    await c.stop()
+
+
+@virtual
+async def test_nor_does_a_delta_that_writes_while_it_is_written_to() -> None:
+    class Echoing(KeyDelta):
+        def apply(self, write: Put) -> int:
+            if write.key == "a":
+                with pytest.raises(Backpressure):
+                    c.handle("in").try_write(Put("echo", 1))
+            return super().apply(write)
+
+    flusher = KeyFlusher()
+    channels = [ChannelConfig("in", capacity=1)]
+    c: Coordinator = WriteCoordinator(quiet(), channels, Context(), {}, flusher, delta=Echoing)
+    c.handle("in").try_write(Put("a", 1))
+    in_line = asyncio.ensure_future(c.handle("in").write(Put("in line", 1)))
+    await runtime.sleep(0.01)
+    c.start()
+    assert await (await in_line).epoch() == 2
+    await c.stop()
+    assert flusher.kept.keys() == {"a", "in line"}
 
 
 @virtual
@@ -268,6 +320,12 @@ async def test_names_are_checked() -> None:
         coordinator(KeyFlusher(), "a", "a")
     with pytest.raises(Refused, match="there are 'a'"):
         coordinator(KeyFlusher(), "a").handle("b")
+    with pytest.raises(Refused, match="no channels"):
+        WriteCoordinator(quiet(), [], Context(), {}, KeyFlusher(), delta=KeyDelta)
+    with pytest.raises(Refused, match="list of names"):
+        WriteCoordinator(quiet(), "in", Context(), {}, KeyFlusher(), delta=KeyDelta)
+    with pytest.raises(Refused, match="whole number"):
+        coordinator(KeyFlusher(), queue_capacity=1.5)
     with pytest.raises(Refused, match="flush_interval_s"):
         coordinator(KeyFlusher(), flush_interval_s=0)
     with pytest.raises(Refused, match="capacity_bytes"):

@@ -39,11 +39,10 @@ def oldest_first(self: ViewBoard[Any, Any, Any], frozen: Any, current: Any) -> N
     self._publish(self.view._replace(current=current, frozen=(*self.view.frozen, frozen)))
 
 
-def reuses_epochs(self: Writer, handle: WriteHandle[Any]) -> None:
+def reuses_epochs(self: Writer, handle: WriteHandle[Any], epoch: int, error: Exception) -> None:
     """Gives the epoch of a write that was refused to the next one."""
-    before = self._metrics.writes_refused
-    _apply(self, handle)
-    if self._metrics.writes_refused > before and self._epoch - 1 > self._delta_start:
+    _refuse(self, handle, epoch, error)
+    if epoch > self._delta_start:
         self._epoch -= 1
 
 
@@ -60,12 +59,12 @@ async def drops_what_fails(self: Flushing) -> None:
         self._events.clear()
 
 
-_apply, _run = Writer._apply, Flushing.run
+_refuse, _run = Writer._refuse, Flushing.run
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "watermark-before-view": (Flushing, "_flush", watermark_first),
     "frozen-order-reversed": (ViewBoard, "freeze", oldest_first),
-    "epoch-reused": (Writer, "_apply", reuses_epochs),
+    "epoch-reused": (Writer, "_refuse", reuses_epochs),
     "failure-told-as-a-stop": (Ending, "__init__", forgets_the_cause),
     "drain-error-swallowed": (Flushing, "run", drops_what_fails),
 }

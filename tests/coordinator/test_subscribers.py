@@ -139,6 +139,18 @@ async def test_who_waits_for_a_subscriber_that_is_gone_is_told() -> None:
 
 
 @virtual
+async def test_a_closed_subscriber_is_kept_no_views() -> None:
+    async with coordinator(KeyFlusher()) as c:
+        subscriber, _ = c.subscribe()
+        await written(c, "before")
+        subscriber.close()
+        await written(c, "after")
+        assert repr(subscriber).startswith("<subscriber with 0 views to come")
+        with pytest.raises(MessageLost, match="closed"):
+            await subscriber.recv()
+
+
+@virtual
 async def test_views_do_not_tell_of_durable() -> None:
     async with coordinator(KeyFlusher()) as c:
         _, monitor = c.subscribe()

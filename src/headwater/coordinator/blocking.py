@@ -5,14 +5,16 @@ It runs on the process's shared portal. A delta and a flusher are called there, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from headwater.coordinator.config import ChannelConfig, CoordinatorConfig
 from headwater.coordinator.coordinator import WriteCoordinator
 from headwater.coordinator.delta import DeltaFactory, Durability, Flusher
-from headwater.coordinator.handle import ChannelHandle, WriteHandle
+from headwater.coordinator.handle import ChannelHandle, PauseHandle, WriteHandle
 from headwater.coordinator.metrics import CoordinatorMetrics
 from headwater.coordinator.subscriber import ViewMonitor, ViewSubscriber
 from headwater.coordinator.view import View
@@ -34,26 +36,32 @@ class BlockingWrite(Generic[R]):
     def __init__(self, handle: WriteHandle[R]) -> None:
         self._handle = handle
 
-    def epoch(self) -> int:
-        """The write epoch, once it was applied."""
-        return portal.shared().call(self._handle.epoch())
+    def __repr__(self) -> str:
+        return repr(self._handle)
 
-    def result(self) -> R:
+    def epoch(self, *, timeout_s: float | None = None) -> int:
+        """The write epoch, once it was applied."""
+        return _waited(timeout_s, self._handle.epoch)
+
+    def result(self, *, timeout_s: float | None = None) -> R:
         """What the delta answered."""
-        return portal.shared().call(self._handle.result())
+        return _waited(timeout_s, self._handle.result)
 
     def wait(
         self, durability: Durability = Durability.WRITTEN, *, timeout_s: float | None = None
     ) -> int:
         """Wait until the write has come so far; `TimeoutError` if that takes too long."""
-        return portal.shared().call(self._handle.wait(durability), timeout_s=timeout_s)
+        return _waited(timeout_s, self._handle.wait, durability)
 
 
-class BlockingHandle(Generic[W, R]):
+class BlockingHandle(Generic[W, R, D, V, S]):
     """A way into one channel."""
 
-    def __init__(self, handle: ChannelHandle[W, R, Any, Any, Any]) -> None:
+    def __init__(self, handle: ChannelHandle[W, R, D, V, S]) -> None:
         self._handle = handle
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
 
     def try_write(self, write: W) -> BlockingWrite[R]:
         """Put a write in, now, or raise `Backpressure`."""
@@ -64,12 +72,43 @@ class BlockingHandle(Generic[W, R]):
         return BlockingWrite(portal.shared().call(self._handle.write(write)))
 
     def write_timeout(self, write: W, timeout_s: float) -> BlockingWrite[R]:
-        """Put a write in if there is room in time."""
+        """Put a write in if there is room in time; `WriteTimeout` if there is none."""
         return BlockingWrite(portal.shared().call(self._handle.write_timeout(write, timeout_s)))
 
-    def flush(self, *, durable: bool = False) -> BlockingWrite[None]:
+    def flush(
+        self, *, durable: bool = False, timeout_s: float | None = None
+    ) -> BlockingWrite[None]:
         """Flush everything before this."""
-        return BlockingWrite(portal.shared().call(self._handle.flush(durable=durable)))
+        flush = functools.partial(self._handle.flush, durable=durable)
+        return BlockingWrite(_waited(timeout_s, flush))
+
+    def view(self) -> View[D, V, S]:
+        """What can be read at this moment."""
+        return self._handle.view()
+
+    def subscribe(self) -> tuple[BlockingSubscriber[D, V, S], BlockingMonitor]:
+        """Follow the views from this moment on."""
+        return _subscribed(self._handle.subscribe)
+
+
+class BlockingPause:
+    """Holds a channel: what is put in waits there, and fills it."""
+
+    def __init__(self, handle: PauseHandle) -> None:
+        self._handle = handle
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is taken from the channel."""
+        return self._handle.is_paused
+
+    def pause(self) -> None:
+        """Take nothing more from the channel; other channels go on."""
+        portal.shared().call(_called(self._handle.pause))
+
+    def unpause(self) -> None:
+        """Go on."""
+        portal.shared().call(_called(self._handle.unpause))
 
 
 class BlockingSubscriber(Generic[D, V, S]):
@@ -78,6 +117,9 @@ class BlockingSubscriber(Generic[D, V, S]):
     def __init__(self, subscriber: ViewSubscriber[D, V, S]) -> None:
         self._subscriber = subscriber
 
+    def __repr__(self) -> str:
+        return repr(self._subscriber)
+
     def initialize(self) -> View[D, V, S]:
         """The view at the moment of subscribing."""
         initial: View[D, V, S] = portal.shared().call(_called(self._subscriber.initialize))
@@ -85,7 +127,7 @@ class BlockingSubscriber(Generic[D, V, S]):
 
     def recv(self, *, timeout_s: float | None = None) -> View[D, V, S]:
         """The next view; after a `TimeoutError` it is still to come."""
-        return portal.shared().call(self._subscriber.recv(), timeout_s=timeout_s)
+        return _waited(timeout_s, self._subscriber.recv)
 
     def close(self) -> None:
         """Come for no more views."""
@@ -98,6 +140,9 @@ class BlockingMonitor:
     def __init__(self, monitor: ViewMonitor) -> None:
         self._monitor = monitor
 
+    def __repr__(self) -> str:
+        return repr(self._monitor)
+
     def wait(
         self,
         epoch: int,
@@ -106,7 +151,7 @@ class BlockingMonitor:
         timeout_s: float | None = None,
     ) -> None:
         """Wait until the subscriber has taken in a view that shows this write."""
-        portal.shared().call(self._monitor.wait(epoch, durability), timeout_s=timeout_s)
+        _waited(timeout_s, self._monitor.wait, epoch, durability)
 
 
 class BlockingCoordinator(Generic[W, R, D, V, S]):
@@ -143,30 +188,32 @@ class BlockingCoordinator(Generic[W, R, D, V, S]):
                 raise
             error.add_note(f"stopping the coordinator failed as well: {stopping}")
 
+    def __repr__(self) -> str:
+        return repr(self._coordinator)
+
     @property
     def metrics(self) -> CoordinatorMetrics:
         """What it did."""
         return self._coordinator.metrics
 
-    def handle(self, name: str) -> BlockingHandle[W, R]:
+    def handle(self, name: str) -> BlockingHandle[W, R, D, V, S]:
         """A way into a channel."""
         return BlockingHandle(self._coordinator.handle(name))
 
-    def pause(self, name: str) -> None:
-        """Take nothing more from a channel."""
-        portal.shared().call(_called(self._coordinator.pause_handle(name).pause))
-
-    def unpause(self, name: str) -> None:
-        """Go on with a channel."""
-        portal.shared().call(_called(self._coordinator.pause_handle(name).unpause))
+    def pause_handle(self, name: str) -> BlockingPause:
+        """What holds a channel and lets it go on."""
+        return BlockingPause(self._coordinator.pause_handle(name))
 
     def start(self) -> None:
         """Begin to take writes from the channels."""
         portal.shared().call(_called(self._coordinator.start))
 
-    def stop(self) -> None:
-        """Apply and flush what is queued, and end; raises what kept it from that."""
-        portal.shared().call(self._coordinator.stop())
+    def stop(self, *, timeout_s: float | None = None) -> None:
+        """Apply and flush what is queued, and end; raises what kept it from that.
+
+        After a `TimeoutError` it goes on: called again, it waits for the same end.
+        """
+        _waited(timeout_s, self._coordinator.stop)
 
     def view(self) -> View[D, V, S]:
         """What can be read at this moment."""
@@ -174,12 +221,36 @@ class BlockingCoordinator(Generic[W, R, D, V, S]):
 
     def subscribe(self) -> tuple[BlockingSubscriber[D, V, S], BlockingMonitor]:
         """Follow the views from this moment on."""
-        subscriber, monitor = portal.shared().call(_called(self._coordinator.subscribe))
-        return BlockingSubscriber(subscriber), BlockingMonitor(monitor)
+        return _subscribed(self._coordinator.subscribe)
 
     def durable_through(self, epoch: int) -> None:
         """Say that writes through this epoch are durable, whoever made them so."""
         portal.shared().call(_called(self._coordinator.durable_through, epoch))
+
+
+def _subscribed(
+    subscribe: Callable[[], tuple[ViewSubscriber[D, V, S], ViewMonitor]],
+) -> tuple[BlockingSubscriber[D, V, S], BlockingMonitor]:
+    subscriber, monitor = portal.shared().call(_called(subscribe))
+    return BlockingSubscriber(subscriber), BlockingMonitor(monitor)
+
+
+def _waited(
+    timeout_s: float | None, wait: Callable[..., Coroutine[Any, Any, T]], *arguments: Any
+) -> T:
+    """What a call comes to, made on the portal's thread; `TimeoutError` if that takes too long.
+
+    The time is kept over there: a call that is given none is still tried, and finds what is there.
+    """
+
+    async def within() -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await wait(*arguments)
+        except TimeoutError:
+            raise TimeoutError(f"no result within {timeout_s} s") from None
+
+    return portal.shared().call(within())
 
 
 async def _called(function: Any, *arguments: Any) -> Any:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from headwater.coordinator.config import ChannelConfig
 from headwater.coordinator.ending import Ending
-from headwater.coordinator.errors import Backpressure
 from headwater.core.errors import Refused
 
 
@@ -31,11 +30,11 @@ class Channel:
     def __init__(self, config: ChannelConfig, capacity: int, wake: Callable[[], None]) -> None:
         self.name = config.name
         self.is_paused = False
+        self.counts_bytes = config.capacity_bytes is not None
         self.commands: deque[Any] = deque()
         self._sizes: deque[int] = deque()
         self._size_bytes = 0
         self._config = config
-        self._counts_bytes = config.capacity_bytes is not None
         self._capacity = config.capacity or capacity
         self._line: deque[Waiter] = deque()
         self._held = 0
@@ -46,32 +45,37 @@ class Channel:
         paused = ", paused" if self.is_paused else ""
         return f"<channel {self.name!r}: {len(self.commands):,} waiting{paused}>"
 
-    def put_nowait(self, command: Any, write: Any) -> None:
-        """Put a command in; `Backpressure` if there is no room, or others wait for it."""
+    def offer(self, command: Any, write: Any) -> bool:
+        """Put a command in if there is room and nobody waits for it; whether it went in."""
         if self._ending is not None:
             raise self._ending.error(write)
-        size_bytes = self._size_of(write)
-        if self._line or not self._has_room(size_bytes):
-            raise Backpressure(
-                f"channel {self.name!r} is full ({len(self.commands):,} waiting): try again later",
-                write=write,
-            )
-        self._admit(command, size_bytes)
+        commands = self.commands
+        if self.counts_bytes:
+            size_bytes = self._size_of(write)
+            if self._line or not self._has_room(size_bytes):
+                return False
+            self._sizes.append(size_bytes)
+            self._size_bytes += size_bytes
+        elif self._line or len(commands) + self._held >= self._capacity:
+            return False
+        commands.append(command)
+        if len(commands) == 1:
+            self._wake()  # with more in it the writer is at work, or the channel is paused
+        return True
 
     async def put(self, command: Any, write: Any) -> None:
-        """Put a command in once there is room."""
+        """Put a command in once those who came before have found room, and there is more."""
         if self._ending is not None:
             raise self._ending.error(write)
         size_bytes = self._size_of(write)
-        if self._line or not self._has_room(size_bytes):
-            await self._stand_in_line(size_bytes)
-            if self._ending is not None:
-                raise self._ending.error(write)
+        await self._stand_in_line(size_bytes)
+        if self._ending is not None:
+            raise self._ending.error(write)
         self._admit(command, size_bytes)
 
     def _size_of(self, write: Any) -> int:
         """Bytes that a write counts for; a flush, which is none, counts for nothing."""
-        if not self._counts_bytes or write is None:
+        if not self.counts_bytes or write is None:
             return 0
         size_bytes: object = self._config.size_of(write)
         if not isinstance(size_bytes, int) or size_bytes < 0:
@@ -81,9 +85,14 @@ class Channel:
             )
         return size_bytes
 
+    @property
+    def writers_waiting(self) -> int:
+        """Calls that wait for room."""
+        return sum(not waiter.admitted.done() for waiter in self._line)
+
     def pop(self) -> Any:
         """The next command; there must be one."""
-        if self._counts_bytes:
+        if self.counts_bytes:
             self._size_bytes -= self._sizes.popleft()
         return self.commands.popleft()
 
@@ -145,7 +154,7 @@ class Channel:
 
     def _admit(self, command: Any, size_bytes: int) -> None:
         self.commands.append(command)
-        if self._counts_bytes:
+        if self.counts_bytes:
             self._sizes.append(size_bytes)
             self._size_bytes += size_bytes
         self._wake()

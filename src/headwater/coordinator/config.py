@@ -26,6 +26,9 @@ class CoordinatorConfig:
     """How long `stop` goes on trying a flush whose error may pass."""
 
     def __post_init__(self) -> None:
+        for name in ("queue_capacity", "max_frozen"):
+            if not isinstance(getattr(self, name), int):
+                raise Refused(f"{name} is {getattr(self, name)!r}: it must be a whole number")
         for name in ("queue_capacity", "flush_interval_s", "flush_size_bytes", "max_frozen"):
             if not getattr(self, name) > 0:
                 raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")

@@ -59,21 +59,34 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         delta: DeltaFactory[C, W, R, D, F, V],
     ) -> None:
         """`context` begins the first delta, `snapshot` is what was kept before."""
+        if isinstance(channels, str):
+            raise Refused(f"channels is {channels!r}: give a list of names, also for one channel")
         first = delta(context)
         self._config = config
         self._watermarks = Watermarks()
-        self.metrics = CoordinatorMetrics(self._watermarks)
+        self._channels: list[Channel] = []
+        self.metrics = CoordinatorMetrics(self._watermarks, self._channels)
         self._board: ViewBoard[D, V, S] = ViewBoard(View(first.reader(), (), snapshot, None))
         self._flushing = Flushing(config, flusher, self._watermarks, self._board, self.metrics)
         self._writer = Writer(
-            config, first, delta, self._watermarks, self._board, self._flushing, self.metrics
+            config,
+            self._channels,
+            first,
+            delta,
+            self._watermarks,
+            self._board,
+            self._flushing,
+            self.metrics,
         )
         for given in channels:
             named = ChannelConfig(given) if isinstance(given, str) else given
-            if any(one.name == named.name for one in self._writer.channels):
+            if any(one.name == named.name for one in self._channels):
                 raise Refused(f"there are two channels of the name {named.name!r}")
-            self._writer.channels.append(Channel(named, config.queue_capacity, self._writer.wake))
+            self._channels.append(Channel(named, config.queue_capacity, self._writer.wake))
+        if not self._channels:
+            raise Refused("there are no channels: name at least one, or nothing can be written")
         self._running: asyncio.Task[None] | None = None
+        self._loops: tuple[asyncio.Task[None], ...] = ()
         self._ending: Ending | None = None
 
     async def __aenter__(self) -> WriteCoordinator[W, R, D, V, S]:
@@ -94,7 +107,7 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
             error.add_note(f"stopping the coordinator failed as well: {stopping}")
 
     def __repr__(self) -> str:
-        names = ", ".join(one.name for one in self._writer.channels)
+        names = ", ".join(one.name for one in self._channels)
         return f"<write coordinator of {names}: {self._watermarks}>"
 
     def handle(self, name: str) -> ChannelHandle[W, R, D, V, S]:
@@ -111,6 +124,8 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
             raise self._ending.error()
         if self._running is None:
             self._running = runtime.spawn(self._run(), name="headwater-coordinator")
+            # Not at the end of the task: one that is cancelled before its first step has no end.
+            self._running.add_done_callback(lambda _: self._conclude())
 
     async def stop(self) -> None:
         """Apply and flush what is queued in channels that are not paused, and end.
@@ -119,16 +134,20 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         never started, come back to their handles with `Shutdown`. Raises what kept anything from
         being flushed. Cancelled, it goes on; called again, it waits for the same end.
         """
+        if asyncio.current_task() in self._loops:
+            raise Refused("a flusher cannot stop its own coordinator, which waits for it: raise")
         if self._running is None:
-            self._end(Ending())
+            if self._ending is None:
+                self._end(Ending())
             return
-        for channel in self._writer.channels:
+        for channel in self._channels:
             channel.end(self._ending or Ending())
         self._writer.stop()
         # At once, not when the writer is done: it may wait for a flush that is tried again.
         self._flushing.give_up_in(self._config.stop_grace_s)
         # A cancelled stop goes on: `wait` leaves what it waits for alone.
         await asyncio.wait((self._running,))
+        self._conclude()
         if self._ending is not None and self._ending.cause is not None:
             raise self._ending.error()
 
@@ -150,30 +169,35 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         self._watermarks.make_durable(epoch)
 
     def _channel(self, name: str) -> Channel:
-        for channel in self._writer.channels:
+        for channel in self._channels:
             if channel.name == name:
                 return channel
-        known = ", ".join(repr(one.name) for one in self._writer.channels)
+        known = ", ".join(repr(one.name) for one in self._channels)
         raise Refused(f"no channel {name!r}; there are {known}")
 
     async def _run(self) -> None:
         """Both loops, until a stop has emptied them or one of them fails."""
         writing = runtime.spawn(self._writer.run(), name="headwater-coordinator-writer")
         flushing = runtime.spawn(self._flushing.run(), name="headwater-coordinator-flushes")
+        self._loops = (writing, flushing)
         try:
-            await asyncio.wait((writing, flushing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._loops, return_when=asyncio.FIRST_COMPLETED)
             if _is_through(writing):
                 self._flushing.stop()
                 await asyncio.wait((flushing,))
         finally:
             # Both, also if one tells why: a flush must not go on after the end.
             await _stopped(writing, flushing)
+
+    def _conclude(self) -> None:
+        """Tell everybody how it ended; once."""
+        if self._ending is None:
             self._writer.close()
-            self._end(Ending(_cause(writing, flushing)))
+            self._end(Ending(_cause(self._loops)))
 
     def _end(self, ending: Ending) -> None:
-        self._ending = self._ending or ending
-        for channel in self._writer.channels:
+        self._ending = ending
+        for channel in self._channels:
             channel.end(ending)
             for command in channel.drop():
                 command.ended(ending)
@@ -193,14 +217,14 @@ async def _stopped(*tasks: asyncio.Task[Any]) -> None:
         await asyncio.wait(running)
 
 
-def _cause(*tasks: asyncio.Task[Any]) -> BaseException | None:
-    """What tasks that are over failed with; None if all of them came to their end.
+def _cause(loops: tuple[asyncio.Task[None], ...]) -> BaseException | None:
+    """What they failed with; None if all of them came to their end.
 
-    One that was cancelled did not: what it had in hand was not written.
+    One that was cancelled, never began or still runs did not: what it had was not written.
     """
-    if all(_is_through(task) for task in tasks):
+    if loops and all(_is_through(task) for task in loops):
         return None
-    for task in tasks:
-        if not task.cancelled() and task.exception() is not None:
+    for task in loops:
+        if task.done() and not task.cancelled() and task.exception() is not None:
             return task.exception()
     return Interrupted("it was cancelled before everything was written")

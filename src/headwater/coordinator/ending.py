@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.coordinator.errors import FlushFailed, Shutdown
+from headwater.coordinator.errors import FlushFailed, Shutdown, words_of
 from headwater.core.errors import HeadwaterError
 
 
@@ -23,7 +23,10 @@ class Ending:
         """An error of one's own for each who is told: a raised one gathers its raiser's frames."""
         if self.cause is None:
             return Shutdown("the write coordinator was stopped", write=write)
-        told = str(self.cause) or type(self.cause).__name__
+        told = words_of(self.cause)
+        if not isinstance(self.cause, HeadwaterError):
+            # The words alone may tell nothing: a KeyError's are its key.
+            told = f"{type(self.cause).__name__}: {told}"
         error = FlushFailed(f"the write coordinator ended, and nothing more is written: {told}")
         error.__cause__ = self.cause
         return error

@@ -19,6 +19,14 @@ from typing import Any
 from headwater.core.errors import HeadwaterError, Refused, Unavailable
 
 
+def words_of(error: BaseException) -> str:
+    """What an error says; its kind, if it says nothing or not even that can be had."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__
+
+
 class Backpressure(Unavailable):
     """The channel is full. `write` is what was refused."""
 
@@ -46,11 +54,7 @@ class ApplyFailed(Refused):
     @classmethod
     def of(cls, epoch: int, error: BaseException) -> ApplyFailed:
         """For what the delta raised."""
-        try:
-            message = str(error)
-        except Exception:
-            message = ""  # not even its message can be had
-        return cls(epoch, message or type(error).__name__)
+        return cls(epoch, words_of(error))
 
 
 class Shutdown(Refused):

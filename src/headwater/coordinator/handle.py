@@ -166,17 +166,17 @@ class ChannelHandle(Generic[W, R, D, V, S]):
     def try_write(self, write: W) -> WriteHandle[R]:
         """Put a write in, now. `Backpressure` if there is no room; its `.write` is the write."""
         handle: WriteHandle[R] = WriteHandle(write, self._watermarks)
-        try:
-            self._channel.put_nowait(handle, write)
-        except Backpressure:
+        if not self._channel.offer(handle, write):
             self._metrics.backpressure["full"] += 1
-            raise
+            raise Backpressure(f"{self._channel!r} is full: try again later", write=write)
         return handle
 
     async def write(self, write: W) -> WriteHandle[R]:
         """Put a write in, once there is room. Cancelled, it has put nothing in."""
         handle: WriteHandle[R] = WriteHandle(write, self._watermarks)
-        await self._channel.put(handle, write)
+        if not self._channel.offer(handle, write):
+            self._metrics.backpressure["waited"] += 1
+            await self._channel.put(handle, write)
         return handle
 
     async def write_timeout(self, write: W, timeout_s: float) -> WriteHandle[R]:
@@ -197,7 +197,10 @@ class ChannelHandle(Generic[W, R, D, V, S]):
         With `durable` the flusher's `flush_storage` runs as well, also with nothing to flush.
         """
         handle: WriteHandle[None] = WriteHandle(None, self._watermarks)
-        await self._channel.put(FlushCommand(handle, durable), None)
+        command = FlushCommand(handle, durable)
+        if not self._channel.offer(command, None):
+            self._metrics.backpressure["waited"] += 1
+            await self._channel.put(command, None)
         return handle
 
     def view(self) -> View[D, V, S]:

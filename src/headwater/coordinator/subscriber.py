@@ -93,6 +93,7 @@ class ViewSubscriber(Generic[D, V, S]):
         """Come for no more views. Those who wait for this subscriber are told."""
         self._take_in()
         self._board.unsubscribe(self)
+        self._views.clear()
         self.end(Lost("the subscriber was closed"))
 
     def offer(self, view: View[D, V, S]) -> None:
