@@ -19,7 +19,14 @@ import pyarrow as pa
 
 from headwater.buffer.consumer import source
 from headwater.buffer.records import from_values
-from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, Uploader
+from headwater.buffer.transaction import (
+    Appending,
+    Attempt,
+    Committer,
+    HoldLost,
+    TaskUploads,
+    Uploader,
+)
 from headwater.buffer.transaction.record import Application
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
@@ -57,12 +64,16 @@ class Driver:
     async def work(self) -> None:
         """One life: a run of a query, or jobs."""
         run = runtime.new_token().hex()[:8]
+        kept: Appending | None = None
+        if self.kind == "query" and self.world.random.random() < 0.7:
+            application = self._attempt(0, run).application
+            kept = Appending(self.world.stream(), application)
         for _ in range(TRIES_A_LIFE):
             version = self.next_version
             if version >= VERSIONS:
                 return
             token = run if self.kind == "query" else runtime.new_token().hex()[:8]
-            if not await self._try(self._attempt(version, token), version):
+            if not await self._try(self._attempt(version, token), version, kept):
                 if self.kind == "query":
                     return  # a query that fails is run again
                 await runtime.sleep(self.world.random.expovariate(0.2))
@@ -78,7 +89,7 @@ class Driver:
             return Attempt.of_version(self.name, version, token)
         return Attempt.of_job(f"{self.name}-{token}")
 
-    async def _try(self, attempt: Attempt, version: int) -> bool:
+    async def _try(self, attempt: Attempt, version: int, kept: Appending | None) -> bool:
         world, truth = self.world, self.world.truth
         count = version * 3 % 8
         rows = [f"{self.name}.{version}.{number}" for number in range(count)]
@@ -87,7 +98,7 @@ class Driver:
         truth.tried.append(tried)
         messages = [await self._task(attempt, task, placement) for task in placement]
         done = [one for one in messages if one is not None]
-        committer = WatchedCommitter(world.stream(), attempt, timeout_ms=TIMEOUT_MS)
+        committer = WatchedCommitter(world.stream(), attempt, timeout_ms=TIMEOUT_MS, appending=kept)
         committer.watch(world)
         if len(done) == len(messages):
             tried.placed = placed_by(done, placement)

@@ -5,7 +5,8 @@ A commit is four steps, each of which may be the last one that a driver gets to:
 1. read the record. If it has this transaction already, finish its appends, and discard what this
    attempt uploaded: the rows may be placed otherwise, and the first that committed counts. If it
    has an earlier one that is not wholly appended, finish that;
-2. look whether the hold still stands, and open the partitions, to learn the producer sequences;
+2. look whether the hold still stands, and open the partitions, to learn the producer sequences
+   (or know them, where the record is the one that this driver finished last);
 3. change the record, if nothing in it moved since step 1. *That is the commit*;
 4. append, say so in the record, and let go of the hold.
 
@@ -84,11 +85,20 @@ class _Changed(Exception):
 class Committer:
     """Commits and aborts transactions of one application."""
 
-    def __init__(self, stream: Stream, attempt: Attempt, *, timeout_ms: int = TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        attempt: Attempt,
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        appending: Appending | None = None,
+    ) -> None:
+        """`appending`: that of the application's last commit. It stays open after this one."""
         self._stream = stream
         self._attempt = attempt
         self._register = application_register(stream, attempt.application)
-        self._appending = Appending(stream, attempt.application)
+        self._stays_open = appending is not None
+        self._appending = appending or Appending(stream, attempt.application)
         self._holder = Holder(stream, attempt, timeout_ms)
 
     async def commit(self, tasks: Sequence[TaskUploads]) -> Committed:
@@ -111,7 +121,9 @@ class Committer:
         if record.is_of(self._attempt) is False:
             await self._discard(uploads)
         # The hold goes last, once the record says that all of it is appended.
-        await asyncio.gather(self._appending.close(), self._let_go())
+        await asyncio.gather(
+            self._let_go(), *(() if self._stays_open else [self._appending.close()])
+        )
         return Committed(record.version, mine, rows if mine else 0)
 
     async def abort(self, tasks: Sequence[TaskUploads]) -> bool:
@@ -152,7 +164,7 @@ class Committer:
             if found.is_appending:
                 await self._appending.finish(found)
                 continue
-            await self._appending.close()
+            await self._appending.go_on_from(found)
             try:
                 return await self._change(found, tasks, uploads)
             except (_Changed, Fenced):
