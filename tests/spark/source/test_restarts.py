@@ -11,11 +11,12 @@ import pytest
 
 from headwater.buffer.consumer import GroupRegister, Place
 from headwater.buffer.consumer.group import Position
+from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
-from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed
-from tests.spark.source.given import World
+from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed, places
+from tests.spark.source.given import World, wait
 from tests.torture.spark_scenarios import RESTARTS
 
 VALUES = [f"{number:03d}".encode() for number in range(40)]
@@ -97,6 +98,55 @@ def test_latest_means_the_same_moment_after_a_restart(world: World) -> None:
     assert again.values == [b"new"]
 
 
+@pytest.mark.parametrize("written", [1, 2])
+@pytest.mark.parametrize(
+    ("starting", "wanted"),
+    [
+        ("latest", {0: (16, 3), 1: (16, 3), 2: (11, 2)}),
+        (
+            '{"orders": {"0": 7, "1": 12, "2": -1}, "other": {"0": -1, "1": -1}}',
+            {0: (7, 1), 1: (12, 2), 2: (11, 2)},
+        ),
+    ],
+)
+def test_a_beginning_that_was_cut_short_goes_on_as_it_was_resolved(
+    world: World, monkeypatch: pytest.MonkeyPatch, written: int, starting: str, wanted: Any
+) -> None:
+    filled(world, partitions=3)
+    world.stream("other", partitions=2)
+    world.produce([b"1"], "other")
+    options = {"subscribe": "orders,other", "startingOffsets": starting}
+    honest, begun = GroupRegister.begin, itertools.count(1)
+
+    async def begin(self: GroupRegister, *asked: Any, **more: Any) -> Position:
+        if next(begun) > written:
+            raise Killed
+        return await honest(self, *asked, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupRegister, "begin", begin)
+        with pytest.raises(Killed):
+            world.stream_reader(**options).initialOffset()
+    for partition in range(3):
+        world.produce([b"late"], partition=partition)
+    found = world.stream_reader(**options).initialOffset()
+    assert places(found) == wanted
+    assert places(found, "other") == {0: (2, 1), 1: (1, 0)}
+
+
+def test_a_partition_that_came_before_the_first_micro_batch_is_read_from_its_oldest(
+    world: World,
+) -> None:
+    world.stream(partitions=1)
+    world.produce([b"before"])
+    world.stream_reader(startingOffsets="latest").initialOffset()
+    wait(alter_stream(world.store, "orders", partitions=2))
+    world.produce([b"new"], partition=1)
+    checkpoint = Checkpoint()
+    Engine(world.stream_reader(startingOffsets="latest"), checkpoint).run()
+    assert checkpoint.values == [b"new"]
+
+
 def test_an_old_checkpoint_reads_again_what_is_retained(world: World) -> None:
     filled(world)
     checkpoint = Checkpoint()
@@ -126,7 +176,7 @@ def test_two_groups_read_everything_each(world: World) -> None:
 
 
 def _resolve_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begin(self: GroupRegister, place: Place) -> Position:
+    async def begin(self: GroupRegister, place: Place, **_: Any) -> Position:
         return Position(place.sequence, 0, place.lsn)
 
     async def initial(self: MicroBatches) -> Offset:

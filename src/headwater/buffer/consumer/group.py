@@ -7,6 +7,7 @@ group that had come further, and reads again what that one acknowledged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +29,9 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first record that was not processed; None for the first one of that batch."""
     behind: bool = False
     """The group owns the queue, and another one acknowledged more: only this position counts."""
+    together: dict[str, tuple[int, int]] = {}
+    """Sequence and LSN where the group begins in all partitions that it began with, this one among
+    them, by the stream's id and the number: in the first of them, until the group has moved on."""
 
 
 class Place(NamedTuple):
@@ -57,12 +61,14 @@ class GroupRegister:
         except NotFound:
             return None
 
-    async def begin(self, place: Place) -> Position:
+    async def begin(self, place: Place, *, together: Mapping[str, Place] | None = None) -> Position:
         """Let the group begin here, unless it has begun; returns where it stands.
 
-        Whoever asks twice, or at the same time as another, gets one answer.
+        Whoever asks twice, or at the same time as another, gets one answer. `together`: where it
+        begins elsewhere, for whoever goes on if this one does not come to write that down.
         """
-        first = _kept(place)
+        elsewhere = {key: tuple(found) for key, found in (together or {}).items()}
+        first = msgspec.structs.replace(_kept(place), together=elsewhere)
         return (await self._register.update(lambda now: first if now is None else now)).value
 
     async def advance(self, place: Place, *, behind: bool = False) -> Position:

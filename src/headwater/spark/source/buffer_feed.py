@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headwater.buffer.consumer import GroupRegister, Ownership, Place, lsn_at_time, shipped
 from headwater.buffer.consumer.group import Position
 from headwater.buffer.queue import Descriptor, QueueState, Uncounted
@@ -78,9 +80,21 @@ class BufferFeed:
         place = await self._placed(kept)
         return place if acked is None or kept.behind else max(place, acked)
 
-    async def begin(self, group: str, place: Place) -> Place:
+    @property
+    def key(self) -> str:
+        """By the stream's id, which no later one of its name has."""
+        return f"{self.stream_id}/{self._partition}"
+
+    async def begin(
+        self, group: str, place: Place, *, together: Mapping[str, Place] | None = None
+    ) -> Place:
         """Kept in the group's register, once."""
-        return await self._placed(await self._register(group).begin(place))
+        return await self._placed(await self._register(group).begin(place, together=together))
+
+    async def begun_together(self, group: str) -> Mapping[str, Place]:
+        """From the group's register."""
+        kept = await self._register(group).read()
+        return {} if kept is None else {key: Place(*found) for key, found in kept.together.items()}
 
     async def own(self, group: str, start: Place, *, take_over: bool) -> None:
         """Open the queue's consumer."""

@@ -6,6 +6,7 @@ the planning, the limits, the offsets and the readers know this and nothing else
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from headwater.buffer.consumer import Place
@@ -58,8 +59,17 @@ class Feed(Protocol):
     async def place_of(self, group: str) -> Place | None:
         """How far a group has come; None if it is not known."""
 
-    async def begin(self, group: str, place: Place) -> Place:
-        """Where a group begins: here, unless it has begun."""
+    @property
+    def key(self) -> str:
+        """What no other partition is called, also none of a stream that has the name later."""
+
+    async def begin(
+        self, group: str, place: Place, *, together: Mapping[str, Place] | None = None
+    ) -> Place:
+        """Where a group begins: here, unless it has begun; and in all partitions it begins with."""
+
+    async def begun_together(self, group: str) -> Mapping[str, Place]:
+        """Where a group begins in the partitions it began with, as far as this one was told."""
 
     async def own(self, group: str, start: Place, *, take_over: bool) -> None:
         """Become the owner; everything before `start` is processed."""

@@ -172,22 +172,36 @@ class MicroBatches:
 
     async def _begin(self, feeds: list[Feed]) -> dict[Part, Place]:
         """Where the group stands in each partition; a partition that came later: its oldest."""
-        options = self._options
-        kept = await at_once(feed.place_of(options.group_id) for feed in feeds)
-        is_known = any(place is not None for place in kept)
-        if not is_known:
-            asked.check_named("startingOffsets", options.starting_offsets, self._feeds)
-        places: dict[Part, Place] = {}
-        for feed, place in zip(feeds, kept, strict=True):
-            if place is None:
-                first = await self._first_place(feed, is_known=is_known)
-                place = await feed.begin(options.group_id, first)
-            places[feed.part] = place
+        group = self._options.group_id
+        kept = await at_once(feed.place_of(group) for feed in feeds)
+        places = {feed.part: place for feed, place in zip(feeds, kept, strict=True) if place}
+        missing = [feed for feed in feeds if feed.part not in places]
+        if missing:
+            resolved = await self._resolve([one for one in feeds if one.part in places], missing)
+            for feed in missing:
+                first = resolved.get(feed.key) or (await feed.bounds()).oldest
+                places[feed.part] = await feed.begin(group, first)
         return places
 
-    async def _first_place(self, feed: Feed, *, is_known: bool) -> Place:
-        if is_known:
-            return (await feed.bounds()).oldest
+    async def _resolve(self, known: list[Feed], missing: list[Feed]) -> dict[str, Place]:
+        """Where the group begins in the partitions that it began with; nothing of later ones.
+
+        All of it is kept in the first register that is written. Whoever dies before the others are
+        would else be followed by one that takes them for partitions that came later.
+        """
+        group = self._options.group_id
+        if not known:
+            asked.check_named("startingOffsets", self._options.starting_offsets, self._feeds)
+            found = await at_once(self._first_place(feed) for feed in missing)
+            together = {feed.key: place for feed, place in zip(missing, found, strict=True)}
+            await missing[0].begin(group, found[0], together=together)
+            known = missing[:1]
+        resolved: dict[str, Place] = {}
+        for told in await at_once(feed.begun_together(group) for feed in known):
+            resolved |= told
+        return resolved
+
+    async def _first_place(self, feed: Feed) -> Place:
         if self._options.take_over and self._options.starting_offsets is None:
             owner = await feed.owner()
             if owner.group:
