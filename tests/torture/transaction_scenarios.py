@@ -24,6 +24,7 @@ from headwater.buffer.transaction import (
     Attempt,
     Committer,
     HoldLost,
+    OlderMicroBatch,
     TaskUploads,
     Uploader,
 )
@@ -49,6 +50,8 @@ STEPS_MAX = 400_000
 PASSES = 12
 PASSES_A_LIFE = 30
 TRIES_A_LIFE = 10
+REFUSED = (Unavailable, OutcomeUnknown, HoldLost, OlderMicroBatch, Fenced, TimeoutError)
+"""What a commit may say that leaves it to the next try."""
 
 
 class Driver:
@@ -106,7 +109,7 @@ class Driver:
                 await runtime.sleep(world.random.choice((1, 20, 100)))
             impatient = not world.network.calm and world.random.random() < 0.3
             patience_s = world.random.expovariate(2.0) if impatient else None
-            with contextlib.suppress(Unavailable, OutcomeUnknown, HoldLost, Fenced, TimeoutError):
+            with contextlib.suppress(*REFUSED):
                 async with asyncio.timeout(patience_s):
                     committed = await committer.commit(done)
                 truth.check(

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.buffer.stream import alter_stream
-from headwater.buffer.transaction import HoldLost
+from headwater.buffer.transaction import HoldLost, OlderMicroBatch
 from headwater.core import runtime
 from headwater.core.errors import Bug, NotFound, Refused
 from headwater.core.runtime import RealRuntime
@@ -110,6 +110,20 @@ def test_partitions_that_were_added_are_written_to(sink: World) -> None:
     messages = sink.micro_batch(1, values("b"), values("c"))
     sink.stream_writer(values("a").schema).commit(messages, 1)
     assert (sink.values(0), sink.values(1)) == (["a", "b"], ["c"])
+
+
+def test_a_query_from_an_old_checkpoint_is_refused_and_not_passed_over(sink: World) -> None:
+    sink.stream()
+    schema = values("a").schema
+    for number in range(3):
+        messages = sink.micro_batch(number, values(str(number)))
+        sink.stream_writer(schema).commit(messages, number)
+    # Cut anew: under number 1 there are other rows than those that were written.
+    messages = sink.micro_batch(1, values("1", "2", "3", "4"), run="run-2")
+    with pytest.raises(OlderMicroBatch, match="new checkpointLocation"):
+        sink.stream_writer(schema).commit(messages, 1)
+    sink.stream_writer(schema).abort(messages, 1)
+    assert sink.values() == ["0", "1", "2"]
 
 
 def test_two_queries_into_one_stream_do_not_take_each_other_for_themselves(sink: World) -> None:

@@ -18,7 +18,7 @@ Always holds:
 """
 
 from headwater.buffer.transaction.appending import Appending
-from headwater.buffer.transaction.commit import Committed, Committer, TaskUploads
+from headwater.buffer.transaction.commit import Committed, Committer, OlderMicroBatch, TaskUploads
 from headwater.buffer.transaction.expiry import Held, held
 from headwater.buffer.transaction.holds import HoldLost, check_timeout_ms
 from headwater.buffer.transaction.identity import Attempt
@@ -31,6 +31,7 @@ __all__ = [
     "Committer",
     "Held",
     "HoldLost",
+    "OlderMicroBatch",
     "TaskUploads",
     "Uploader",
     "check_batch_bytes",

@@ -45,6 +45,7 @@ from headwater.core.errors import (
     HeadwaterError,
     LimitExceeded,
     OutcomeUnknown,
+    Refused,
     Unavailable,
 )
 
@@ -78,6 +79,10 @@ class Committed(msgspec.Struct, frozen=True):
     rows: int
 
 
+class OlderMicroBatch(Refused):
+    """A query came back with a micro-batch before its last one. Nothing of it was written."""
+
+
 class _Changed(Exception):
     """The record moved between reading and changing it."""
 
@@ -104,8 +109,8 @@ class Committer:
     async def commit(self, tasks: Sequence[TaskUploads]) -> Committed:
         """Commit what these tasks uploaded, or find that it was committed already.
 
-        `HoldLost`: nothing was committed, and never will be. `OutcomeUnknown`, `Unavailable`: it
-        may have been; commit again, or abort, and both will tell.
+        `HoldLost`, `OlderMicroBatch`: nothing was committed, and never will be. `OutcomeUnknown`,
+        `Unavailable`: it may have been; commit again, or abort, and both will tell.
         """
         _check_count(tasks)
         uploads = in_order([(one.task, one.uploads) for one in tasks])
@@ -155,6 +160,7 @@ class Committer:
         while True:
             found = await read_application(self._register)
             if found.has(self._attempt):
+                _refuse_older(self._attempt, found)
                 return found
             if self._is_forgotten(found, in_doubt):
                 raise OutcomeUnknown(
@@ -236,6 +242,20 @@ class Committer:
                 await self._holder.move()
             else:
                 await self._holder.drop()
+
+
+def _refuse_older(attempt: Attempt, found: Application) -> None:
+    """A query repeats its last micro-batch, and never one before: then its checkpoint went back.
+
+    To pass it over, as is right for a job that is run again, would lose rows: a query that goes on
+    from an old checkpoint cuts its micro-batches anew, and has other rows under the same numbers.
+    """
+    if attempt.follows_on and attempt.version is not None and attempt.version < found.version:
+        raise OlderMicroBatch(
+            f"{attempt}: micro-batch {found.version} of this query is committed already. Its "
+            "checkpoint is an older copy, or another run of it has come further. Nothing of this "
+            "one is written: stop one of the two, or give the query a new checkpointLocation"
+        )
 
 
 def _check_count(tasks: Sequence[TaskUploads]) -> None:
