@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.buffer.stream import alter_stream
 from headwater.buffer.transaction import HoldLost, OlderMicroBatch
+from headwater.buffer.transaction.holds import holds_register, read_holds
 from headwater.core import runtime
 from headwater.core.errors import Bug, NotFound, Refused
 from headwater.core.runtime import RealRuntime
@@ -124,6 +125,22 @@ def test_a_query_from_an_old_checkpoint_is_refused_and_not_passed_over(sink: Wor
         sink.stream_writer(schema).commit(messages, 1)
     sink.stream_writer(schema).abort(messages, 1)
     assert sink.values() == ["0", "1", "2"]
+
+
+def test_the_micro_batches_of_a_run_share_one_hold(sink: World) -> None:
+    stream = sink.stream()
+    for number in range(3):
+        messages = sink.micro_batch(number, values("a"), values("b"))
+        sink.stream_writer(values("a").schema).commit(messages, number)
+    assert len(wait(read_holds(holds_register(stream))).holds) == 1
+
+
+def test_messages_of_another_micro_batch_are_refused(sink: World) -> None:
+    sink.stream()
+    messages = sink.micro_batch(3, values("a"))
+    with pytest.raises(Bug, match="micro-batch 4"):
+        sink.stream_writer(values("a").schema).commit(messages, 4)
+    assert sink.values() == []
 
 
 def test_two_queries_into_one_stream_do_not_take_each_other_for_themselves(sink: World) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import GroupRegister, Place
+from headwater.buffer.consumer import GroupRegister, Ownership, Place
 from headwater.buffer.consumer.group import Position
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
@@ -85,6 +85,26 @@ def test_a_query_that_lost_its_checkpoint_goes_on_where_its_group_stands(world: 
     again = Checkpoint()
     Engine(world.stream_reader(**LIMITS, startingOffsets="latest"), again).run()
     assert again.values == VALUES[18:]
+
+
+def test_a_query_that_died_before_it_acknowledged_is_known_to_have_come_so_far(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(world)
+    engine = Engine(world.stream_reader(**LIMITS), Checkpoint())
+    engine.step()
+
+    async def die(self: Ownership, sequence: int) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ownership, "acknowledge", die)
+        with pytest.raises(Killed):
+            engine.step()
+    # Without the checkpoint: nine records were done, and the ninth stands within a batch.
+    again = Checkpoint()
+    Engine(world.stream_reader(**LIMITS), again).run()
+    assert again.values == VALUES[9:]
 
 
 def test_latest_means_the_same_moment_after_a_restart(world: World) -> None:

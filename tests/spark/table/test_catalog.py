@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -20,6 +21,7 @@ from pyiceberg.exceptions import (
     NoSuchViewError,
     TableAlreadyExistsError,
 )
+from pyiceberg.table import StagedTable
 from pyiceberg.table.metadata import TableMetadata
 from pyspark import cloudpickle
 
@@ -204,6 +206,23 @@ class Interleaved(RegisterCatalog):
     @_last.setter
     def _last(self, value: tuple[str, TableMetadata] | None) -> None:
         self._kept = self.between or value
+
+
+class Unanswered(RegisterCatalog):
+    """Its commits land, and others come on top before it learns that nobody answered."""
+
+    def _swap(self, name: tuple[str, str], expected: str, staged: StagedTable) -> None:
+        super()._swap(name, expected, staged)
+        renamed(RegisterCatalog("other", store=self._store, warehouse=self.place.url), "second")
+        reset = OutcomeUnknown("connection reset")
+        with mock.patch.object(Pointers, "point", side_effect=reset):
+            super()._swap(name, expected, staged)
+
+
+def test_a_commit_without_an_answer_is_found_beneath_those_of_others(warehouse: Warehouse) -> None:
+    made(warehouse.catalog())
+    renamed(warehouse.catalog(kind=Unanswered), "first")
+    assert warehouse.catalog().load_table(ORDERS).properties["note"] == "second"
 
 
 def test_a_table_is_registered_by_its_metadata(warehouse: Warehouse) -> None:

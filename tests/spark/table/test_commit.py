@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from pyiceberg.exceptions import CommitStateUnknownException
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
@@ -237,6 +237,21 @@ def test_others_who_always_win_are_named(warehouse: Warehouse) -> None:
     with pytest.raises(Contended, match="others won"):
         append(catalog, [0], "query", 0)
     assert stored(other) == list(range(1, won + 1))
+
+
+def test_a_commit_that_may_have_landed_stays_unknown_whatever_is_refused_after_it(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    answers = iter([CommitStateUnknownException("no answer")])
+
+    def refuse(*_: object) -> Commit:
+        raise next(answers, CommitFailedException("another came first"))
+
+    monkeypatch.setattr(commit_module, "_append", refuse)
+    with pytest.raises(OutcomeUnknown, match="no answer"):
+        append(catalog, [1], "query", 0)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
