@@ -55,7 +55,7 @@ def run_with_kills(world: World, points: list[tuple[int, str]], **options: str) 
 @pytest.mark.parametrize("batch", range(6))
 @pytest.mark.parametrize("group", ["owner", "follower"])
 def test_a_kill_after_any_step_loses_and_repeats_nothing(
-    world: World, batch: int, point: str, group: str
+    world: World, batch: int, point: str, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(world, partitions=2)
     if group == "follower":
@@ -64,6 +64,7 @@ def test_a_kill_after_any_step_loses_and_repeats_nothing(
     assert sorted(checkpoint.values) == VALUES
     # The last records too are acknowledged when the query ends.
     assert [world.state(partition=p).pending for p in (0, 1)] == [0, 0]
+    assert not caplog.records, "no restart is taken for one from an old checkpoint"
 
 
 @pytest.mark.parametrize("first", ["planned", "acknowledged"])
@@ -167,14 +168,19 @@ def test_a_partition_that_came_before_the_first_micro_batch_is_read_from_its_old
     assert checkpoint.values == [b"new"]
 
 
-def test_an_old_checkpoint_reads_again_what_is_retained(world: World) -> None:
+def test_an_old_checkpoint_reads_again_what_is_retained_and_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     filled(world)
     checkpoint = Checkpoint()
     Engine(world.stream_reader(**LIMITS), checkpoint).run()
     old = Checkpoint()
     old.offsets = {0: checkpoint.offsets[0], 1: checkpoint.offsets[1]}
     old.done = {0}
+    assert not caplog.records, "nobody read anything again so far"
     Engine(world.stream_reader(**LIMITS), old).run()
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "the checkpoint goes on at offset 19, and group 'g' has come to 41" in told
     assert old.values == VALUES[9:]
 
 

@@ -81,8 +81,10 @@ class MicroBatches:
         self._check_ids(start)
         here = {part: start.places[part] for part in self._feeds if part in start.places}
         added = [feed for part, feed in self._feeds.items() if part not in start.places]
-        await self._membership.join([self._feeds[part] for part in here], here)
         is_new = not here.keys() <= self._known.keys()
+        if is_new:
+            await self._tell_what_is_read_again(here)
+        await self._membership.join([self._feeds[part] for part in here], here)
         if is_new or self._fixed is not None or self._polling.is_due:
             await self._look(here, limits)
         ends = self._ends_of(here, limits)
@@ -207,6 +209,23 @@ class MicroBatches:
             if owner.group:
                 return owner.acked  # to take over is to go on where the other one stood
         return await asked.starting_place(feed, self._options, LATEST)
+
+    async def _tell_what_is_read_again(self, here: dict[Part, Place]) -> None:
+        """Warn where the checkpoint is behind the group: it is old, or others of it went on."""
+        group = self._options.group_id
+        parts = [part for part in here if part not in self._known]
+        stood = await at_once(self._feeds[part].place_of(group) for part in parts)
+        for part, place in zip(parts, stood, strict=True):
+            if place is not None and place > here[part]:
+                LOG.warning(
+                    "%s: the checkpoint goes on at offset %s, and group %r has come to %s: what "
+                    "lies between is read again. If another query of the group read it, give this "
+                    "one a new checkpoint, and it goes on where the group stands",
+                    part,
+                    f"{here[part].lsn:,}",
+                    group,
+                    f"{place.lsn:,}",
+                )
 
     async def _begin_added(self, feed: Feed) -> Place:
         kept = await feed.place_of(self._options.group_id)
