@@ -32,6 +32,9 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     together: dict[str, tuple[int, int]] = {}
     """Sequence and LSN where the group begins in all partitions that it began with, this one among
     them, by the stream's id and the number: in the first of them, until the group has moved on."""
+    planned: tuple[int, int] | None = None
+    """Sequence and LSN where the micro-batch ends that a query of the group planned last, and has
+    in its checkpoint. A checkpoint that does not know it is an older copy."""
 
 
 class Place(NamedTuple):
@@ -71,18 +74,28 @@ class GroupRegister:
         first = msgspec.structs.replace(_kept(place), together=elsewhere)
         return (await self._register.update(lambda now: first if now is None else now)).value
 
-    async def advance(self, place: Place, *, behind: bool = False) -> Position:
-        """Move forward to this place; a position past it stays."""
+    async def advance(
+        self, place: Place, *, behind: bool = False, planned: Place | None = None
+    ) -> Position:
+        """Move forward to this place; a position past it stays. `planned`: what comes next."""
         later = _kept(place, behind=behind)
 
         def forward(now: Position | None) -> Position:
             if now is None or _order(now) < _order(later):
-                return later
+                return _with_plan(later, now, planned)
             if _order(now) == _order(later) and now.behind != behind:
-                return msgspec.structs.replace(now, behind=behind)
-            return now
+                now = msgspec.structs.replace(now, behind=behind)
+            return _with_plan(now, now, planned)
 
         return (await self._register.update(forward)).value
+
+    async def plan(self, since: Place, until: Place) -> Position:
+        """A micro-batch is about to be read; the position stays."""
+
+        def announced(now: Position | None) -> Position:
+            return _with_plan(now or _kept(since), now, until)
+
+        return (await self._register.update(announced)).value
 
     async def owned_until(self, acked: Place) -> Position:
         """The group owned the queue, acknowledged so far, and does not any more."""
@@ -108,6 +121,15 @@ class GroupRegister:
 
 def _kept(place: Place, *, behind: bool = False) -> Position:
     return Position(place.sequence, runtime.wall_ms(), place.lsn, behind)
+
+
+def _with_plan(position: Position, before: Position | None, planned: Place | None) -> Position:
+    """The position with whichever plan reaches further: the one that was kept, or this one."""
+    plans = [plan for plan in (before.planned if before else None, planned) if plan is not None]
+    if not plans:
+        return position
+    sequence, lsn = max(plans)
+    return msgspec.structs.replace(position, planned=(sequence, lsn))
 
 
 def _order(position: Position) -> tuple[int, int]:

@@ -214,6 +214,9 @@ def _position(report: Report, position: Position, _: int) -> None:
         "next_lsn": position.lsn,
         "committed_ms": position.committed_ms,
     }
+    if position.planned:
+        sequence, lsn = position.planned
+        report.facts["planned_until"] = f"sequence {sequence}, LSN {lsn}"
     if position.together:
         report.facts["resolved_where_it_begins_in"] = f"{len(position.together)} partitions"
     if position.behind:

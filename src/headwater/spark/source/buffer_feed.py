@@ -123,17 +123,26 @@ class BufferFeed:
         if self._ownership is not None:
             await self._ownership.check()
 
-    async def commit(self, group: str, place: Place, *, inside: bool) -> None:
-        """An owner acknowledges whole batches; what goes beyond them stands in the register."""
-        if self._ownership is None:
-            await self._register(group).advance(place)
-            return
+    async def planned_by(self, group: str) -> Place | None:
+        """From the group's register."""
+        kept = await self._register(group).read()
+        return None if kept is None or kept.planned is None else Place(*kept.planned)
+
+    async def plan(self, group: str, since: Place, until: Place) -> None:
+        """In the group's register, an owner's too."""
+        await self._register(group).plan(since, until)
+
+    async def commit(self, group: str, place: Place, *, planned: Place | None) -> None:
+        """An owner acknowledges whole batches; what goes beyond them stands in the register.
+
+        The register comes before the queue: whichever is ahead counts, so nothing is read twice
+        after a crash.
+        """
         caught_up = self._catching_up is None or place >= self._catching_up
-        if inside or self._catching_up is not None:
-            # Before the queue: whichever is ahead counts, so nothing is read twice after a crash.
-            await self._register(group).advance(place, behind=not caught_up)
-            self._catching_up = None if caught_up else self._catching_up
-        if place.sequence:
+        await self._register(group).advance(place, behind=not caught_up, planned=planned)
+        if caught_up:
+            self._catching_up = None
+        if self._ownership is not None and place.sequence:
             await self._ownership.acknowledge(place.sequence - 1)
 
     async def _after(self, sequence: int, limit: int) -> list[Descriptor]:

@@ -77,5 +77,11 @@ class Feed(Protocol):
     async def check(self) -> None:
         """Raise `Fenced` if this was the owner and is not any more."""
 
-    async def commit(self, group: str, place: Place, *, inside: bool) -> None:
-        """Everything before this place is processed. `inside`: it lies within a batch."""
+    async def planned_by(self, group: str) -> Place | None:
+        """Where the micro-batch ends that a query of the group planned last."""
+
+    async def plan(self, group: str, since: Place, until: Place) -> None:
+        """A query of the group has this micro-batch in its checkpoint, and is about to read it."""
+
+    async def commit(self, group: str, place: Place, *, planned: Place | None) -> None:
+        """Everything before this place is processed, and the next micro-batch ends at `planned`."""

@@ -52,10 +52,10 @@ class Membership:
         except Fenced as error:
             raise self._explained(error) from error
 
-    async def commit(self, feed: Feed, place: Place, *, inside: bool) -> None:
+    async def commit(self, feed: Feed, place: Place, *, planned: Place | None) -> None:
         """Acknowledge, or keep the position."""
         try:
-            await feed.commit(self._group, place, inside=inside)
+            await feed.commit(self._group, place, planned=planned)
         except Fenced as error:
             raise self._explained(error) from error
 
