@@ -19,7 +19,15 @@ import pyarrow as pa
 
 from headwater.buffer.consumer import source
 from headwater.buffer.records import from_values
-from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, Uploader
+from headwater.buffer.transaction import (
+    Appending,
+    Attempt,
+    Committer,
+    HoldLost,
+    OlderMicroBatch,
+    TaskUploads,
+    Uploader,
+)
 from headwater.buffer.transaction.record import Application
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
@@ -42,6 +50,8 @@ STEPS_MAX = 400_000
 PASSES = 12
 PASSES_A_LIFE = 30
 TRIES_A_LIFE = 10
+REFUSED = (Unavailable, OutcomeUnknown, HoldLost, OlderMicroBatch, Fenced, TimeoutError)
+"""What a commit may say that leaves it to the next try."""
 
 
 class Driver:
@@ -57,12 +67,16 @@ class Driver:
     async def work(self) -> None:
         """One life: a run of a query, or jobs."""
         run = runtime.new_token().hex()[:8]
+        kept: Appending | None = None
+        if self.kind == "query" and self.world.random.random() < 0.7:
+            application = self._attempt(0, run).application
+            kept = Appending(self.world.stream(), application)
         for _ in range(TRIES_A_LIFE):
             version = self.next_version
             if version >= VERSIONS:
                 return
             token = run if self.kind == "query" else runtime.new_token().hex()[:8]
-            if not await self._try(self._attempt(version, token), version):
+            if not await self._try(self._attempt(version, token), version, kept):
                 if self.kind == "query":
                     return  # a query that fails is run again
                 await runtime.sleep(self.world.random.expovariate(0.2))
@@ -78,7 +92,7 @@ class Driver:
             return Attempt.of_version(self.name, version, token)
         return Attempt.of_job(f"{self.name}-{token}")
 
-    async def _try(self, attempt: Attempt, version: int) -> bool:
+    async def _try(self, attempt: Attempt, version: int, kept: Appending | None) -> bool:
         world, truth = self.world, self.world.truth
         count = version * 3 % 8
         rows = [f"{self.name}.{version}.{number}" for number in range(count)]
@@ -87,7 +101,7 @@ class Driver:
         truth.tried.append(tried)
         messages = [await self._task(attempt, task, placement) for task in placement]
         done = [one for one in messages if one is not None]
-        committer = WatchedCommitter(world.stream(), attempt, timeout_ms=TIMEOUT_MS)
+        committer = WatchedCommitter(world.stream(), attempt, timeout_ms=TIMEOUT_MS, appending=kept)
         committer.watch(world)
         if len(done) == len(messages):
             tried.placed = placed_by(done, placement)
@@ -95,7 +109,7 @@ class Driver:
                 await runtime.sleep(world.random.choice((1, 20, 100)))
             impatient = not world.network.calm and world.random.random() < 0.3
             patience_s = world.random.expovariate(2.0) if impatient else None
-            with contextlib.suppress(Unavailable, OutcomeUnknown, HoldLost, Fenced, TimeoutError):
+            with contextlib.suppress(*REFUSED):
                 async with asyncio.timeout(patience_s):
                     committed = await committer.commit(done)
                 truth.check(

@@ -61,6 +61,23 @@ async def test_a_pass_that_was_cut_short_is_followed_by_another_at_once() -> Non
 
 
 @virtual
+async def test_of_passes_that_fail_one_after_the_other_the_first_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue, owner = FakeQueue(), Owner()
+    sweeper = sweeper_of(queue)
+    sweeper.start(owner)
+    queue.fail("collect", Unavailable("down"), Unavailable("still"))
+    await runtime.sleep(901)
+    queue.fail("collect", Unavailable("again"))
+    await runtime.sleep(300)
+    told = [record.getMessage() for record in caplog.records]
+    assert [one.rpartition(": ")[2] for one in told] == ["down", "again"]
+    assert "tried again every 300 s: Unavailable" in told[0]
+    await sweeper.close()
+
+
+@virtual
 async def test_a_failing_pass_is_counted_and_the_next_one_runs() -> None:
     queue, metrics, owner = FakeQueue(), ConsumerMetrics(), Owner()
     sweeper = sweeper_of(queue, metrics)

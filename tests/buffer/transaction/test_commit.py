@@ -40,6 +40,8 @@ from tests.buffer.transaction.given import (
 )
 from tests.store.scripted import virtual
 
+OPEN = NativeAppender.open
+
 
 class Died(Exception):
     """The driver is gone."""
@@ -97,6 +99,47 @@ async def test_a_transaction_stands_by_task_and_within_a_task_as_it_was_written(
     await Committer(stream, attempt).commit([later, first])
     assert await values_of(stream, 0) == ["a", "b", "c", "d"]
     assert await values_of(stream, 1) == ["x"]
+
+
+@virtual
+async def test_partitions_stay_open_from_one_commit_to_the_next_of_a_driver() -> None:
+    stream = await a_stream()
+    kept = Appending(stream, micro_batch(0).application)
+    with mock.patch.object(NativeAppender, "open", autospec=True, side_effect=OPEN) as opened:
+        for version, rows in enumerate([{0: ["a"]}, {0: ["b"], 1: ["x"]}, {1: ["y"], 0: ["c"]}]):
+            attempt = micro_batch(version)
+            done = [await upload(stream, attempt, 0, rows)]
+            await Committer(stream, attempt, appending=kept).commit(done)
+    assert opened.call_count == 2, "once for each partition"
+    assert await values_of(stream, 0) == ["a", "b", "c"]
+    assert await values_of(stream, 1) == ["x", "y"]
+
+
+@virtual
+async def test_a_driver_that_kept_partitions_open_learns_what_another_committed_meanwhile() -> None:
+    stream = await a_stream()
+    kept = Appending(stream, micro_batch(0).application)
+    done = [await upload(stream, micro_batch(0), 0, {0: ["a"]})]
+    await Committer(stream, micro_batch(0), appending=kept).commit(done)
+    # Its hold is not ended: the other one dies before it comes to that.
+    dying = mock.patch.object(Committer, "_let_go", autospec=True, side_effect=Died)
+    with dying, pytest.raises(Died):
+        await write(stream, micro_batch(1, "another"), {0: ["b", "c"]}, {0: ["d"]})
+    done = [await upload(stream, micro_batch(2), 0, {0: ["e"]})]
+    await Committer(stream, micro_batch(2), appending=kept).commit(done)
+    assert await values_of(stream, 0) == ["a", "b", "c", "d", "e"]
+
+
+@virtual
+async def test_a_driver_fenced_on_partitions_that_it_kept_open_goes_on() -> None:
+    stream = await a_stream()
+    kept = Appending(stream, micro_batch(0).application)
+    done = [await upload(stream, micro_batch(0), 0, {0: ["a"]})]
+    await Committer(stream, micro_batch(0), appending=kept).commit(done)
+    await stream.appender(0, producer_id(micro_batch(0).application)).open()
+    done = [await upload(stream, micro_batch(1), 0, {0: ["b"]})]
+    await Committer(stream, micro_batch(1), appending=kept).commit(done)
+    assert await values_of(stream, 0) == ["a", "b"]
 
 
 @virtual

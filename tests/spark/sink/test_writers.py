@@ -10,11 +10,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headwater.buffer.transaction import HoldLost
+from headwater.buffer.stream import alter_stream
+from headwater.buffer.transaction import HoldLost, OlderMicroBatch
+from headwater.buffer.transaction.holds import holds_register, read_holds
 from headwater.core import runtime
 from headwater.core.errors import Bug, NotFound, Refused
 from headwater.core.runtime import RealRuntime
 from headwater.spark.data_source import HeadwaterDataSource
+from headwater.spark.sink import kept
 from tests.spark.sink.given import World, values, wait
 
 
@@ -68,6 +71,76 @@ def test_a_replayed_micro_batch_with_other_placement_leaves_one_copy(sink: World
     assert sink.uploads() == 2
     sink.stream_writer(schema).commit(sink.micro_batch(1, values("d"), run="run-2"), 1)
     assert sink.values(0) == ["a", "b", "d"]
+
+
+def test_a_query_that_moves_between_processes_leaves_one_copy_of_each_micro_batch(
+    sink: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink.stream(partitions=2)
+    here: dict[Any, Any] = {}
+    there: dict[Any, Any] = {}
+    for number, process in enumerate((here, there, here, here, there, there, here)):
+        monkeypatch.setattr(kept, "_kept", process)
+        messages = sink.micro_batch(number, values(f"{number}a"), values(f"{number}b"))
+        sink.stream_writer(values("a").schema).commit(messages, number)
+        sink.stream_writer(values("a").schema).commit(messages, number)
+    assert sink.values(0) == [f"{number}a" for number in range(7)]
+    assert sink.values(1) == [f"{number}b" for number in range(7)]
+
+
+def test_a_commit_in_the_process_of_the_last_one_appends_with_one_request_a_partition(
+    sink: World,
+) -> None:
+    sink.stream(partitions=4)
+    tasks = [values(letter) for letter in "abcd"]
+    spent = []
+    for number in range(3):
+        messages = sink.micro_batch(number, *tasks)
+        before = sink.store.stats.requests
+        sink.stream_writer(values("a").schema).commit(messages, number)
+        spent.append(sink.store.stats.requests - before)
+    # The stream, the record three times read and twice written, the hold twice read and once
+    # written; and an append for each partition.
+    assert spent[1:] == [1 + 5 + 3 + 4] * 2
+
+
+def test_partitions_that_were_added_are_written_to(sink: World) -> None:
+    stream = sink.stream(partitions=1)
+    sink.stream_writer(values("a").schema).commit(sink.micro_batch(0, values("a")), 0)
+    wait(alter_stream(sink.store, stream.name, partitions=2))
+    messages = sink.micro_batch(1, values("b"), values("c"))
+    sink.stream_writer(values("a").schema).commit(messages, 1)
+    assert (sink.values(0), sink.values(1)) == (["a", "b"], ["c"])
+
+
+def test_a_query_from_an_old_checkpoint_is_refused_and_not_passed_over(sink: World) -> None:
+    sink.stream()
+    schema = values("a").schema
+    for number in range(3):
+        messages = sink.micro_batch(number, values(str(number)))
+        sink.stream_writer(schema).commit(messages, number)
+    # Cut anew: under number 1 there are other rows than those that were written.
+    messages = sink.micro_batch(1, values("1", "2", "3", "4"), run="run-2")
+    with pytest.raises(OlderMicroBatch, match="new checkpointLocation"):
+        sink.stream_writer(schema).commit(messages, 1)
+    sink.stream_writer(schema).abort(messages, 1)
+    assert sink.values() == ["0", "1", "2"]
+
+
+def test_the_micro_batches_of_a_run_share_one_hold(sink: World) -> None:
+    stream = sink.stream()
+    for number in range(3):
+        messages = sink.micro_batch(number, values("a"), values("b"))
+        sink.stream_writer(values("a").schema).commit(messages, number)
+    assert len(wait(read_holds(holds_register(stream))).holds) == 1
+
+
+def test_messages_of_another_micro_batch_are_refused(sink: World) -> None:
+    sink.stream()
+    messages = sink.micro_batch(3, values("a"))
+    with pytest.raises(Bug, match="micro-batch 4"):
+        sink.stream_writer(values("a").schema).commit(messages, 4)
+    assert sink.values() == []
 
 
 def test_two_queries_into_one_stream_do_not_take_each_other_for_themselves(sink: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,13 +10,13 @@ import pytest
 from headwater.buffer.consumer import Consumer, Follower, Place, list_dead_letters
 from headwater.buffer.queue import Uncounted
 from headwater.buffer.stream import alter_stream, delete_stream
-from headwater.core.errors import Refused, Trimmed
+from headwater.core.errors import Refused, Trimmed, Unavailable
 from headwater.spark import stores
 from headwater.spark.source import asked
 from headwater.spark.source.feed import Owner
-from headwater.spark.source.membership import Membership
+from headwater.spark.source.membership import Membership, at_once
 from headwater.spark.source.offset import Part
-from tests.spark.source.engine import Checkpoint, Engine
+from tests.spark.source.engine import Checkpoint, Engine, places
 from tests.spark.source.given import Standing, World, rows_of, values_of, wait
 
 LIMITS: Any = pytest.importorskip("pyspark.sql.streaming.datasource")
@@ -114,7 +115,7 @@ def test_a_checkpoint_with_a_partition_that_is_not_read_any_more_is_refused(worl
     fewer = world.stream_reader(assign='{"orders": [0]}')
     with pytest.raises(Refused, match="partition 1: the checkpoint asks for it, and the options"):
         fewer.partitions(start, end)
-    assert fewer.latestOffset(end, ALL) == end
+    assert places(fewer.latestOffset(end, ALL)) == places(end)
 
 
 @pytest.mark.parametrize("on_bad_batch", ["fail", "deadLetter"])
@@ -176,3 +177,22 @@ def test_a_task_says_what_it_reads(world: World) -> None:
     (task,) = reader.partitions()
     assert repr(task) == "<1 slices of orders/0>"
     assert rows_of(reader, [task]).num_rows == 1
+
+
+def test_what_is_asked_beside_a_question_that_fails_comes_to_its_end_first() -> None:
+    ended: list[str] = []
+
+    async def fails() -> None:
+        raise Unavailable("not today")
+
+    async def takes_longer() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        ended.append("the other")
+
+    async def go() -> list[str]:
+        with pytest.raises(Unavailable):
+            await at_once([fails(), takes_longer()])
+        return list(ended)
+
+    assert asyncio.run(go()) == ["the other"]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import GroupRegister, Place
+from headwater.buffer.consumer import GroupRegister, Ownership, Place
 from headwater.buffer.consumer.group import Position
+from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
-from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed
-from tests.spark.source.given import World
+from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed, places
+from tests.spark.source.given import World, wait
 from tests.torture.spark_scenarios import RESTARTS
 
 VALUES = [f"{number:03d}".encode() for number in range(40)]
@@ -86,6 +88,26 @@ def test_a_query_that_lost_its_checkpoint_goes_on_where_its_group_stands(world: 
     assert again.values == VALUES[18:]
 
 
+def test_a_query_that_died_before_it_acknowledged_is_known_to_have_come_so_far(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(world)
+    engine = Engine(world.stream_reader(**LIMITS), Checkpoint())
+    engine.step()
+
+    async def die(self: Ownership, sequence: int) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ownership, "acknowledge", die)
+        with pytest.raises(Killed):
+            engine.step()
+    # Without the checkpoint: nine records were done, and the ninth stands within a batch.
+    again = Checkpoint()
+    Engine(world.stream_reader(**LIMITS), again).run()
+    assert again.values == VALUES[9:]
+
+
 def test_latest_means_the_same_moment_after_a_restart(world: World) -> None:
     filled(world)
     first = Checkpoint()
@@ -97,15 +119,127 @@ def test_latest_means_the_same_moment_after_a_restart(world: World) -> None:
     assert again.values == [b"new"]
 
 
-def test_an_old_checkpoint_reads_again_what_is_retained(world: World) -> None:
+@pytest.mark.parametrize("written", [1, 2])
+@pytest.mark.parametrize(
+    ("starting", "wanted"),
+    [
+        ("latest", {0: (16, 3), 1: (16, 3), 2: (11, 2)}),
+        (
+            '{"orders": {"0": 7, "1": 12, "2": -1}, "other": {"0": -1, "1": -1}}',
+            {0: (7, 1), 1: (12, 2), 2: (11, 2)},
+        ),
+    ],
+)
+def test_a_beginning_that_was_cut_short_goes_on_as_it_was_resolved(
+    world: World, monkeypatch: pytest.MonkeyPatch, written: int, starting: str, wanted: Any
+) -> None:
+    filled(world, partitions=3)
+    world.stream("other", partitions=2)
+    world.produce([b"1"], "other")
+    options = {"subscribe": "orders,other", "startingOffsets": starting}
+    honest, begun = GroupRegister.begin, itertools.count(1)
+
+    async def begin(self: GroupRegister, *asked: Any, **more: Any) -> Position:
+        if next(begun) > written:
+            raise Killed
+        return await honest(self, *asked, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupRegister, "begin", begin)
+        with pytest.raises(Killed):
+            world.stream_reader(**options).initialOffset()
+    for partition in range(3):
+        world.produce([b"late"], partition=partition)
+    found = world.stream_reader(**options).initialOffset()
+    assert places(found) == wanted
+    assert places(found, "other") == {0: (2, 1), 1: (1, 0)}
+
+
+def test_a_partition_that_came_before_the_first_micro_batch_is_read_from_its_oldest(
+    world: World,
+) -> None:
+    world.stream(partitions=1)
+    world.produce([b"before"])
+    world.stream_reader(startingOffsets="latest").initialOffset()
+    wait(alter_stream(world.store, "orders", partitions=2))
+    world.produce([b"new"], partition=1)
+    checkpoint = Checkpoint()
+    Engine(world.stream_reader(startingOffsets="latest"), checkpoint).run()
+    assert checkpoint.values == [b"new"]
+
+
+def copy_before(checkpoint: Checkpoint, batch: int) -> Checkpoint:
+    """A copy of the checkpoint from before a micro-batch; the sink is as it is."""
+    copy = Checkpoint()
+    copy.offsets = {n: offset for n, offset in checkpoint.offsets.items() if n < batch}
+    copy.done = {n for n in checkpoint.done if n < batch}
+    copy.sink = checkpoint.sink
+    return copy
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("group", ["owner", "follower"])
+def test_a_checkpoint_that_was_put_back_is_refused_before_anything_is_written_down(
+    world: World, batch: int, group: str
+) -> None:
+    filled(world, partitions=2)
+    if group == "follower":
+        Engine(world.stream_reader(groupId="owner"), Checkpoint()).run()
+    checkpoint = Checkpoint()
+    Engine(world.stream_reader(groupId=group, **LIMITS), checkpoint).run()
+    world.produce([b"later"])
+    copy = copy_before(checkpoint, batch)
+    for _ in range(2):
+        with pytest.raises(HeadwaterError, match=r"older copy.*give the query a new checkpoint"):
+            Engine(world.stream_reader(groupId=group, **LIMITS), copy).run()
+    assert len(copy.offsets) == batch
+    # With a new one it goes on where the group stands.
+    again = Checkpoint()
+    Engine(world.stream_reader(groupId=group, **LIMITS), again).run()
+    assert again.values == [b"later"]
+
+
+@pytest.mark.parametrize("killed", [["read"], ["sunk"], ["done"], ["planned", "sunk"]])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("group", ["owner", "follower"])
+def test_a_copy_from_just_before_the_last_micro_batch_is_refused_too(
+    world: World, batch: int, killed: list[str], group: str
+) -> None:
+    filled(world)
+    if group == "follower":
+        Engine(world.stream_reader(groupId="owner"), Checkpoint()).run()
+    checkpoint = Checkpoint()
+    for point in killed:
+        kill = functools.partial(_is_at, (batch, point))
+        with pytest.raises(Killed):
+            Engine(world.stream_reader(groupId=group, **LIMITS), checkpoint, kill=kill).run()
+    # The sink may have that micro-batch, of which neither Spark nor the queue was told.
+    with pytest.raises(HeadwaterError, match="older copy"):
+        Engine(
+            world.stream_reader(groupId=group, maxOffsetsPerTrigger="11"),
+            copy_before(checkpoint, batch),
+        ).run()
+    Engine(world.stream_reader(groupId=group, **LIMITS), checkpoint).run()
+    assert checkpoint.values == VALUES
+
+
+def _is_at(wanted: tuple[int, str], batch: int, point: str) -> bool:
+    return (batch, point) == wanted
+
+
+def test_a_copy_from_before_a_closing_micro_batch_closes_again_under_the_same_number(
+    world: World,
+) -> None:
     filled(world)
     checkpoint = Checkpoint()
     Engine(world.stream_reader(**LIMITS), checkpoint).run()
-    old = Checkpoint()
-    old.offsets = {0: checkpoint.offsets[0], 1: checkpoint.offsets[1]}
-    old.done = {0}
-    Engine(world.stream_reader(**LIMITS), old).run()
-    assert old.values == VALUES[9:]
+    closing = max(checkpoint.offsets)
+    assert checkpoint.sink[closing] == []
+    world.produce([b"later"])
+    copy = copy_before(checkpoint, closing)
+    Engine(world.stream_reader(**LIMITS), copy).run()
+    assert copy.offsets[closing] == checkpoint.offsets[closing]
+    assert copy.values == [*VALUES, b"later"]
 
 
 def test_two_groups_read_everything_each(world: World) -> None:
@@ -126,7 +260,7 @@ def test_two_groups_read_everything_each(world: World) -> None:
 
 
 def _resolve_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begin(self: GroupRegister, place: Place) -> Position:
+    async def begin(self: GroupRegister, place: Place, **_: Any) -> Position:
         return Position(place.sequence, 0, place.lsn)
 
     async def initial(self: MicroBatches) -> Offset:

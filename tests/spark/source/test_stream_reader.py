@@ -214,12 +214,13 @@ def test_a_limit_is_kept_and_one_record_always_advances(world: World) -> None:
     world.stream()
     world.produce([b"%d" % n for n in range(10)])
     world.produce([b"x" * 1000 for _ in range(10)])
-    rows, end = next_rows(world.stream_reader(maxOffsetsPerTrigger="3"), _start(world))
+    rows, end = next_rows(world.stream_reader(groupId="a", maxOffsetsPerTrigger="3"), _start(world))
     assert (rows, places(end)[0]) == ([b"0", b"1", b"2"], (4, 0))
-    rows, end = next_rows(world.stream_reader(maxBytesPerTrigger="1"), _start(world))
+    rows, end = next_rows(world.stream_reader(groupId="b", maxBytesPerTrigger="1"), _start(world))
     assert (len(rows), places(end)[0]) == (1, (2, 0))
     rows, end = next_rows(
-        world.stream_reader(maxBytesPerTrigger="4KiB", maxOffsetsPerTrigger="11"), _start(world)
+        world.stream_reader(groupId="c", maxBytesPerTrigger="4KiB", maxOffsetsPerTrigger="11"),
+        _start(world),
     )
     assert (len(rows), places(end)[0]) == (11, (12, 1))
 

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -20,11 +21,14 @@ from pyiceberg.exceptions import (
     NoSuchViewError,
     TableAlreadyExistsError,
 )
+from pyiceberg.table import StagedTable
+from pyiceberg.table.metadata import TableMetadata
 from pyspark import cloudpickle
 
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.spark.files import FilePlan, Place, ReadPlan, read_task, task
 from headwater.spark.table import RegisterCatalog, StoreFileIO
+from headwater.spark.table.pointers import Pointers
 from headwater.store import Backend, MemoryBackend, Object, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer, ByteRange
@@ -119,6 +123,8 @@ def test_tables_are_made_listed_and_dropped(warehouse: Warehouse) -> None:
         catalog.drop_table(ORDERS)
     again = made(catalog)
     assert again.metadata.table_uuid != table.metadata.table_uuid
+    # What is left of the first stays its own.
+    assert again.location().startswith(f"{table.location()}-")
 
 
 def test_a_table_is_renamed(warehouse: Warehouse) -> None:
@@ -154,6 +160,69 @@ def test_a_rename_that_was_cut_short_is_finished_by_asking_again(
     assert catalog.list_tables("shop") == []
     moved = catalog.rename_table(ORDERS, "shop.sales")
     assert moved.metadata.table_uuid == table.metadata.table_uuid
+
+
+def test_a_rename_to_a_name_that_is_taken_meanwhile_leaves_the_table_where_it_is(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, other = warehouse.catalog(), warehouse.catalog()
+    table = made(catalog)
+    honest = Pointers.point
+
+    async def overtaken(self: Pointers, *rest: Any) -> None:
+        monkeypatch.setattr(Pointers, "point", honest)
+        await Pointers(other._pointers._store).point("shop", "sales", None, "memory://elsewhere")
+        await honest(self, *rest)
+
+    monkeypatch.setattr(Pointers, "point", overtaken)
+    with pytest.raises(TableAlreadyExistsError):
+        catalog.rename_table(ORDERS, "shop.sales")
+    assert catalog.load_table(ORDERS).metadata.table_uuid == table.metadata.table_uuid
+
+
+def test_queries_that_share_a_catalog_never_get_each_others_table(warehouse: Warehouse) -> None:
+    catalog = warehouse.catalog(kind=Interleaved)
+    made(catalog)
+    catalog.create_table("shop.bills", COLUMNS)
+    bills = catalog.load_table("shop.bills")
+    wanted = warehouse.catalog().load_table(ORDERS).metadata.table_uuid
+    for _ in range(2):
+        assert isinstance(catalog, Interleaved)
+        catalog.between = (bills.metadata_location, bills.metadata)
+        assert catalog.load_table(ORDERS).metadata.table_uuid == wanted
+
+
+class Interleaved(RegisterCatalog):
+    """A catalog whose other user loads a table after each step of this one."""
+
+    between: tuple[str, TableMetadata] | None = None
+    _kept: tuple[str, TableMetadata] | None = None
+
+    @property
+    def _last(self) -> tuple[str, TableMetadata] | None:
+        kept, self._kept = self._kept, self.between or self._kept
+        return kept
+
+    @_last.setter
+    def _last(self, value: tuple[str, TableMetadata] | None) -> None:
+        self._kept = self.between or value
+
+
+class Unanswered(RegisterCatalog):
+    """Its commits land, and others come on top before it learns that nobody answered."""
+
+    def _swap(self, name: tuple[str, str], expected: str, staged: StagedTable) -> None:
+        super()._swap(name, expected, staged)
+        renamed(RegisterCatalog("other", store=self._store, warehouse=self.place.url), "second")
+        reset = OutcomeUnknown("connection reset")
+        with mock.patch.object(Pointers, "point", side_effect=reset):
+            super()._swap(name, expected, staged)
+
+
+def test_a_commit_without_an_answer_is_found_beneath_those_of_others(warehouse: Warehouse) -> None:
+    made(warehouse.catalog())
+    renamed(warehouse.catalog(kind=Unanswered), "first")
+    assert warehouse.catalog().load_table(ORDERS).properties["note"] == "second"
 
 
 def test_a_table_is_registered_by_its_metadata(warehouse: Warehouse) -> None:

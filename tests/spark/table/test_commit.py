@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-from pyiceberg.exceptions import CommitStateUnknownException
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from headwater.core import portal, runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Contended, HeadwaterError, OutcomeUnknown
+from headwater.core.errors import Contended, HeadwaterError, OutcomeUnknown, Refused
 from headwater.spark.files import discard
 from headwater.spark.table import RegisterCatalog, token
 from headwater.spark.table import commit as commit_module
@@ -65,6 +65,22 @@ def test_a_commit_is_one_snapshot_that_says_who_wrote_it(warehouse: Warehouse) -
     assert (said["headwater.query-id"], said["headwater.batch-id"]) == ("query", "7")
     assert said["added-records"] == "3"
     assert stored(catalog) == [1, 2, 3]
+
+
+def test_a_query_from_an_old_checkpoint_is_refused_and_not_passed_over(
+    warehouse: Warehouse,
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    for version in range(3):
+        append(catalog, [version], "query", version)
+    files = written(catalog, [1, 2, 3, 4])
+    older = Token("query", 1, "another run", is_query=True)
+    with pytest.raises(Refused, match="older copy"):
+        commit(catalog, ORDERS, files, older, keep_snapshots=KEEP)
+    last = Token("query", 2, "another run", is_query=True)
+    assert isinstance(commit(catalog, ORDERS, files, last, keep_snapshots=KEEP), Landed)
+    assert stored(catalog) == [0, 1, 2]
 
 
 def test_a_version_that_is_there_is_not_written_again(warehouse: Warehouse) -> None:
@@ -221,6 +237,21 @@ def test_others_who_always_win_are_named(warehouse: Warehouse) -> None:
     with pytest.raises(Contended, match="others won"):
         append(catalog, [0], "query", 0)
     assert stored(other) == list(range(1, won + 1))
+
+
+def test_a_commit_that_may_have_landed_stays_unknown_whatever_is_refused_after_it(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    answers = iter([CommitStateUnknownException("no answer")])
+
+    def refuse(*_: object) -> Commit:
+        raise next(answers, CommitFailedException("another came first"))
+
+    monkeypatch.setattr(commit_module, "_append", refuse)
+    with pytest.raises(OutcomeUnknown, match="no answer"):
+        append(catalog, [1], "query", 0)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

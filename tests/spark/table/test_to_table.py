@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -259,6 +260,13 @@ def test_each_micro_batch_is_a_snapshot_and_a_restart_goes_on(
     run(spark, tmp_path, warehouse)
     assert ids(warehouse) == [1, 2, 3, 4]
     assert len(batches(warehouse)) == 3
+
+    # An old copy of the checkpoint comes with an older one, which may have other rows.
+    for note in (tmp_path / "checkpoint").glob("*/*[12]*"):
+        note.unlink()
+    with pytest.raises(StreamingQueryException, match="older copy"):
+        run(spark, tmp_path, warehouse)
+    assert ids(warehouse) == [1, 2, 3, 4]
 
     # A checkpoint that was deleted starts over, as another query: its rows are new ones.
     shutil.rmtree(tmp_path / "checkpoint")

@@ -15,6 +15,7 @@ from headwater.spark.table import RegisterCatalog, shape, writing
 from headwater.spark.table import commit as commits
 from headwater.spark.table.commit import Commit
 from headwater.spark.table.target import Target, checked_target
+from headwater.spark.table.token import Landed
 from headwater.spark.table.writing import WriteOptions
 from tests.spark.table.given import ORDERS, Warehouse, made, stored
 from tests.spark.table.test_catalog import interrupted
@@ -103,6 +104,17 @@ def test_files_of_a_commit_that_may_have_landed_are_kept(
     monkeypatch.setattr(commits, "commit", lose_sight)
     with pytest.raises(OutcomeUnknown):
         write(monkeypatch, warehouse.catalog(), Frame(1))
+    assert len(data_files(warehouse)) == 1
+
+
+def test_files_that_a_version_long_passed_may_have_in_the_table_are_kept(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def passed(*_: object, **__: object) -> Landed:
+        return Landed(None, is_ours=None)
+
+    monkeypatch.setattr(commits, "commit", passed)
+    assert write(monkeypatch, warehouse.catalog(), Frame(1)).was_there
     assert len(data_files(warehouse)) == 1
 
 

@@ -7,6 +7,7 @@ group that had come further, and reads again what that one acknowledged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +29,12 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first record that was not processed; None for the first one of that batch."""
     behind: bool = False
     """The group owns the queue, and another one acknowledged more: only this position counts."""
+    together: dict[str, tuple[int, int]] = {}
+    """Sequence and LSN where the group begins in all partitions that it began with, this one among
+    them, by the stream's id and the number: in the first of them, until the group has moved on."""
+    planned: tuple[int, int] | None = None
+    """Sequence and LSN where the micro-batch ends that a query of the group planned last, and has
+    in its checkpoint. A checkpoint that does not know it is an older copy."""
 
 
 class Place(NamedTuple):
@@ -57,26 +64,38 @@ class GroupRegister:
         except NotFound:
             return None
 
-    async def begin(self, place: Place) -> Position:
+    async def begin(self, place: Place, *, together: Mapping[str, Place] | None = None) -> Position:
         """Let the group begin here, unless it has begun; returns where it stands.
 
-        Whoever asks twice, or at the same time as another, gets one answer.
+        Whoever asks twice, or at the same time as another, gets one answer. `together`: where it
+        begins elsewhere, for whoever goes on if this one does not come to write that down.
         """
-        first = _kept(place)
+        elsewhere = {key: tuple(found) for key, found in (together or {}).items()}
+        first = msgspec.structs.replace(_kept(place), together=elsewhere)
         return (await self._register.update(lambda now: first if now is None else now)).value
 
-    async def advance(self, place: Place, *, behind: bool = False) -> Position:
-        """Move forward to this place; a position past it stays."""
+    async def advance(
+        self, place: Place, *, behind: bool = False, planned: Place | None = None
+    ) -> Position:
+        """Move forward to this place; a position past it stays. `planned`: what comes next."""
         later = _kept(place, behind=behind)
 
         def forward(now: Position | None) -> Position:
             if now is None or _order(now) < _order(later):
-                return later
+                return _with_plan(later, now, planned)
             if _order(now) == _order(later) and now.behind != behind:
-                return msgspec.structs.replace(now, behind=behind)
-            return now
+                now = msgspec.structs.replace(now, behind=behind)
+            return _with_plan(now, now, planned)
 
         return (await self._register.update(forward)).value
+
+    async def plan(self, since: Place, until: Place) -> Position:
+        """A micro-batch is about to be read; the position stays."""
+
+        def announced(now: Position | None) -> Position:
+            return _with_plan(now or _kept(since), now, until)
+
+        return (await self._register.update(announced)).value
 
     async def owned_until(self, acked: Place) -> Position:
         """The group owned the queue, acknowledged so far, and does not any more."""
@@ -102,6 +121,15 @@ class GroupRegister:
 
 def _kept(place: Place, *, behind: bool = False) -> Position:
     return Position(place.sequence, runtime.wall_ms(), place.lsn, behind)
+
+
+def _with_plan(position: Position, before: Position | None, planned: Place | None) -> Position:
+    """The position with whichever plan reaches further: the one that was kept, or this one."""
+    plans = [plan for plan in (before.planned if before else None, planned) if plan is not None]
+    if not plans:
+        return position
+    sequence, lsn = max(plans)
+    return msgspec.structs.replace(position, planned=(sequence, lsn))
 
 
 def _order(position: Position) -> tuple[int, int]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.queue.contract import Collector, Retention
 from headwater.core import runtime
 from headwater.core.errors import Refused
+
+_log: Final = logging.getLogger("headwater")
 
 
 class Sweeper:
@@ -35,6 +38,8 @@ class Sweeper:
         self._metrics = metrics
         self._interval_s = interval_s
         self._task: asyncio.Task[None] | None = None
+        self._is_failing = False
+        """Whether the last pass failed: of several in a row the first is told."""
 
     def start(self, owner: object) -> None:
         """Begin; the first pass comes after one interval."""
@@ -68,10 +73,19 @@ class Sweeper:
             done = await self._collector.collect(await self._retention())
         except Exception as error:
             # Whatever a pass could not do, the next one does: it must not end the consumer, and
-            # not the passes after it. Who watches sees it in the metrics.
+            # not the passes after it. Who watches sees it in the metrics; a query of Spark's has
+            # nobody who does, and its store would fill up unseen.
             self._metrics.gc_passes_failed += 1
             self._metrics.gc_last_error = f"{type(error).__name__}: {error}"
+            if not self._is_failing:
+                _log.warning(
+                    "a pass of the collector failed, and is tried again every %g s: %s",
+                    self._interval_s,
+                    self._metrics.gc_last_error,
+                )
+            self._is_failing = True
             return False
+        self._is_failing = False
         self._metrics.collected(done, runtime.monotonic_s() - started_s)
         return done.is_cut_short
 

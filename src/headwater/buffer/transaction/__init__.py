@@ -17,18 +17,21 @@ Always holds:
 - while a transaction is renewed, nothing that it uploaded is collected, whatever the clocks say.
 """
 
-from headwater.buffer.transaction.commit import Committed, Committer, TaskUploads
+from headwater.buffer.transaction.appending import Appending
+from headwater.buffer.transaction.commit import Committed, Committer, OlderMicroBatch, TaskUploads
 from headwater.buffer.transaction.expiry import Held, held
 from headwater.buffer.transaction.holds import HoldLost, check_timeout_ms
 from headwater.buffer.transaction.identity import Attempt
 from headwater.buffer.transaction.upload import Uploader, check_batch_bytes, check_writable
 
 __all__ = [
+    "Appending",
     "Attempt",
     "Committed",
     "Committer",
     "Held",
     "HoldLost",
+    "OlderMicroBatch",
     "TaskUploads",
     "Uploader",
     "check_batch_bytes",

@@ -4,6 +4,11 @@ The record fixes the producer sequences, and the application's producer id fence
 append one record, the last that opened goes on, and finds in its mark how far the others came.
 Before it appends anything it reads the record again: between reading a record and opening, others
 may have finished it, and later ones, whose numbers would then be taken for its own.
+
+Partitions may stay open from one record to the next, as long as nobody committed between the two:
+then nobody appended either, and the next producer sequences are those that were left here.
+Keeping them open whatever the record says is the obvious alternative: who committed meanwhile has
+used those numbers, and what is committed under them again is taken for appended, and lost.
 """
 
 from __future__ import annotations
@@ -61,6 +66,13 @@ class Appending:
         self._application = application
         self._register = application_register(stream, application)
         self._opened: dict[int, _Opened] = {}
+        self._finished: tuple[int, str] | None = None
+        """Version and attempt of the record that was finished here last."""
+
+    async def go_on_from(self, found: Application) -> None:
+        """Let go of what is open, unless the record is still the one that was finished here."""
+        if self._finished != (found.version, found.attempt):
+            await self.close()
 
     async def next_sequences(self, partitions: Iterable[int]) -> dict[int, int]:
         """The producer sequence of the next batch for each partition."""
@@ -88,6 +100,7 @@ class Appending:
                 if not await budget.pause(throttled=isinstance(error, Throttled)):
                     raise
         await self._register.update(lambda now: _done(record, now))
+        self._finished = (record.version, record.attempt)
 
     async def close(self) -> None:
         """Say goodbye to the partitions, which are opened again when they are needed."""

@@ -5,7 +5,8 @@ A commit is four steps, each of which may be the last one that a driver gets to:
 1. read the record. If it has this transaction already, finish its appends, and discard what this
    attempt uploaded: the rows may be placed otherwise, and the first that committed counts. If it
    has an earlier one that is not wholly appended, finish that;
-2. look whether the hold still stands, and open the partitions, to learn the producer sequences;
+2. look whether the hold still stands, and open the partitions, to learn the producer sequences
+   (or know them, where the record is the one that this driver finished last);
 3. change the record, if nothing in it moved since step 1. *That is the commit*;
 4. append, say so in the record, and let go of the hold.
 
@@ -44,6 +45,7 @@ from headwater.core.errors import (
     HeadwaterError,
     LimitExceeded,
     OutcomeUnknown,
+    Refused,
     Unavailable,
 )
 
@@ -77,6 +79,10 @@ class Committed(msgspec.Struct, frozen=True):
     rows: int
 
 
+class OlderMicroBatch(Refused):
+    """A query came back with a micro-batch before its last one. Nothing of it was written."""
+
+
 class _Changed(Exception):
     """The record moved between reading and changing it."""
 
@@ -84,18 +90,27 @@ class _Changed(Exception):
 class Committer:
     """Commits and aborts transactions of one application."""
 
-    def __init__(self, stream: Stream, attempt: Attempt, *, timeout_ms: int = TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        attempt: Attempt,
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        appending: Appending | None = None,
+    ) -> None:
+        """`appending`: that of the application's last commit. It stays open after this one."""
         self._stream = stream
         self._attempt = attempt
         self._register = application_register(stream, attempt.application)
-        self._appending = Appending(stream, attempt.application)
+        self._stays_open = appending is not None
+        self._appending = appending or Appending(stream, attempt.application)
         self._holder = Holder(stream, attempt, timeout_ms)
 
     async def commit(self, tasks: Sequence[TaskUploads]) -> Committed:
         """Commit what these tasks uploaded, or find that it was committed already.
 
-        `HoldLost`: nothing was committed, and never will be. `OutcomeUnknown`, `Unavailable`: it
-        may have been; commit again, or abort, and both will tell.
+        `HoldLost`, `OlderMicroBatch`: nothing was committed, and never will be. `OutcomeUnknown`,
+        `Unavailable`: it may have been; commit again, or abort, and both will tell.
         """
         _check_count(tasks)
         uploads = in_order([(one.task, one.uploads) for one in tasks])
@@ -111,7 +126,9 @@ class Committer:
         if record.is_of(self._attempt) is False:
             await self._discard(uploads)
         # The hold goes last, once the record says that all of it is appended.
-        await asyncio.gather(self._appending.close(), self._let_go())
+        await asyncio.gather(
+            self._let_go(), *(() if self._stays_open else [self._appending.close()])
+        )
         return Committed(record.version, mine, rows if mine else 0)
 
     async def abort(self, tasks: Sequence[TaskUploads]) -> bool:
@@ -143,6 +160,7 @@ class Committer:
         while True:
             found = await read_application(self._register)
             if found.has(self._attempt):
+                _refuse_older(self._attempt, found)
                 return found
             if self._is_forgotten(found, in_doubt):
                 raise OutcomeUnknown(
@@ -152,7 +170,7 @@ class Committer:
             if found.is_appending:
                 await self._appending.finish(found)
                 continue
-            await self._appending.close()
+            await self._appending.go_on_from(found)
             try:
                 return await self._change(found, tasks, uploads)
             except (_Changed, Fenced):
@@ -224,6 +242,20 @@ class Committer:
                 await self._holder.move()
             else:
                 await self._holder.drop()
+
+
+def _refuse_older(attempt: Attempt, found: Application) -> None:
+    """A query repeats its last micro-batch, and never one before: then its checkpoint went back.
+
+    To pass it over, as is right for a job that is run again, would lose rows: a query that goes on
+    from an old checkpoint cuts its micro-batches anew, and has other rows under the same numbers.
+    """
+    if attempt.follows_on and attempt.version is not None and attempt.version < found.version:
+        raise OlderMicroBatch(
+            f"{attempt}: micro-batch {found.version} of this query is committed already. Its "
+            "checkpoint is an older copy, or another run of it has come further. Nothing of this "
+            "one is written: stop one of the two, or give the query a new checkpointLocation"
+        )
 
 
 def _check_count(tasks: Sequence[TaskUploads]) -> None:

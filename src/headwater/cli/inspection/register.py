@@ -1,4 +1,4 @@
-"""A register of a queue: floors, consumer, producers' marks, collector; any other in general."""
+"""A register of a queue or of sinks: what it holds, in plain words; any other in general."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from headwater.buffer.consumer.group import Position
 from headwater.buffer.queue.native.records import Consumer, End, Queue, Scanned, Shard, shard_name
 from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
 from headwater.buffer.stream.config import StreamConfig
+from headwater.buffer.transaction.holds import Holds
+from headwater.buffer.transaction.record import Application
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
+from headwater.cli.inspection.transaction import describe_holds, describe_record
 from headwater.cli.stream_view import retention_words
 from headwater.core.errors import Corrupt, NotSupported
 from headwater.core.limits import REGISTER_HISTORY
@@ -211,6 +214,11 @@ def _position(report: Report, position: Position, _: int) -> None:
         "next_lsn": position.lsn,
         "committed_ms": position.committed_ms,
     }
+    if position.planned:
+        sequence, lsn = position.planned
+        report.facts["planned_until"] = f"sequence {sequence}, LSN {lsn}"
+    if position.together:
+        report.facts["resolved_where_it_begins_in"] = f"{len(position.together)} partitions"
     if position.behind:
         report.notes.append("the group took the queue over, and reads what another acknowledged")
 
@@ -222,9 +230,13 @@ _BY_NAME: Final = {
     "gc.json": Known("gc.json: how far the collector has looked", Scanned, _scanned),
     "side.json": Known("side.json: what a published v1 queue cannot hold", Side, _side),
     "stream.json": Known("stream.json: what a stream is", StreamConfig, _stream),
+    "holds.json": Known(
+        "holds.json: what open transactions keep from the collector", Holds, describe_holds
+    ),
 }
 _KINDS: Final = (
     *_BY_NAME.values(),
+    Known("transactions: what one writer committed last", Application, describe_record),
     Known("producers: the marks of some of them", Shard, _shard),
     Known("group: the position of one that follows", Position, _position),
 )

@@ -6,6 +6,7 @@ the stream, or none.
     columns     which columns a DataFrame may have, and what becomes of them
     routing     which partition each record goes to
     task        an executor's side: Arrow batches in, uploads out, and a message for the driver
+    kept        what stays open from one commit of a query to the next
     writers     what Spark calls, for a batch and for a stream
 
 Always holds: a transaction of `headwater.buffer.transaction` is all that is written; rows are never

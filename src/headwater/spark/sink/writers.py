@@ -30,6 +30,7 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Refused
 from headwater.core.portal import shared
 from headwater.spark.options import WriteOptions
+from headwater.spark.sink import kept
 from headwater.spark.sink.columns import Columns
 from headwater.spark.sink.task import Written, open_target, task_context, write_task
 
@@ -104,7 +105,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 async def _commit(options: WriteOptions, attempt: Attempt, tasks: Sequence[TaskUploads]) -> None:
     stream = await open_target(options)
-    await Committer(stream, attempt, timeout_ms=options.sink_timeout_ms).commit(tasks)
+    timeout_ms = options.sink_timeout_ms
+    if not attempt.follows_on:
+        await Committer(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
+        return
+    appending = kept.take(stream, attempt)
+    await Committer(stream, attempt, timeout_ms=timeout_ms, appending=appending).commit(tasks)
+    await kept.keep(stream, attempt, appending)
 
 
 async def _abort(options: WriteOptions, attempt: Attempt, tasks: Sequence[TaskUploads]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headwater.buffer.consumer import GroupRegister, Ownership, Place, lsn_at_time, shipped
 from headwater.buffer.consumer.group import Position
 from headwater.buffer.queue import Descriptor, QueueState, Uncounted
@@ -78,9 +80,21 @@ class BufferFeed:
         place = await self._placed(kept)
         return place if acked is None or kept.behind else max(place, acked)
 
-    async def begin(self, group: str, place: Place) -> Place:
+    @property
+    def key(self) -> str:
+        """By the stream's id, which no later one of its name has."""
+        return f"{self.stream_id}/{self._partition}"
+
+    async def begin(
+        self, group: str, place: Place, *, together: Mapping[str, Place] | None = None
+    ) -> Place:
         """Kept in the group's register, once."""
-        return await self._placed(await self._register(group).begin(place))
+        return await self._placed(await self._register(group).begin(place, together=together))
+
+    async def begun_together(self, group: str) -> Mapping[str, Place]:
+        """From the group's register."""
+        kept = await self._register(group).read()
+        return {} if kept is None else {key: Place(*found) for key, found in kept.together.items()}
 
     async def own(self, group: str, start: Place, *, take_over: bool) -> None:
         """Open the queue's consumer."""
@@ -109,17 +123,26 @@ class BufferFeed:
         if self._ownership is not None:
             await self._ownership.check()
 
-    async def commit(self, group: str, place: Place, *, inside: bool) -> None:
-        """An owner acknowledges whole batches; what goes beyond them stands in the register."""
-        if self._ownership is None:
-            await self._register(group).advance(place)
-            return
+    async def planned_by(self, group: str) -> Place | None:
+        """From the group's register."""
+        kept = await self._register(group).read()
+        return None if kept is None or kept.planned is None else Place(*kept.planned)
+
+    async def plan(self, group: str, since: Place, until: Place) -> None:
+        """In the group's register, an owner's too."""
+        await self._register(group).plan(since, until)
+
+    async def commit(self, group: str, place: Place, *, planned: Place | None) -> None:
+        """An owner acknowledges whole batches; what goes beyond them stands in the register.
+
+        The register comes before the queue: whichever is ahead counts, so nothing is read twice
+        after a crash.
+        """
         caught_up = self._catching_up is None or place >= self._catching_up
-        if inside or self._catching_up is not None:
-            # Before the queue: whichever is ahead counts, so nothing is read twice after a crash.
-            await self._register(group).advance(place, behind=not caught_up)
-            self._catching_up = None if caught_up else self._catching_up
-        if place.sequence:
+        await self._register(group).advance(place, behind=not caught_up, planned=planned)
+        if caught_up:
+            self._catching_up = None
+        if self._ownership is not None and place.sequence:
             await self._ownership.acknowledge(place.sequence - 1)
 
     async def _after(self, sequence: int, limit: int) -> list[Descriptor]:

@@ -6,6 +6,7 @@ the planning, the limits, the offsets and the readers know this and nothing else
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from headwater.buffer.consumer import Place
@@ -58,8 +59,17 @@ class Feed(Protocol):
     async def place_of(self, group: str) -> Place | None:
         """How far a group has come; None if it is not known."""
 
-    async def begin(self, group: str, place: Place) -> Place:
-        """Where a group begins: here, unless it has begun."""
+    @property
+    def key(self) -> str:
+        """What no other partition is called, also none of a stream that has the name later."""
+
+    async def begin(
+        self, group: str, place: Place, *, together: Mapping[str, Place] | None = None
+    ) -> Place:
+        """Where a group begins: here, unless it has begun; and in all partitions it begins with."""
+
+    async def begun_together(self, group: str) -> Mapping[str, Place]:
+        """Where a group begins in the partitions it began with, as far as this one was told."""
 
     async def own(self, group: str, start: Place, *, take_over: bool) -> None:
         """Become the owner; everything before `start` is processed."""
@@ -67,5 +77,11 @@ class Feed(Protocol):
     async def check(self) -> None:
         """Raise `Fenced` if this was the owner and is not any more."""
 
-    async def commit(self, group: str, place: Place, *, inside: bool) -> None:
-        """Everything before this place is processed. `inside`: it lies within a batch."""
+    async def planned_by(self, group: str) -> Place | None:
+        """Where the micro-batch ends that a query of the group planned last."""
+
+    async def plan(self, group: str, since: Place, until: Place) -> None:
+        """A query of the group has this micro-batch in its checkpoint, and is about to read it."""
+
+    async def commit(self, group: str, place: Place, *, planned: Place | None) -> None:
+        """Everything before this place is processed, and the next micro-batch ends at `planned`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import takewhile
 from typing import Final
 
 from headwater.buffer.consumer import Place
@@ -62,13 +61,6 @@ class Known:
         elif first is not None or self.end != start:
             self._slices.clear()
             self.end, self.is_all = start, False
-
-    def is_inside(self, place: Place) -> bool:
-        """Whether a place from the start on lies within a batch, as far as is known."""
-        for one in takewhile(lambda one: one.sequence <= place.sequence, self._slices):
-            if one.sequence == place.sequence:
-                return place.lsn > one.descriptor.first_lsn
-        return False
 
     async def learn(self, *, rows: int | None, size_bytes: int | None) -> bool:
         """Look for more, until there is enough for these limits. Says whether there was more."""

@@ -52,10 +52,10 @@ class Membership:
         except Fenced as error:
             raise self._explained(error) from error
 
-    async def commit(self, feed: Feed, place: Place, *, inside: bool) -> None:
+    async def commit(self, feed: Feed, place: Place, *, planned: Place | None) -> None:
         """Acknowledge, or keep the position."""
         try:
-            await feed.commit(self._group, place, inside=inside)
+            await feed.commit(self._group, place, planned=planned)
         except Fenced as error:
             raise self._explained(error) from error
 
@@ -105,11 +105,19 @@ class Membership:
 
 
 async def at_once(questions: Iterable[Awaitable[Any]]) -> list[Any]:
-    """The answers in order, asking a few at a time."""
+    """The answers in order, asking a few at a time.
+
+    Where one fails the others come to their end before that is told: what went on by itself would
+    meet whoever asks again, an opening that comes late its own successor.
+    """
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(question: Awaitable[Any]) -> Any:
         async with gate:
             return await question
 
-    return await asyncio.gather(*(one(question) for question in questions))
+    answers = await asyncio.gather(*map(one, questions), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers

@@ -6,13 +6,15 @@ Always holds:
 - where the group begins is kept in the store before it is told: it is told the same every time;
 - a micro-batch's end is told once and kept by Spark; `plan` gives the same rows for the same two
   offsets, today and after a restart, for as long as they are retained;
-- `commit` acknowledges what Spark has written down as done, and nothing else.
+- `commit` acknowledges what Spark has written down as done, and nothing else;
+- before a micro-batch is read, its end stands in the store, for whoever comes with a checkpoint
+  that does not know it: such a one is refused before Spark writes anything down.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from headwater.buffer.consumer import Place
@@ -58,6 +60,8 @@ class MicroBatches:
         self._initial: Offset | None = None
         self._fixed: dict[Part, Place] | None = None
         self._committed: dict[Part, Place] = {}
+        self._told: Mapping[Part, Place] = {}
+        self._announced: dict[Part, Place] = {}
         self._quiet_since_s = runtime.monotonic_s()
         self._ends: tuple[float, dict[Part, Place]] | None = None
         self._turn = 0
@@ -77,15 +81,25 @@ class MicroBatches:
 
     async def latest(self, start: Offset, limits: Limits) -> Offset:
         """The end of the micro-batch that begins at `start`; `start` itself if there is none."""
+        found = await self._next(start, limits)
+        self._told = found.places
+        return found
+
+    async def _next(self, start: Offset, limits: Limits) -> Offset:
         await self._refresh()
         self._check_ids(start)
         here = {part: start.places[part] for part in self._feeds if part in start.places}
         added = [feed for part, feed in self._feeds.items() if part not in start.places]
-        await self._membership.join([self._feeds[part] for part in here], here)
         is_new = not here.keys() <= self._known.keys()
+        is_followed = False
+        if is_new and start != self._initial:
+            is_followed = await self._refuse_an_older_copy(here)
+        await self._membership.join([self._feeds[part] for part in here], here)
         if is_new or self._fixed is not None or self._polling.is_due:
             await self._look(here, limits)
         ends = self._ends_of(here, limits)
+        if is_followed and not start.closed:
+            return start.marked()
         for feed in added:
             # Said where it begins before anything of it is read: the next micro-batch begins there.
             ends[feed.part] = await self._begin_added(feed)
@@ -116,23 +130,25 @@ class MicroBatches:
             if part not in self._feeds:
                 raise Refused(f"{part}: the checkpoint asks for it, and the options do not")
             planned.append((self._feeds[part], await self._slices(part, since, until)))
+        await at_once(
+            self._announce(feed, start.places[feed.part], end.places[feed.part])
+            for feed, _ in planned
+        )
         return pack(planned, self._options)
 
     async def commit(self, end: Offset) -> None:
-        """Everything before `end` is processed."""
+        """Everything before `end` is processed. Spark has the next micro-batch written down."""
         await self._refresh()
 
         async def one(part: Part, place: Place) -> None:
-            known = self._known.get(part)
-            inside = known is not None and known.is_inside(place)
-            await self._membership.commit(self._feeds[part], place, inside=inside)
-            self._committed[part] = place
+            planned = self._told.get(part, place)
+            if self._committed.get(part) == place:
+                await self._announce(self._feeds[part], place, planned)
+                return
+            await self._membership.commit(self._feeds[part], place, planned=planned)
+            self._committed[part], self._announced[part] = place, planned
 
-        await at_once(
-            one(part, place)
-            for part, place in end.places.items()
-            if part in self._feeds and self._committed.get(part) != place
-        )
+        await at_once(one(part, place) for part, place in end.places.items() if part in self._feeds)
 
     async def report(self) -> Offset:
         """The end of everything, for the query's progress: from memory, or nearly."""
@@ -172,27 +188,73 @@ class MicroBatches:
 
     async def _begin(self, feeds: list[Feed]) -> dict[Part, Place]:
         """Where the group stands in each partition; a partition that came later: its oldest."""
-        options = self._options
-        kept = await at_once(feed.place_of(options.group_id) for feed in feeds)
-        is_known = any(place is not None for place in kept)
-        if not is_known:
-            asked.check_named("startingOffsets", options.starting_offsets, self._feeds)
-        places: dict[Part, Place] = {}
-        for feed, place in zip(feeds, kept, strict=True):
-            if place is None:
-                first = await self._first_place(feed, is_known=is_known)
-                place = await feed.begin(options.group_id, first)
-            places[feed.part] = place
+        group = self._options.group_id
+        kept = await at_once(feed.place_of(group) for feed in feeds)
+        places = {feed.part: place for feed, place in zip(feeds, kept, strict=True) if place}
+        missing = [feed for feed in feeds if feed.part not in places]
+        if missing:
+            resolved = await self._resolve([one for one in feeds if one.part in places], missing)
+            for feed in missing:
+                first = resolved.get(feed.key) or (await feed.bounds()).oldest
+                places[feed.part] = await feed.begin(group, first)
         return places
 
-    async def _first_place(self, feed: Feed, *, is_known: bool) -> Place:
-        if is_known:
-            return (await feed.bounds()).oldest
+    async def _resolve(self, known: list[Feed], missing: list[Feed]) -> dict[str, Place]:
+        """Where the group begins in the partitions that it began with; nothing of later ones.
+
+        All of it is kept in the first register that is written. Whoever dies before the others are
+        would else be followed by one that takes them for partitions that came later.
+        """
+        group = self._options.group_id
+        if not known:
+            asked.check_named("startingOffsets", self._options.starting_offsets, self._feeds)
+            found = await at_once(self._first_place(feed) for feed in missing)
+            together = {feed.key: place for feed, place in zip(missing, found, strict=True)}
+            await missing[0].begin(group, found[0], together=together)
+            known = missing[:1]
+        resolved: dict[str, Place] = {}
+        for told in await at_once(feed.begun_together(group) for feed in known):
+            resolved |= told
+        return resolved
+
+    async def _first_place(self, feed: Feed) -> Place:
         if self._options.take_over and self._options.starting_offsets is None:
             owner = await feed.owner()
             if owner.group:
                 return owner.acked  # to take over is to go on where the other one stood
         return await asked.starting_place(feed, self._options, LATEST)
+
+    async def _announce(self, feed: Feed, since: Place, until: Place) -> None:
+        """Keep where a micro-batch ends, unless that is kept or there is nothing in it."""
+        if until > max(since, self._announced.get(feed.part, since)):
+            await feed.plan(self._options.group_id, since, until)
+            self._announced[feed.part] = until
+
+    async def _refuse_an_older_copy(self, here: dict[Part, Place]) -> bool:
+        """A checkpoint that does not know what its group has planned was put back.
+
+        Micro-batches would be cut anew from it, with other rows under the same numbers, and a sink
+        that knows them by their numbers would take those rows for written. Whether one followed is
+        the answer: Spark commits when the next one is written down, so one did if everything here
+        is committed; and as it had no rows, it can be repeated.
+        """
+        group = self._options.group_id
+        feeds = [self._feeds[part] for part in here if part not in self._known]
+        stood = await at_once(feed.place_of(group) for feed in feeds)
+        plans = await at_once(feed.planned_by(group) for feed in feeds)
+        for feed, *reached in zip(feeds, stood, plans, strict=True):
+            furthest = max((place for place in reached if place is not None), default=None)
+            if furthest is not None and furthest > here[feed.part]:
+                raise Refused(
+                    f"{feed.part}: the checkpoint goes on at offset {here[feed.part].lsn:,}, and "
+                    f"group {group!r} has planned micro-batches up to {furthest.lsn:,}. It is an "
+                    "older copy, or another query of the group has come further. From there "
+                    "micro-batches would be cut anew, and sinks that know their numbers would take "
+                    "the rows for written. To go on where the group stands, give the query a new "
+                    "checkpoint; to read again, a new checkpoint, a groupId of its own and "
+                    "startingOffsets"
+                )
+        return stood == [here[feed.part] for feed in feeds]
 
     async def _begin_added(self, feed: Feed) -> Place:
         kept = await feed.place_of(self._options.group_id)

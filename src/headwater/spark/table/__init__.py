@@ -8,7 +8,7 @@ Enters: a DataFrame, batch or streaming. Leaves: one snapshot of a table for eac
     shape              columns of a DataFrame as columns of a table
     data_files         what executors wrote, as a snapshot names it
     token, commit      one snapshot a micro-batch, and no second one
-    sweep              metadata that nobody needs any more
+    sweep, orphans     metadata that nobody needs any more; data files that nothing names
     writing            to_table; reading, load and read
 
 Always holds:
@@ -21,6 +21,15 @@ Always holds:
 from headwater.spark.table.catalog import RegisterCatalog
 from headwater.spark.table.commit import Commit
 from headwater.spark.table.file_io import StoreFileIO
+from headwater.spark.table.orphans import Orphans, remove_orphans
 from headwater.spark.table.reading import load, read
 
-__all__ = ["Commit", "RegisterCatalog", "StoreFileIO", "load", "read"]
+__all__ = [
+    "Commit",
+    "Orphans",
+    "RegisterCatalog",
+    "StoreFileIO",
+    "load",
+    "read",
+    "remove_orphans",
+]

@@ -35,7 +35,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 from pyiceberg.view import View
 
-from headwater.core import portal
+from headwater.core import portal, runtime
 from headwater.core.errors import (
     AlreadyExists,
     Conflict,
@@ -204,14 +204,27 @@ class RegisterCatalog(MetastoreCatalog):
 
     def _metadata(self, files: FileIO, location: str) -> TableMetadata:
         # A metadata file never changes: what was read or written last need not be read again.
-        if self._last is None or self._last[0] != location:
-            self._last = (location, FromInputFile.table_metadata(files.new_input(location)))
-        return self._last[1]
+        # Looked at once: queries share a catalog, and another's table may come in between.
+        last = self._last
+        if last is None or last[0] != location:
+            last = self._last = (location, FromInputFile.table_metadata(files.new_input(location)))
+        return last[1]
 
     def _load_file_io(
         self, properties: Properties = EMPTY_DICT, location: str | None = None
     ) -> FileIO:
         return StoreFileIO({**self.properties, **properties}, place=self.place, store=self._store)
+
+    def _get_default_warehouse_location(self, database_name: str, table_name: str) -> str:
+        """The folder of the name, for the first table that has it; after that one of its own.
+
+        The files of a table that was renamed or dropped are still in the first one, and a sweep of
+        its successor would take them for leftovers.
+        """
+        folder = super()._get_default_warehouse_location(database_name, table_name)
+        if _wait(self._pointers.was_used(database_name, table_name)):
+            return f"{folder}-{runtime.new_ulid().lower()}"
+        return folder
 
     # Namespaces
 

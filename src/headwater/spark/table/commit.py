@@ -127,8 +127,9 @@ def _tidy(table: Table) -> None:
         return
     try:
         sweep(table)
-    except HeadwaterError as error:
-        # The rows are in the table: what could not be removed is found by the next sweep.
+    except (HeadwaterError, OSError) as error:
+        # The rows are in the table: what could not be removed is found by the next sweep. OSError
+        # is a list of manifests that another's sweep removed while this one was about to read it.
         _log.warning("%s: obsolete metadata stays for now: %s", ".".join(table.name()), error)
 
 

@@ -60,6 +60,10 @@ class Pointers:
             raise NotFound(f"there is no table {namespace}.{table}{moved}")
         return pointer.metadata_location
 
+    async def was_used(self, namespace: str, table: str) -> bool:
+        """Whether there is, or ever was, a table of this name."""
+        return await self._pointer(namespace, table) is not None
+
     async def point(
         self, namespace: str, table: str, expected: str | None, location: str | None
     ) -> None:
@@ -104,8 +108,13 @@ class Pointers:
             return TablePointer(None, moved_to=new, was=now.metadata_location)
 
         old = self._table(namespace, table)
-        left = await old.update(leave)
-        await self.point(to_namespace, to_table, None, left.value.was)
+        left = (await old.update(leave)).value
+        try:
+            await self.point(to_namespace, to_table, None, left.was)
+        except Conflict:
+            # Another table took the name meanwhile: this one would be under neither.
+            await old.update(lambda now: TablePointer(left.was) if now in (None, left) else now)
+            raise
         await old.update(lambda _: TablePointer(None, moved_to=new))
 
     async def tables(self, namespace: str) -> list[str]:

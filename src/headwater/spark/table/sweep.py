@@ -3,9 +3,13 @@
 Every commit leaves a metadata file, a list of manifests and a manifest behind it. Those that stay
 obsolete for GRACE_MS go: a reader that has just loaded the table may still want them.
 
-Always holds: a sweep comes after a commit of the sweeper's own. A writer that stood still since
-before the grace with files written and not committed meets that commit and is refused, so nothing
-that was swept is ever named by a snapshot. Data files are not swept: a long job writes them early.
+Always holds: a sweep comes after a commit of the sweeper's own, and the grace counts back from that
+commit. A writer that stood still since before the grace with files written and not committed meets
+that commit and is refused, so nothing that was swept is ever named by a snapshot. Counting from the
+moment of the sweep is the obvious alternative: a sweeper that stands still between its commit and
+its sweep then removes what was written and committed meanwhile, of which it does not know.
+
+Data files are not swept: a long job writes them early (see `orphans.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Final
 
 from pyiceberg.table import Table
 
-from headwater.core import portal, runtime
+from headwater.core import portal
 from headwater.spark.table.file_io import StoreFileIO
 
 SWEEP_EVERY: Final = 50
@@ -38,7 +42,7 @@ def sweep(table: Table, *, grace_ms: int = GRACE_MS) -> int:
         return 0  # another catalog's table is for its own upkeep
     needed = _needed(table, files)
     folder = files.place.key(f"{table.location()}/metadata")
-    before_ms = runtime.wall_ms() - grace_ms
+    before_ms = table.metadata.last_updated_ms - grace_ms
 
     async def remove() -> int:
         obsolete = []

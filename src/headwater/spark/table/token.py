@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 from pyiceberg.table.metadata import TableMetadata
 
+from headwater.core.errors import Refused
+
 APP: Final = "headwater.query-id"
 VERSION: Final = "headwater.batch-id"
 WRITER: Final = "headwater.writer"
@@ -29,6 +31,8 @@ class Token(NamedTuple):
     """This attempt alone: tells one's own commit from that of a twin."""
     is_repeatable: bool = True
     """Whether anybody may come back with the same version, and it is worth remembering."""
+    is_query: bool = False
+    """A streaming query repeats its last version and none before it."""
 
     def summary(self) -> dict[str, str]:
         """What the snapshot says."""
@@ -45,16 +49,25 @@ class Landed(NamedTuple):
 
 
 def find(metadata: TableMetadata, token: Token) -> Landed | None:
-    """Whether a version is in the table, by its snapshots or the property that outlives them."""
+    """Whether a version is in the table, by its snapshots or the property that outlives them.
+
+    `Refused` where a query comes with an older one than its last: its checkpoint went back, and its
+    micro-batches are cut anew, so that there are other rows under the number than those stored.
+    """
+    kept = metadata.properties.get(f"{LAST}{token.app}")
+    last = None if kept is None else _parsed(kept)
+    if token.is_query and last is not None and token.version < last.version:
+        raise Refused(
+            f"micro-batch {token.version} of query {token.app}: the table has its micro-batch "
+            f"{last.version} already. Its checkpoint is an older copy, or another run of it has "
+            "come further. Nothing of this one is written: stop one of the two, or give the query "
+            "a new checkpoint_location"
+        )
     for snapshot in reversed(metadata.snapshots):
         said = {} if snapshot.summary is None else snapshot.summary.additional_properties
         if said.get(APP) == token.app and said.get(VERSION) == str(token.version):
             return Landed(snapshot.snapshot_id, said.get(WRITER) == token.writer)
-    kept = metadata.properties.get(f"{LAST}{token.app}")
-    if kept is None:
-        return None
-    last = _parsed(kept)
-    if last.version < token.version:
+    if last is None or last.version < token.version:
         return None
     is_ours = last.writer == token.writer if last.version == token.version else None
     return Landed(None, is_ours)

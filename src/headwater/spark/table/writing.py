@@ -47,7 +47,13 @@ class WriteOptions(NamedTuple):
 
 
 def write(
-    df: DataFrame, target: Target, options: WriteOptions, app: str | None, version: int
+    df: DataFrame,
+    target: Target,
+    options: WriteOptions,
+    app: str | None,
+    version: int,
+    *,
+    is_query: bool = False,
 ) -> Commit:
     """The rows of a DataFrame as one snapshot, unless this version of this application is there.
 
@@ -57,7 +63,7 @@ def write(
     columns = shape.arrow_columns(df.schema)
     table = _prepared(catalog, target.table, options, columns)
     writer = runtime.new_ulid()
-    token = Token(app or f"batch-{writer}", version, writer, is_repeatable=app is not None)
+    token = Token(app or f"batch-{writer}", version, writer, app is not None, is_query)
     there = tokens.find(table.metadata, token)
     if there is not None:
         return Commit(there.snapshot_id, 0, 0, was_there=True)
@@ -100,7 +106,7 @@ def start(
     names = QueryId(checkpoint_location, is_remote=_is_remote(df))
 
     def write_batch(batch: DataFrame, batch_id: int) -> None:
-        write(batch, target, options, names.of(batch), batch_id)
+        write(batch, target, options, names.of(batch), batch_id, is_query=True)
 
     writer = df.writeStream.foreachBatch(write_batch)
     if checkpoint_location is not None:

@@ -1,0 +1,46 @@
+"""Offsets: one spelling for one place, whoever put it together and in which order."""
+
+from __future__ import annotations
+
+import json
+
+from headwater.buffer.consumer import Place
+from headwater.spark.source.offset import Offset, Part
+
+IDS = {"orders": "id-1", "bills": "id-2"}
+PLACES = {
+    Part("orders", 10): Place(3, 31),
+    Part("bills", 0): Place(0, 1),
+    Part("orders", 2): Place(5, 51),
+    Part("orders", 0): Place(1, 11),
+}
+
+
+def text(offset: Offset) -> str:
+    return json.dumps(offset.to_json())
+
+
+def test_keys_are_sorted_on_every_level_whatever_order_they_came_in() -> None:
+    forward = Offset(PLACES, IDS, closed=True)
+    backward = Offset(dict(reversed(PLACES.items())), dict(reversed(IDS.items())), closed=True)
+    assert text(forward) == text(backward)
+    assert text(forward) == json.dumps(forward.to_json(), sort_keys=True)
+
+
+def test_a_place_that_was_read_back_or_moved_to_has_the_same_spelling() -> None:
+    offset = Offset(PLACES, IDS)
+    shuffled = {
+        "streams": dict(reversed(offset.to_json()["streams"].items())),
+        "format": 1,
+    }
+    assert text(Offset.from_json(shuffled)) == text(offset)
+    grown = Offset({Part("orders", 2): Place(5, 51)}, {"orders": "id-1"}).moved(PLACES, IDS)
+    assert text(grown) == text(offset)
+
+
+def test_the_mark_alone_tells_a_closed_place_from_an_open_one() -> None:
+    offset = Offset(PLACES, IDS)
+    marked = offset.marked().to_json()
+    assert marked.pop("closed") == 1
+    assert marked == offset.to_json()
+    assert text(offset.marked().moved({}, {})) == text(offset)
