@@ -347,8 +347,8 @@ class Consumer:
         """Go on without a batch whose rows nobody can count: on the list first, then for ever."""
         lost = error.descriptor
         await self._check_fence()
-        await self._delivery.dead_letter(lost, f"{type(error).__name__}: {error}")
-        await self._ask(lambda: self._taker.give_up(lost.sequence))
+        letter = await self._delivery.dead_letter(lost, f"{type(error).__name__}: {error}")
+        await self._ask(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
 
     async def _check_fence(self) -> None:
         await self._ask(self._taker.check_fence)

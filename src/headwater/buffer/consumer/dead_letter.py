@@ -82,6 +82,8 @@ async def write_dead_letter(
         await stream.store.put_if_absent(key, data, token=token.encode())
     except AlreadyExists as exists:
         before = _decode(key, exists.current.data)
+        if batch.format == "v1" and before.location == batch.location:
+            return _numbered(before, batch)
         if (before.first_lsn, before.last_lsn) != (letter.first_lsn, letter.last_lsn):
             raise RolledBack(
                 f"{key} says that batch {batch.sequence} had LSNs {before.first_lsn}–"
@@ -89,6 +91,19 @@ async def write_dead_letter(
             ) from exists
         return before
     return letter
+
+
+def _numbered(letter: DeadLetter, batch: Descriptor) -> DeadLetter:
+    """A letter of a published v1 batch with the LSNs that the batch has by now.
+
+    Until it is acknowledged they are counted from what is before it, of which some may have been
+    given up since the letter was written. And a batch that was counted when it was found bad may
+    be past counting after a restart: then only the letter knows how many records it had.
+    """
+    rows = batch.rows or letter.rows
+    return msgspec.structs.replace(
+        letter, first_lsn=batch.first_lsn, last_lsn=batch.first_lsn + rows - 1, rows=rows
+    )
 
 
 async def read_dead_letter(stream: Stream, partition: int, sequence: int) -> DeadLetter | None:
