@@ -198,10 +198,12 @@ class Consumer:
         """The next batch; None if there is none at present.
 
         May be cancelled at any point, and tried again after any error: the same batch is
-        delivered then. Batches that follow are fetched meanwhile.
+        delivered then. Batches that follow are fetched meanwhile. `LimitExceeded` while
+        UNACKED_MAX_BATCHES wait for their acknowledgement.
         """
         async with self._reading:
             self._check_open()
+            self._frontier.room()
             await self._delivery.look(self._after, self._check_fence)
             self._count_queue()
             async with telling_of_deletion(self.stream):
@@ -223,7 +225,8 @@ class Consumer:
             self._check_open()
             if not max_count:
                 return []
-            found = await self._after(self._delivery.cursor, max_count)
+            most = min(max_count, self._frontier.room())
+            found = await self._after(self._delivery.cursor, most)
             self._count_queue()
             self._delivery.hand_out(found)
             self._hand_out(found)
