@@ -70,7 +70,7 @@ class BlockingConsumer:
 
     @property
     def conflict_rate(self) -> float:
-        """Of a hundred writes to the queue, how many met somebody else's."""
+        """Of a hundred conditional writes to the queue, how many lost a race."""
         return self._consumer.conflict_rate
 
     def next_batch(self) -> ConsumedBatch | None:

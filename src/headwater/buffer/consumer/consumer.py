@@ -179,7 +179,11 @@ class Consumer:
 
     @property
     def conflict_rate(self) -> float:
-        """Of a hundred writes to the queue, how many met somebody else's."""
+        """Of a hundred conditional writes to the queue, how many lost a race.
+
+        Opening and dequeuing write: to `consumer.json`, where another consumer that opens can be
+        quicker, or to the published manifest, where every producer can.
+        """
         return self._taker.counters.conflict_rate
 
     @property

@@ -7,6 +7,8 @@ acknowledged does not save the second look: chunks without entries are deleted u
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from headwater.buffer.queue.contract import Counters, Descriptor, Taker
@@ -55,8 +57,7 @@ class NativeTaker(Taker):
                 now, epoch=now.epoch + 1, group=group, opened_ms=runtime.wall_ms()
             )
 
-        self.counters.writes += 1
-        self._acked = (await self._register.update(change)).value
+        self._acked = await self._changed(change)
         self.epoch = self._acked.epoch
         if last_acked_sequence is not None:
             return last_acked_sequence
@@ -91,8 +92,14 @@ class NativeTaker(Taker):
             owned = self._owned(now)
             return owned if position.sequence <= owned.sequence else _moved(owned, position)
 
-        self.counters.writes += 1
-        self._acked = (await self._register.update(change)).value
+        self._acked = await self._changed(change)
+
+    async def _changed(self, change: Callable[[Consumer | None], Consumer]) -> Consumer:
+        try:
+            return (await self._register.update(change)).value
+        finally:
+            self.counters.writes = self._register.writes
+            self.counters.conflicts = self._register.conflicts
 
     async def check_fence(self) -> None:
         self._owned(await read_consumer(self._register))
