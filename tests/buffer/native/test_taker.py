@@ -188,9 +188,7 @@ async def test_resuming_where_nothing_is_kept_any_more_is_trimmed() -> None:
 
 
 @virtual
-async def test_the_rate_of_conflicts_counts_lost_races_among_the_writes_tried() -> (
-    None
-):
+async def test_the_rate_of_conflicts_counts_lost_races_among_the_writes_tried() -> None:
     queue = await filled(3)
     backend, store = client(queue)
     first = queue.taker(store=store)

@@ -204,8 +204,12 @@ class Appender(ABC):
         """
 
     @abstractmethod
-    async def close(self) -> None:
-        """Say goodbye, so that a successor need not search. Never needed for correctness."""
+    async def close(self, *, for_good: bool = False) -> None:
+        """Say goodbye, so that a successor need not search. Never needed for correctness.
+
+        `for_good`: there will be no successor under this producer id. The queue then forgets it
+        as soon as nothing of it is kept, and need not wait whether it stays silent.
+        """
 
 
 class Taker(ABC):

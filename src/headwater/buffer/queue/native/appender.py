@@ -199,13 +199,17 @@ class NativeAppender(Appender):
         """Say that this producer lives."""
         await self._marks.renew(self._last)
 
-    async def close(self) -> None:
+    async def close(self, *, for_good: bool = False) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
         if self._refreshing is not None:
             await self._refreshing
         with contextlib.suppress(HeadwaterError):
-            await self._refresh()
+            if for_good and self._is_open:
+                doubted = 0 if self._doubt is None else self._doubt.number
+                await self._marks.retire(self._last, max(self._tail.chunk.number, doubted))
+            else:
+                await self._refresh()
         await self._chunks.ends.close()
         self._is_open = False
 

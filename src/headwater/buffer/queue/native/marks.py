@@ -25,7 +25,8 @@ from headwater.core.errors import Fenced, NotFound
 from headwater.store import Register, Store
 
 CLOSED: Final = "closed-"
-"""How the incarnations begin that the collector gives to producers that were silent for long."""
+"""How the incarnations begin of ids under which nobody appends: the collector gives them to
+producers that were silent for long, and a producer that has no successor to itself."""
 FORGOTTEN: Final = (
     "{producer!r} was silent for so long that it was closed, and its mark is or will be dropped: "
     "nobody took its place. Open it again, and compare what it resumes from with its source."
@@ -89,6 +90,26 @@ class Marks:
                 record = msgspec.structs.replace(known, anchor_ms=at_ms, silent_since_ms=0)
             else:
                 record = Producer(self.owner.incarnation, mark.chunk, at_ms, mark)
+            return with_record(shard, self.producer, record)
+
+        await self._register.update(change)
+
+    async def retire(self, mark: Mark | None, last_chunk: int) -> None:
+        """Say that this id appends nothing more, and nothing of it stands after `last_chunk`.
+
+        The record is then as a collector leaves it that closed a silent producer, without the note
+        in the queue: there is no other life of the id whom that would have to tell.
+        """
+
+        def change(shard: Shard | None) -> Shard:
+            shard = shard or Shard()
+            known = self._checked(shard)
+            record = msgspec.structs.replace(
+                known,
+                incarnation=CLOSED + runtime.new_token().hex(),
+                mark=_later(known.mark, mark),
+                closed=last_chunk,
+            )
             return with_record(shard, self.producer, record)
 
         await self._register.update(change)

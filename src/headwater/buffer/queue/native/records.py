@@ -81,7 +81,8 @@ class Producer(msgspec.Struct, frozen=True):
     anchor_ms: int
     mark: Mark | None = None
     closed: int | None = None
-    """The chunk that tells every life of this id so far to stop, once a collector wrote that."""
+    """No life of this id so far has anything after this chunk, nor ever will: it tells them to
+    stop, as a collector wrote it there, or the only one said goodbye for good."""
     silent_since_ms: int = 0
     """Since when, by the store's clock, collectors have found nothing kept and nothing changed; 0
     if none has looked since the last change."""
