@@ -211,10 +211,10 @@ async def test_opening_fails_if_one_partition_cannot_be_opened() -> None:
 
 
 @virtual
-async def test_which_stream_must_be_said_once() -> None:
+async def test_which_stream_is_meant_must_be_said_in_one_way() -> None:
     stream = fake_stream()
-    with pytest.raises(Refused, match="a stream has its name"):
-        await Producer.open(stream, "orders")
+    with pytest.raises(Refused, match="the stream is 'orders', not 'others'"):
+        await Producer.open(stream, "others")
     with pytest.raises(Refused, match="which stream"):
         await Producer.open(stream.store)
 

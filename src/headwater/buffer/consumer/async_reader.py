@@ -23,12 +23,12 @@ from headwater.buffer.consumer.reading import (
     resolve_start,
     trimmed_by_lsn,
 )
-from headwater.buffer.consumer.source import check_partition, resolve
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
+from headwater.buffer.stream.streams import resolve
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S, READ_AHEAD_BYTES
@@ -274,7 +274,7 @@ def _partitions(stream: Stream, asked: int | Sequence[int] | None) -> Sequence[i
     several = isinstance(asked, Iterable) and not isinstance(asked, str | bytes)
     numbers: list[Any] = list(asked) if several else [asked]  # type: ignore[arg-type]
     for number in numbers:
-        check_partition(stream, number)
+        stream.check_partition(number)
     if len(set(numbers)) < len(numbers) or not numbers:
         raise Refused(f"partitions {numbers}: name one or more, each once")
     return numbers

@@ -31,12 +31,13 @@ from headwater.buffer.consumer.frontier import Frontier
 from headwater.buffer.consumer.lag import Lag, lag_of_owner
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.own_process import OwnProcess
-from headwater.buffer.consumer.source import consumable, resolve, retention_of
+from headwater.buffer.consumer.source import consumable, retention_of
 from headwater.buffer.consumer.sweeper import Sweeper
 from headwater.buffer.queue.contract import Descriptor, Taker, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
+from headwater.buffer.stream.streams import resolve
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.core.limits import GC_INTERVAL_S, READ_AHEAD_BATCHES, READ_AHEAD_BYTES

@@ -17,8 +17,10 @@ import msgspec
 from headwater.buffer.consumer.consumed import Lost
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.streams import looking_at
 from headwater.core import runtime
 from headwater.core.errors import AlreadyExists, Corrupt, NotFound, NotSupported, RolledBack
+from headwater.store import Store
 
 FORMAT: Final = 1
 
@@ -115,11 +117,14 @@ async def read_dead_letter(stream: Stream, partition: int, sequence: int) -> Dea
         return None
 
 
-async def list_dead_letters(stream: Stream, partition: int = 0) -> list[DeadLetter]:
+async def list_dead_letters(
+    source: str | Store | Stream, name: str | None = None, *, partition: int = 0
+) -> list[DeadLetter]:
     """Every batch of a partition that could not be read, in order."""
-    store, found = stream.store, []
-    async for meta in store.list(stream.dead_letter_prefix(partition)):
-        found.append(_decode(meta.key, (await store.get(meta.key)).data))
+    found: list[DeadLetter] = []
+    async with looking_at(source, name) as stream:
+        async for meta in stream.store.list(stream.dead_letter_prefix(partition)):
+            found.append(_decode(meta.key, (await stream.store.get(meta.key)).data))
     return found
 
 

@@ -22,11 +22,12 @@ from headwater.buffer.consumer.group import GroupRegister, Position
 from headwater.buffer.consumer.lag import Lag, lag_behind
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.own_process import OwnProcess
-from headwater.buffer.consumer.source import consumable, resolve
+from headwater.buffer.consumer.source import consumable
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
+from headwater.buffer.stream.streams import resolve
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack

@@ -19,8 +19,10 @@ from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import QueueState, Uncounted
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.streams import looking_at
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
+from headwater.store import Store
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -95,20 +97,19 @@ async def resolve_end(
 
 
 async def lsn_at_time(
-    stream: Stream, partition: int, time: int | str | date, *, skips: bool = False
+    source: str | Store | Stream,
+    name: str | None = None,
+    *,
+    time: int | str | date,
+    partition: int = 0,
 ) -> int | None:
     """The LSN of the first retained record ingested at or after a time; None if there is none.
 
-    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970. With `skips`, the
-    first LSN of its batch where that cannot be read.
+    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970.
     """
     time_ms = time_ms_of(time) if isinstance(time, str | date) else whole_number("time", time)
-    try:
+    async with looking_at(source, name) as stream:
         return await _lsn_at_time(stream, partition, time_ms)
-    except (UnreadableBatch, Uncounted) as error:
-        if not skips:
-            raise
-        return error.descriptor.first_lsn
 
 
 async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
@@ -142,7 +143,12 @@ async def _resolve(
         return state.floor_lsn
     if place == LATEST:
         return state.next_lsn
-    found = await lsn_at_time(stream, partition, time_ms_of(place), skips=skips)
+    try:
+        found = await _lsn_at_time(stream, partition, time_ms_of(place))
+    except (UnreadableBatch, Uncounted) as error:
+        if not skips:
+            raise
+        found = error.descriptor.first_lsn
     return state.next_lsn if found is None else found
 
 

@@ -55,7 +55,7 @@ class BufferFeed:
     async def at_time(self, time_ms: int) -> Place | None:
         """Reads the times of one batch at most, and no record."""
         async with telling_of_deletion(self._stream):
-            lsn = await lsn_at_time(self._stream, self._partition, time_ms)
+            lsn = await lsn_at_time(self._stream, partition=self._partition, time=time_ms)
         return None if lsn is None else await self.at_lsn(lsn)
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
