@@ -36,7 +36,7 @@ from headwater.buffer.queue.v1.ledger import Counted
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.queue.v1.segment import decode_segment, encode_segment
 from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
-from headwater.buffer.v1_manifest import Entry, Metadata
+from headwater.buffer.v1_manifest import Entry, MetadataItem
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
@@ -82,9 +82,9 @@ REGISTERS: dict[str, Any] = {
 }
 
 SEGMENT_ENTRIES = [
-    Entry(7, f"ingest/{BATCH}.batch", [Metadata(0, -5, b"m")]),
+    Entry(7, f"ingest/{BATCH}.batch", [MetadataItem(0, -5, b"m")]),
     Entry(8, "elsewhere/é", []),
-    Entry(9, f"ingest/{BATCH}.batch", [Metadata(0, 9, b"")]),
+    Entry(9, f"ingest/{BATCH}.batch", [MetadataItem(0, 9, b"")]),
 ]
 SEGMENT_COUNTED = [
     Counted(100, 2, 17, -5, -5),

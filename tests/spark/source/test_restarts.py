@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import GroupRegister, Place
-from headwater.buffer.consumer.group import Position
+from headwater.buffer.consumer.group import GroupPosition
 from headwater.core.errors import HeadwaterError
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
@@ -126,8 +126,8 @@ def test_two_groups_read_everything_each(world: World) -> None:
 
 
 def _resolve_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begin(self: GroupRegister, place: Place) -> Position:
-        return Position(place.sequence, 0, place.lsn)
+    async def begin(self: GroupRegister, place: Place) -> GroupPosition:
+        return GroupPosition(place.sequence, 0, place.lsn)
 
     async def initial(self: MicroBatches) -> Offset:
         await self._refresh()

@@ -28,16 +28,16 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 POSITIONS: Final = 'an LSN, "earliest", "latest", or a time such as 2026-01-31T08:00:00Z'
 
-Place = int | str | date | None
+ReadBound = int | str | date | None
 """An LSN, "earliest", "latest", a time (ISO 8601 as text), or None for the default.
 
 A datetime is a date to Python; a date alone is its first moment.
 """
-Position = Place | Mapping[int, Place]
-"""A place, or one for each partition."""
+ReadBounds = ReadBound | Mapping[int, ReadBound]
+"""One bound, or one for each partition."""
 
 
-def check_position(stream: Stream, position: Position) -> None:
+def check_bounds(stream: Stream, position: ReadBounds) -> None:
     """Refuse a mapping that says something of a partition that the stream does not have."""
     if not isinstance(position, Mapping):
         return
@@ -50,7 +50,7 @@ def check_position(stream: Stream, position: Position) -> None:
         )
 
 
-def place_of(position: Position, partition: int) -> Place:
+def bound_of(position: ReadBounds, partition: int) -> ReadBound:
     """What a position says of one partition."""
     if isinstance(position, Mapping):
         return position.get(partition)
@@ -58,7 +58,7 @@ def place_of(position: Position, partition: int) -> Place:
 
 
 async def resolve_start(
-    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+    stream: Stream, partition: int, place: ReadBound, state: QueueState, *, skips: bool = False
 ) -> int:
     """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
     the oldest LSN.
@@ -90,7 +90,7 @@ async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
 
 
 async def resolve_end(
-    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+    stream: Stream, partition: int, place: ReadBound, state: QueueState, *, skips: bool = False
 ) -> int:
     """The first LSN not to read."""
     return await _resolve(stream, partition, LATEST if place is None else place, state, skips)
@@ -132,7 +132,7 @@ async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | No
 
 
 async def _resolve(
-    stream: Stream, partition: int, place: Place, state: QueueState, skips: bool
+    stream: Stream, partition: int, place: ReadBound, state: QueueState, skips: bool
 ) -> int:
     if not isinstance(place, str | date):
         lsn = _lsn(place)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.group import Position
+from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.queue.native.records import Consumer, End, Queue, Scanned, Shard, shard_name
 from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
 from headwater.buffer.stream.config import StreamConfig
@@ -205,7 +205,7 @@ def _stream(report: Report, config: StreamConfig, _: int) -> None:
         report.tables.append(Rows("schema", ("column", "type", "nullable"), columns))
 
 
-def _position(report: Report, position: Position, _: int) -> None:
+def _position(report: Report, position: GroupPosition, _: int) -> None:
     report.facts |= {
         "next_sequence": position.next_sequence,
         "next_lsn": position.lsn,
@@ -226,5 +226,5 @@ _BY_NAME: Final = {
 _KINDS: Final = (
     *_BY_NAME.values(),
     Known("producers: the marks of some of them", Shard, _shard),
-    Known("group: the position of one that follows", Position, _position),
+    Known("group: the position of one that follows", GroupPosition, _position),
 )

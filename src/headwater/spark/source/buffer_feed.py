@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.buffer.consumer import GroupRegister, Ownership, Place, lsn_at_time, shipped
-from headwater.buffer.consumer.group import Position
+from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.queue import Descriptor, QueueState, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
@@ -136,7 +136,7 @@ class BufferFeed:
         async with telling_of_deletion(self._stream):
             return await self._looker.state()
 
-    async def _placed(self, kept: Position) -> Place:
+    async def _placed(self, kept: GroupPosition) -> Place:
         """A kept position with its LSN, which followers without a query leave out."""
         if kept.lsn is not None:
             return Place(kept.next_sequence, kept.lsn)

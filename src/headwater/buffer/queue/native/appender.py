@@ -35,7 +35,7 @@ from headwater.buffer.queue.native.chunk import Chunk, check_group, entry_bytes
 from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.marks import Marks
 from headwater.buffer.queue.native.records import Mark, consumer_register, read_consumer
-from headwater.buffer.queue.native.tail import Dead, Lost, Tail, write_note
+from headwater.buffer.queue.native.tail import Dead, LostRace, Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
@@ -189,7 +189,7 @@ class NativeAppender(Appender):
             look_first = False
             try:
                 await self._write(todo)
-            except Lost:
+            except LostRace:
                 budget.used += 1
                 look_first = budget.used % LOST_BEFORE_LOOKING == 0
         self._refresh_if_due()

@@ -22,7 +22,7 @@ from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.deleting import delete_all
 from headwater.buffer.queue.native.marks import fold, last_marks, shard_register
 from headwater.buffer.queue.native.records import Consumer, Mark, Queue, Shard, no_queue, shard_name
-from headwater.buffer.queue.native.tail import Dead, Lost, Tail
+from headwater.buffer.queue.native.tail import Dead, LostRace, Tail
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound
 
@@ -143,7 +143,7 @@ class Expiring:
                 return Walked([*walked.whole, last], tail.chunk, 0, closed.modified_ms)
         except NotFound:
             pass  # another collector was quicker
-        except (Lost, Dead):
+        except (LostRace, Dead):
             pass  # somebody appends: the chunk will not be the last for long
         return walked
 

@@ -13,7 +13,7 @@ import msgspec
 
 from headwater.buffer.queue.contract import Counters, Descriptor, Taker
 from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.reading import Position, Reading
+from headwater.buffer.queue.native.reading import Reached, Reading
 from headwater.buffer.queue.native.records import (
     Consumer,
     consumer_register,
@@ -120,7 +120,7 @@ class NativeTaker(Taker):
             )
         return now
 
-    async def _resume_at(self, last_acked: int | None) -> Position | None:
+    async def _resume_at(self, last_acked: int | None) -> Reached | None:
         """Where the last acknowledged batch ends; refuses a queue that is behind its consumer."""
         while True:
             try:
@@ -130,7 +130,7 @@ class NativeTaker(Taker):
                 if last_acked is None or last_acked + 1 < trimmed.floor:
                     raise
 
-    async def _find_position(self, last_acked: int | None) -> Position | None:
+    async def _find_position(self, last_acked: int | None) -> Reached | None:
         queue = await self._chunks.floors()
         known = await read_consumer(self._register)
         if known.sequence < queue.floor_sequence:
@@ -158,7 +158,7 @@ class NativeTaker(Taker):
         return await self._reading.position_after(last_acked)
 
 
-def _moved(consumer: Consumer, to: Position) -> Consumer:
+def _moved(consumer: Consumer, to: Reached) -> Consumer:
     return msgspec.structs.replace(
         consumer, sequence=to.sequence, lsn=to.lsn, bytes=to.bytes, chunk=to.chunk
     )

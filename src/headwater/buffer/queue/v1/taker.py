@@ -22,7 +22,7 @@ import msgspec
 from headwater.buffer.queue.contract import Counters, Descriptor, Taker, Uncounted
 from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race
 from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.reader import Reader
+from headwater.buffer.queue.v1.reader import EntryReader
 from headwater.buffer.queue.v1.side import Side, SideObject, remember
 from headwater.buffer.queue.v1.view import View, check_front, check_not_back, read_view
 from headwater.core import limits, runtime
@@ -57,7 +57,7 @@ class V1Taker(Taker):
         self._policy = policy or RetryPolicy()
         self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
         self._beside = SideObject(store, names, queue_id, self._policy)
-        self._reader = Reader(store, names, self._beside)
+        self._reader = EntryReader(store, names, self._beside)
         self._queue_id = queue_id
         self._claim = ""
         self._side = Side(queue_id)
