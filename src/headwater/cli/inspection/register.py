@@ -9,7 +9,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.buffer.consumer.group import GroupPosition
-from headwater.buffer.queue.native.records import Consumer, End, Queue, Scanned, Shard, shard_name
+from headwater.buffer.queue.native.records import (
+    ConsumerRecord,
+    End,
+    Queue,
+    Scanned,
+    Shard,
+    shard_name,
+)
 from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
 from headwater.buffer.stream.config import StreamConfig
 from headwater.cli.inspection.report import Problem, Report, Rows
@@ -136,7 +143,7 @@ def _end(report: Report, end: End, _: int) -> None:
     report.notes.append("a queue that ends below this has lost its end")
 
 
-def _consumer(report: Report, consumer: Consumer, _: int) -> None:
+def _consumer(report: Report, consumer: ConsumerRecord, _: int) -> None:
     report.facts |= {
         "owner": consumer.group or "nobody yet",
         "epoch": consumer.epoch,
@@ -218,7 +225,7 @@ def _position(report: Report, position: GroupPosition, _: int) -> None:
 _BY_NAME: Final = {
     "queue.json": Known("queue.json: the floors of a native queue", Queue, _queue),
     "end.json": Known("end.json: how far a native queue has come at least", End, _end),
-    "consumer.json": Known("consumer.json: who owns the consumer", Consumer, _consumer),
+    "consumer.json": Known("consumer.json: who owns the consumer", ConsumerRecord, _consumer),
     "gc.json": Known("gc.json: how far the collector has looked", Scanned, _scanned),
     "side.json": Known("side.json: what a published v1 queue cannot hold", Side, _side),
     "stream.json": Known("stream.json: what a stream is", StreamConfig, _stream),

@@ -15,7 +15,7 @@ from headwater.buffer.queue.native.chunk import Chunk, Owner
 from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks
 from headwater.buffer.queue.native.records import (
     Mark,
-    Producer,
+    ProducerRecord,
     Shard,
     check_producer_id,
     shard_name,
@@ -63,7 +63,7 @@ class Marks:
             known = shard.producers.get(self.producer)
             before = Before(True, anchor) if known is None else Before(False, known.anchor)
             mark = None if known is None else known.mark
-            record = Producer(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
+            record = ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
             return with_record(shard, self.producer, record)
 
         await self._register.update(change)
@@ -89,7 +89,7 @@ class Marks:
             ):
                 record = msgspec.structs.replace(known, anchor_ms=at_ms, silent_since_ms=0)
             else:
-                record = Producer(self.owner.incarnation, mark.chunk, at_ms, mark)
+                record = ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
             return with_record(shard, self.producer, record)
 
         await self._register.update(change)
@@ -142,7 +142,7 @@ class Marks:
             f"another producer opened under the id {self.producer!r} and goes on in its place"
         )
 
-    def _checked(self, shard: Shard) -> Producer:
+    def _checked(self, shard: Shard) -> ProducerRecord:
         known = shard.producers.get(self.producer)
         if known is None:
             raise Fenced(FORGOTTEN.format(producer=self.producer))
@@ -177,7 +177,7 @@ def fold(shard: Shard, marks: dict[str, Mark]) -> Shard:
     return shard
 
 
-def with_record(shard: Shard, producer: str, record: Producer) -> Shard:
+def with_record(shard: Shard, producer: str, record: ProducerRecord) -> Shard:
     """The shard with this record of a producer."""
     return msgspec.structs.replace(shard, producers={**shard.producers, producer: record})
 

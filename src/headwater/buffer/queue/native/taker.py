@@ -15,7 +15,7 @@ from headwater.buffer.queue.contract import Counters, Descriptor, Taker
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.reading import Reached, Reading
 from headwater.buffer.queue.native.records import (
-    Consumer,
+    ConsumerRecord,
     consumer_register,
     read_consumer,
 )
@@ -34,7 +34,7 @@ class NativeTaker(Taker):
         self._chunks = Chunks(store, prefix, queue_id)
         self._reading = Reading(self._chunks)
         self._register = consumer_register(store, prefix)
-        self._acked = Consumer()
+        self._acked = ConsumerRecord()
 
     async def open(
         self, group: str, *, take_over: bool = False, last_acked_sequence: int | None = None
@@ -43,7 +43,7 @@ class NativeTaker(Taker):
             raise Refused("a consumer needs the name of its group")
         position = await self._resume_at(last_acked_sequence)
 
-        def change(now: Consumer | None) -> Consumer:
+        def change(now: ConsumerRecord | None) -> ConsumerRecord:
             if now is None:
                 raise RolledBack(f"{self._register.key} is gone while the consumer is opened")
             if now.group and now.group != group and not take_over:
@@ -88,13 +88,15 @@ class NativeTaker(Taker):
             await self.check_fence()
             raise
 
-        def change(now: Consumer | None) -> Consumer:
+        def change(now: ConsumerRecord | None) -> ConsumerRecord:
             owned = self._owned(now)
             return owned if position.sequence <= owned.sequence else _moved(owned, position)
 
         self._acked = await self._changed(change)
 
-    async def _changed(self, change: Callable[[Consumer | None], Consumer]) -> Consumer:
+    async def _changed(
+        self, change: Callable[[ConsumerRecord | None], ConsumerRecord]
+    ) -> ConsumerRecord:
         try:
             return (await self._register.update(change)).value
         finally:
@@ -108,7 +110,7 @@ class NativeTaker(Taker):
     def pending(self) -> int:
         return max(0, self._reading.end_sequence - self._acked.sequence)
 
-    def _owned(self, now: Consumer | None) -> Consumer:
+    def _owned(self, now: ConsumerRecord | None) -> ConsumerRecord:
         if not self.epoch:
             raise Bug("the consumer was not opened")
         if now is None or now.epoch < self.epoch:
@@ -158,7 +160,7 @@ class NativeTaker(Taker):
         return await self._reading.position_after(last_acked)
 
 
-def _moved(consumer: Consumer, to: Reached) -> Consumer:
+def _moved(consumer: ConsumerRecord, to: Reached) -> ConsumerRecord:
     return msgspec.structs.replace(
         consumer, sequence=to.sequence, lsn=to.lsn, bytes=to.bytes, chunk=to.chunk
     )
