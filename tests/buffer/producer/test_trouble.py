@@ -314,6 +314,23 @@ async def test_of_a_producer_with_an_id_nothing_is_accepted_past_what_was_droppe
 
 
 @virtual
+async def test_what_was_being_gathered_when_records_were_dropped_is_not_accepted_either() -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    queue.next_upload(fails_after(5, Denied("no")))
+    producer = await opened(stream, producer_id="source", linger_ms=1_000)
+    dropped = await producer.produce([b"a"])
+    await runtime.sleep(5.5)
+    behind = await producer.produce([b"b"])
+    with pytest.raises(Denied):
+        await dropped
+    with pytest.raises(Unavailable, match="a successor would resume past them"):
+        await behind
+    await producer.close()
+    assert queue.values() == []
+
+
+@virtual
 async def test_other_partitions_see_through_what_they_have_when_records_are_dropped() -> None:
     stream = fake_stream(partitions=2)
     stream.queues[0].next_upload(fails_after(1, Denied("no")))
