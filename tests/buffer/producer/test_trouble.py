@@ -259,6 +259,25 @@ async def test_nothing_in_doubt_is_said_to_be_sent_until_it_has_landed() -> None
 
 
 @virtual
+async def test_what_was_in_doubt_and_landed_while_a_flush_waited_is_no_error_of_the_flush() -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    queue.always["append"] = fails(LOST)
+    producer = await opened(stream, delivery_timeout_ms=60_000)
+    doubted = await producer.produce([b"a"])
+    await runtime.sleep(50)
+    await producer.produce([b"b"])
+    flushing = runtime.spawn(producer.flush(), name="flush")
+    await runtime.sleep(11)
+    assert doubted.is_done
+    assert not doubted.accepted()
+    queue.always["append"] = None
+    await flushing
+    assert queue.values() == [b"a", b"b"]
+    await producer.close()
+
+
+@virtual
 async def test_closing_tells_of_what_it_leaves_in_doubt_though_it_was_told_before() -> None:
     stream = fake_stream()
     stream.queues[0].always["append"] = fails(LOST)
