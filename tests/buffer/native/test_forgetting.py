@@ -208,4 +208,4 @@ async def test_a_goodbye_for_good_leaves_a_successor_alone() -> None:
     await before.close(for_good=True)
     await after.append([batch(2)])
     await _pass(queue)
-    await after.append([batch(3)])
+    assert (await queue.appender("p").open()).producer_sequence == 2
