@@ -490,6 +490,19 @@ async def test_a_producer_that_was_fenced_fails_everything_pending_and_every_lat
 
 
 @virtual
+async def test_an_error_that_nobody_foresaw_leaves_nobody_waiting() -> None:
+    stream = fake_stream(partitions=2)
+    stream.queues[0].next_append(fails(ZeroDivisionError("a slip")))
+    producer = await opened(stream)
+    handle = await producer.produce([b"a"], partition=0)
+    with pytest.raises(Bug, match=r"appending broke: ZeroDivisionError\('a slip'\)"):
+        await handle
+    with pytest.raises(Bug):
+        await producer.produce([b"b"], partition=1)
+    await producer.close()
+
+
+@virtual
 async def test_a_successor_fences_its_predecessor_and_resumes_after_it() -> None:
     stream = fake_stream()
     stream.queues[0].resumed = Resumed(41, b"offset 17", 9)
