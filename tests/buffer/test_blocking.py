@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from headwater.buffer import blocking
-from headwater.buffer.consumer import BlockingConsumer
-from headwater.buffer.producer import BlockingProducer
+from headwater.buffer.consumer import BlockingConsumer, lag, list_dead_letters, lsn_at_time
+from headwater.buffer.producer import BlockingProducer, Producer
+from headwater.buffer.stream import (
+    alter_stream,
+    create_stream,
+    delete_stream,
+    list_streams,
+    open_stream,
+)
 from headwater.core.errors import AlreadyExists, NotFound, Refused
 from headwater.store import open_store
 
@@ -54,3 +62,26 @@ def test_batches_that_could_not_be_read_are_listed(url: str, tmp_path: Path) -> 
         assert consumer.next_batch() is not None
     (letter,) = blocking.list_dead_letters(url, "orders")
     assert letter.sequence == 0
+
+
+def test_what_is_awaited_takes_an_address_as_well(url: str) -> None:
+    async def main() -> None:
+        stream = await create_stream(url, "orders", partitions=2)
+        async with await Producer.open(url, "orders") as producer:
+            await producer.produce([b"a", b"b"], partition=1)
+        assert (await lag(url, "orders", partition=1)).records == 2
+        assert (await lag(stream, partition=1)).records == 2
+        assert (await lag(stream.store, "orders", partition=1)).records == 2
+        assert await lsn_at_time(url, "orders", time="1970-01-01", partition=1) == 1
+        assert await list_dead_letters(url, "orders") == []
+        altered = await alter_stream(url, "orders", retention="1d")
+        assert altered.config.retention_ms == 86_400_000
+        assert (await open_stream(url, "orders")).id == stream.id
+        assert [found.name for found in await list_streams(url)] == ["orders"]
+        assert (await delete_stream(url, "orders")).failed == 0
+        with pytest.raises(NotFound):
+            await open_stream(url, "orders")
+        with pytest.raises(Refused, match="'orders', not 'others'"):
+            await lag(stream, "others")
+
+    asyncio.run(main())

@@ -26,7 +26,7 @@ from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.stream.config import Format
 from headwater.buffer.v1_batch import encode_batch
-from headwater.buffer.v1_manifest import Metadata as Item
+from headwater.buffer.v1_manifest import MetadataItem as Item
 from headwater.buffer.v1_manifest import decode_manifest, encode_manifest
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused

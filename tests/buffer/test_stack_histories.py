@@ -14,7 +14,7 @@ import pytest
 
 from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, UnreadableBatch
 from headwater.buffer.consumer.delivery import Delivery
-from headwater.buffer.consumer.group import Position
+from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.lane import Lane
 from headwater.buffer.queue import NewBatch
@@ -73,7 +73,7 @@ async def commits_first(self: Follower) -> ConsumedBatch | None:
     """Keeps as processed what it is about to hand over."""
     batch = await _next_batch(self)
     if batch is not None:
-        done = Position(batch.sequence + 1, runtime.wall_ms())
+        done = GroupPosition(batch.sequence + 1, runtime.wall_ms())
         await self._register.update(lambda _: done)
     return batch
 

@@ -23,7 +23,6 @@ from headwater.buffer.v1_batch import (
     decode_batch,
     encode_batch,
     read_footer,
-    to_list,
 )
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import MIB
@@ -71,7 +70,7 @@ def test_the_reference_s_bytes_are_read_and_written(name: str) -> None:
     records = [bytes.fromhex(record) for record in vector["records"]]
     compression = Compression[vector["compression"].upper()]
 
-    assert to_list(decode_batch(data)) == records
+    assert decode_batch(data).to_pylist() == records
     assert read_footer(data[-FOOTER_BYTES:]) == Footer(len(records), compression)
     assert encode_batch(records, compression) == data
     assert encode_batch(pa.array(records, pa.binary()), compression) == data
@@ -89,7 +88,7 @@ def test_an_odd_batch_is_read_as_strictly_as_it_should(name: str) -> None:
     for lenient in (False, True):
         if read == "always" or (read == "leniently" and lenient):
             records = [] if "count_zero" in name else [b"hello", b"world", b"foo"]
-            assert to_list(decode_batch(data, lenient=lenient)) == records
+            assert decode_batch(data, lenient=lenient).to_pylist() == records
         else:
             with pytest.raises(kind):
                 decode_batch(data, lenient=lenient)
@@ -100,7 +99,7 @@ def test_an_odd_batch_is_read_as_strictly_as_it_should(name: str) -> None:
 def test_what_was_written_is_read_back(compression: Compression, records: list[bytes]) -> None:
     data = encode_batch(records, compression)
 
-    assert to_list(decode_batch(data)) == records
+    assert decode_batch(data).to_pylist() == records
     assert decode_batch(data).type == pa.binary()
     assert read_footer(data) == (len(records), compression)
     if compression is Compression.NONE:
@@ -138,7 +137,7 @@ def test_every_way_along_the_chain_leads_to_the_same_records(sizes: list[int]) -
 def test_records_that_are_equally_long_on_average_are_not_taken_for_equal(sizes: list[int]) -> None:
     records = [b"." * size for size in sizes]
 
-    assert to_list(decode_batch(encode_batch(records))) == records
+    assert decode_batch(encode_batch(records)).to_pylist() == records
 
 
 @given(records=RECORDS, stride=st.integers(1, 9))
@@ -147,7 +146,7 @@ def test_where_a_guess_ends_does_not_matter(records: list[bytes], stride: int) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(v1_batch, "_STRIDE_RECORDS", stride)
 
-        assert to_list(decode_batch(data)) == records
+        assert decode_batch(data).to_pylist() == records
 
 
 @given(
@@ -159,7 +158,7 @@ def test_records_that_look_like_lengths_are_not_taken_for_them(
 ) -> None:
     records = [fill * size for size in sizes]
 
-    assert to_list(decode_batch(encode_batch(records))) == records
+    assert decode_batch(encode_batch(records)).to_pylist() == records
 
 
 @pytest.mark.parametrize("wrap", [bytearray, memoryview, pa.py_buffer])
@@ -167,7 +166,7 @@ def test_records_that_look_like_lengths_are_not_taken_for_them(
 def test_any_kind_of_buffer_is_read(wrap: type[bytearray], compression: Compression) -> None:
     data = encode_batch([b"one", b"", b"three"], compression)
 
-    assert to_list(decode_batch(wrap(data))) == [b"one", b"", b"three"]
+    assert decode_batch(wrap(data)).to_pylist() == [b"one", b"", b"three"]
     assert read_footer(wrap(data)).record_count == 3
 
 
@@ -194,7 +193,7 @@ def test_a_compression_that_v1_does_not_know_is_refused() -> None:
 def test_what_would_not_be_read_back_is_not_written(compression: Compression) -> None:
     data = encode_batch([b"123456"], compression, max_bytes=10)
 
-    assert to_list(decode_batch(data, max_bytes=10)) == [b"123456"]
+    assert decode_batch(data, max_bytes=10).to_pylist() == [b"123456"]
     with pytest.raises(LimitExceeded, match="at most 9"):
         encode_batch([b"123456"], compression, max_bytes=9)
     with pytest.raises(LimitExceeded, match="at most 9"):

@@ -17,12 +17,13 @@ from headwater.buffer.v1_manifest import (
     FOOTER_BYTES,
     Entry,
     Manifest,
-    Metadata,
+    MetadataItem,
     decode_manifest,
     encode_manifest,
 )
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import MIB
+from tests.buffer.manifest_items import item_for
 
 VECTORS = Path(__file__).parent / "vectors"
 WRITTEN: dict[str, dict[str, Any]] = json.loads((VECTORS / "v1_manifests.json").read_text())[
@@ -33,7 +34,7 @@ NOT_SUPPORTED = {"version_0", "version_256_swapped_endian", "truncated_1_byte"}
 
 METADATA = st.lists(
     st.builds(
-        Metadata,
+        MetadataItem,
         start_index=st.integers(0, 2**32 - 1),
         ingestion_time_ms=st.integers(-(2**63), 2**63 - 1),
         payload=st.binary(max_size=20),
@@ -48,7 +49,7 @@ def manifest_of(vector: dict[str, Any]) -> Manifest:
         Entry(
             entry["sequence"],
             entry["location"],
-            tuple(Metadata(at, ms, bytes.fromhex(text)) for at, ms, text in entry["metadata"]),
+            tuple(MetadataItem(at, ms, bytes.fromhex(text)) for at, ms, text in entry["metadata"]),
         )
         for entry in vector["entries"]
     )
@@ -119,7 +120,7 @@ def test_the_epoch_may_be_the_largest() -> None:
 
 def test_a_consumer_opens_dequeues_and_a_producer_appends_as_the_reference_does() -> None:
     three = decode_manifest(written("m04_three_entries_metadata_0_1_3"))
-    batch = ("ingest/d.batch", [Metadata(0, 1700000000004, b"after-dequeue")])
+    batch = ("ingest/d.batch", [MetadataItem(0, 1700000000004, b"after-dequeue")])
 
     opened = three.with_epoch(1)
     dequeued = opened.dequeued(0)
@@ -146,8 +147,8 @@ def test_dequeuing_takes_what_is_at_or_below() -> None:
     first=BATCHES, second=BATCHES, next_sequence=st.integers(0, 2**63), dequeue=st.integers(0, 9)
 )
 def test_bytes_are_spliced_as_objects_would_be(
-    first: list[tuple[str, tuple[Metadata, ...]]],
-    second: list[tuple[str, tuple[Metadata, ...]]],
+    first: list[tuple[str, tuple[MetadataItem, ...]]],
+    second: list[tuple[str, tuple[MetadataItem, ...]]],
     next_sequence: int,
     dequeue: int,
 ) -> None:
@@ -186,16 +187,16 @@ def test_entries_are_a_sequence() -> None:
 def test_metadata_is_the_last_item_at_or_before_a_record() -> None:
     entry = manifest_of(WRITTEN["p01_producer_three_calls_none_manifest"]).entries[0]
 
-    payloads = [(entry.metadata_for(index) or Metadata(0, 0)).payload for index in range(6)]
+    payloads = [(item_for(entry, index) or MetadataItem(0, 0)).payload for index in range(6)]
 
     assert payloads == [b"my-metadata"] * 2 + [b""] + [bytes.fromhex("000102ff")] * 3
 
 
 def test_a_record_before_the_first_item_has_no_metadata() -> None:
-    entry = Entry(0, "a", (Metadata(2, 0),))
+    entry = Entry(0, "a", (MetadataItem(2, 0),))
 
-    assert entry.metadata_for(1) is None
-    assert Entry(0, "a").metadata_for(0) is None
+    assert item_for(entry, 1) is None
+    assert item_for(Entry(0, "a"), 0) is None
     assert entry.metadata_runs(5) == [(2, 5, entry.metadata[0])]
 
 
@@ -204,16 +205,16 @@ def test_runs_say_for_every_record_what_it_would_be_told(
     starts: list[int], record_count: int
 ) -> None:
     # Also out of order, as a manifest that is read leniently may have them.
-    entry = Entry(0, "a", [Metadata(start, number) for number, start in enumerate(starts)])
+    entry = Entry(0, "a", [MetadataItem(start, number) for number, start in enumerate(starts)])
 
-    told: dict[int, Metadata] = {}
+    told: dict[int, MetadataItem] = {}
     for start, end, item in entry.metadata_runs(record_count):
         assert start < end
         assert start > max(told, default=-1)
         told |= dict.fromkeys(range(start, end), item)
 
     assert [told.get(index) for index in range(record_count)] == [
-        entry.metadata_for(index) for index in range(record_count)
+        item_for(entry, index) for index in range(record_count)
     ]
 
 
@@ -274,7 +275,7 @@ def test_calls_without_records_share_a_start_and_gaps_are_left_alone() -> None:
     found = decode_manifest(data)
 
     assert [entry.sequence for entry in found.entries] == [3, 7]
-    assert found.entries[0].metadata_for(0) == Metadata(0, 0, b"x")
+    assert item_for(found.entries[0], 0) == MetadataItem(0, 0, b"x")
 
 
 def test_leniently_items_may_come_in_any_order() -> None:
@@ -283,7 +284,7 @@ def test_leniently_items_may_come_in_any_order() -> None:
     entry = decode_manifest(data, lenient=True).entries[0]
 
     assert [item.start_index for item in entry.metadata] == [3, 2]
-    assert entry.metadata_for(5) == Metadata(2, 0)
+    assert item_for(entry, 5) == MetadataItem(2, 0)
 
 
 @pytest.mark.parametrize(
@@ -293,14 +294,14 @@ def test_leniently_items_may_come_in_any_order() -> None:
         (Manifest((Entry(1, "a"),), 1), Refused, "not below next_sequence"),
         (Manifest((Entry(-1, "a"),), 1), LimitExceeded, "sequence: -1"),
         (
-            Manifest((Entry(0, "a", (Metadata(2, 0), Metadata(1, 0))),), 1),
+            Manifest((Entry(0, "a", (MetadataItem(2, 0), MetadataItem(1, 0))),), 1),
             Refused,
             "1 comes after 2",
         ),
         (Manifest((Entry(0, "\ud800"),), 1), Refused, "no UTF-8"),
         (Manifest((Entry(0, "ä" * 40_000),), 1), LimitExceeded, "location: 80,000"),
-        (Manifest((Entry(0, "a", (Metadata(2**32, 0),)),), 1), LimitExceeded, "start_index"),
-        (Manifest((Entry(0, "a", (Metadata(0, 2**63),)),), 1), LimitExceeded, "64 bits"),
+        (Manifest((Entry(0, "a", (MetadataItem(2**32, 0),)),), 1), LimitExceeded, "start_index"),
+        (Manifest((Entry(0, "a", (MetadataItem(0, 2**63),)),), 1), LimitExceeded, "64 bits"),
         (Manifest((), 2**64), LimitExceeded, "next_sequence"),
         (Manifest((), 0, -1), LimitExceeded, "epoch"),
     ],
@@ -339,7 +340,7 @@ def test_memory_is_bounded_by_the_input(data: bytes) -> None:
     def use() -> None:
         # Read from other bytes than Python's own, so that the copy counts.
         for entry in decode_manifest(bytearray(data)).entries:
-            entry.metadata_for(0)
+            item_for(entry, 0)
 
     assert most_memory(use) <= 4 * len(data) + MIB
 

@@ -24,10 +24,10 @@ from headwater.buffer.queue.native.chunk import (
     first_chunk,
 )
 from headwater.buffer.queue.native.records import (
-    Consumer,
+    ConsumerRecord,
     End,
     Mark,
-    Producer,
+    ProducerRecord,
     Queue,
     Scanned,
     Shard,
@@ -36,7 +36,7 @@ from headwater.buffer.queue.v1.ledger import Counted
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.queue.v1.segment import decode_segment, encode_segment
 from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
-from headwater.buffer.v1_manifest import Entry, Metadata
+from headwater.buffer.v1_manifest import Entry, MetadataItem
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
@@ -70,21 +70,21 @@ MARK = Mark(9, 1001, 123_456_789_019, 42, b"offset \xff")
 REGISTERS: dict[str, Any] = {
     "queue.2": Queue(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS),
     "end.1": End(42, 1000, 123_456_789_012),
-    "consumer.1": Consumer(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
+    "consumer.1": ConsumerRecord(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
     "producers.2": Shard(
         {
-            "größe": Producer("b" * 32, 42, AT_MS, MARK),
-            "p": Producer("a" * 32, 41, AT_MS, silent_since_ms=AT_MS + 9),
-            "silent": Producer("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
+            "größe": ProducerRecord("b" * 32, 42, AT_MS, MARK),
+            "p": ProducerRecord("a" * 32, 41, AT_MS, silent_since_ms=AT_MS + 9),
+            "silent": ProducerRecord("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
         },
         17,
     ),
 }
 
 SEGMENT_ENTRIES = [
-    Entry(7, f"ingest/{BATCH}.batch", [Metadata(0, -5, b"m")]),
+    Entry(7, f"ingest/{BATCH}.batch", [MetadataItem(0, -5, b"m")]),
     Entry(8, "elsewhere/é", []),
-    Entry(9, f"ingest/{BATCH}.batch", [Metadata(0, 9, b"")]),
+    Entry(9, f"ingest/{BATCH}.batch", [MetadataItem(0, 9, b"")]),
 ]
 SEGMENT_COUNTED = [
     Counted(100, 2, 17, -5, -5),
@@ -149,9 +149,9 @@ def test_producers_whose_silence_nobody_noted_are_read_as_they_always_were() -> 
     found = asyncio.run(read())
     assert found.dropped == 17
     assert found.producers == {
-        "größe": Producer("b" * 32, 42, AT_MS, MARK),
-        "p": Producer("a" * 32, 41, AT_MS),
-        "silent": Producer("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
+        "größe": ProducerRecord("b" * 32, 42, AT_MS, MARK),
+        "p": ProducerRecord("a" * 32, 41, AT_MS),
+        "silent": ProducerRecord("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
     }
 
 

@@ -16,12 +16,11 @@ from headwater.buffer.v1_batch import (
     decode_batch,
     encode_batch,
     read_footer,
-    to_list,
 )
 from headwater.buffer.v1_manifest import (
     Entry,
     Manifest,
-    Metadata,
+    MetadataItem,
     decode_manifest,
     encode_manifest,
 )
@@ -63,11 +62,11 @@ def records_of(calls: Calls) -> list[bytes]:
     return [record for records, _ in calls for record in records]
 
 
-def items_of(calls: Calls, times_ms: Sequence[int]) -> list[Metadata]:
+def items_of(calls: Calls, times_ms: Sequence[int]) -> list[MetadataItem]:
     """One item for each call, beginning where its records do."""
     items, start = [], 0
     for (records, payload), time_ms in zip(calls, times_ms, strict=True):
-        items.append(Metadata(start, time_ms, payload))
+        items.append(MetadataItem(start, time_ms, payload))
         start += len(records)
     return items
 
@@ -111,7 +110,7 @@ def test_what_rust_produces_is_read_by_our_codecs(rust: RustBuffer, compression:
                 assert entry.location.startswith(f"{rust.prefix}/")
                 assert entry.metadata == items_of(BATCHES[number], times_ms[number])
                 assert read_footer(batch[-FOOTER_BYTES:]) == Footer(len(records), kind)
-                assert to_list(decode_batch(batch)) == records
+                assert decode_batch(batch).to_pylist() == records
                 if kind is Compression.NONE:  # zstd's own releases differ in what they emit
                     assert encode_batch(records, kind) == batch
 
@@ -149,7 +148,7 @@ def test_batches_without_records_or_metadata_are_nothing_special(
         async with open_store(rust.server.url) as store:
             await store.put(empty, encode_batch([], kind))
             await store.put(bare, encode_batch([b"x"], kind))
-            manifest = Manifest().appended([(empty, [Metadata(0, -1, b"m")]), (bare, [])])
+            manifest = Manifest().appended([(empty, [MetadataItem(0, -1, b"m")]), (bare, [])])
             await store.put(rust.manifest_key, encode_manifest(manifest))
             async with rust.consumer() as consumer:
                 assert await consumer.rest() == [
@@ -169,7 +168,9 @@ def seeded_manifest(draw: random.Random) -> Manifest:
             draw.randrange(1 << draw.choice((1, 8, 32))) for _ in range(draw.randrange(4))
         )
         items = tuple(
-            Metadata(start, draw.randrange(-(1 << 63), 1 << 63), draw.randbytes(draw.randrange(6)))
+            MetadataItem(
+                start, draw.randrange(-(1 << 63), 1 << 63), draw.randbytes(draw.randrange(6))
+            )
             for start in starts
         )
         location = "".join(draw.choice("az09/.-_é水") for _ in range(draw.randrange(20)))
@@ -195,7 +196,7 @@ def as_ours(view: dict[str, object]) -> Manifest:
         Entry(
             entry["sequence"],
             entry["location"],
-            tuple(Metadata(*item) for item in metadata_of(entry)),
+            tuple(MetadataItem(*item) for item in metadata_of(entry)),
         )
         for entry in listed
     )

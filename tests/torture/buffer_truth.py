@@ -22,7 +22,7 @@ import msgspec
 
 from headwater.buffer.queue import Collector, Descriptor, Placed, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
-from headwater.buffer.queue.native.records import Consumer, End, Queue, Shard, shard_name
+from headwater.buffer.queue.native.records import ConsumerRecord, End, Queue, Shard, shard_name
 from headwater.core import limits
 from headwater.core.runtime import installed
 from headwater.store import MemoryBackend, Version
@@ -82,7 +82,7 @@ class Truth:
         """By batch id."""
         self.queue = Queue(queue_id)
         self.end = End()
-        self.consumer = Consumer()
+        self.consumer = ConsumerRecord()
         self.marks: dict[str, int] = {}
         self.accepted: dict[str, list[Entered]] = {}
         """By producer, in the order of the queue, since it was last forgotten."""
@@ -148,7 +148,7 @@ class Truth:
         elif folder == "end.json":
             self._moved_end(register_value(key, data, End))
         elif folder == "consumer.json":
-            self._moved_consumer(register_value(key, data, Consumer))
+            self._moved_consumer(register_value(key, data, ConsumerRecord))
         elif folder == "producers":
             self._marked(name, register_value(key, data, Shard))
 
@@ -307,7 +307,7 @@ class Truth:
             told = (end.first_sequence, end.first_lsn)
             self.check(told == (real.first_sequence, real.first_lsn), "the end is not that chunk's")
 
-    def _moved_consumer(self, consumer: Consumer) -> None:
+    def _moved_consumer(self, consumer: ConsumerRecord) -> None:
         before, self.consumer = self.consumer, consumer
         self.check(consumer.epoch - before.epoch in (0, 1), "an epoch was skipped or went back")
         self.check(consumer.sequence >= before.sequence, "what is acknowledged went back")

@@ -26,7 +26,8 @@ READS_PER_POLL: Final = 2.5
 
 _WRITES_PER_FLUSH: Final = 2.0
 _INLINE_WRITES_PER_FLUSH: Final = 1.0
-# Beside the flushes: a mark renewed once a minute, and the floor looked at when it is.
+# Beside the flushes, rounded up: for each chunk of 256 entries its note in end.json and a look at
+# the floor, and a mark renewed every ten minutes.
 _OTHER_WRITES_PER_S: Final = 1 / 60
 _OTHER_READS_PER_S: Final = 2 / 60
 

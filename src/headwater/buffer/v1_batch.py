@@ -141,12 +141,6 @@ def decode_batch(
     return pc.binary_replace_slice(framed, 0, _LENGTH_BYTES, b"")
 
 
-def to_list(records: pa.BinaryArray) -> list[bytes]:
-    """The records as Python's own bytes, for those who want them one by one."""
-    found: list[bytes] = records.to_pylist()
-    return found
-
-
 def _check_size(size_bytes: int, max_bytes: int) -> None:
     if size_bytes > max_bytes:
         raise LimitExceeded(f"a batch of {size_bytes:,} bytes; at most {max_bytes:,} are read")

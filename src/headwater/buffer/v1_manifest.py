@@ -18,7 +18,8 @@ Always holds:
   indexes of an entry do not fall, and there is no byte without a meaning.
 - only `Corrupt` and `NotSupported` escape a reader.
 
-Sequences may have gaps: no writer known leaves one, and nothing in the format forbids it.
+Sequences may have gaps here: nothing in the format forbids it. No writer known leaves one, and a
+queue takes it for the loss that it is.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Packed(Sequence[T], Generic[T]):
         return Packed(data, starts, self._parse)
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class MetadataItem(msgspec.Struct, frozen=True):
     """What one produce call said, and from which record of its batch on it holds."""
 
     start_index: int
@@ -112,25 +113,15 @@ class Entry(msgspec.Struct, frozen=True):
 
     sequence: int
     location: str
-    metadata: Sequence[Metadata] = ()
+    metadata: Sequence[MetadataItem] = ()
 
-    def metadata_for(self, record_index: int) -> Metadata | None:
-        """The last item that starts at or before this record; None if there is none.
-
-        Looks at the items from the last to the first: `metadata_runs` serves a whole batch.
-        """
-        for item in reversed(self.metadata):
-            if item.start_index <= record_index:
-                return item
-        return None
-
-    def metadata_runs(self, record_count: int) -> list[tuple[int, int, Metadata]]:
+    def metadata_runs(self, record_count: int) -> list[tuple[int, int, MetadataItem]]:
         """First record, record after the last, and the item that holds for those between.
 
         In order and without overlaps. Records before the first run have no metadata; an item
         that holds for no record has no run.
         """
-        runs: list[tuple[int, int, Metadata]] = []
+        runs: list[tuple[int, int, MetadataItem]] = []
         end = record_count
         for item in reversed(self.metadata):
             if item.start_index < end:
@@ -146,7 +137,7 @@ class Manifest(msgspec.Struct, frozen=True):
     next_sequence: int = 0
     epoch: int = 0
 
-    def appended(self, batches: Iterable[tuple[str, Sequence[Metadata]]]) -> Manifest:
+    def appended(self, batches: Iterable[tuple[str, Sequence[MetadataItem]]]) -> Manifest:
         """With these locations and their metadata at the end, under the sequences that follow."""
         added = tuple(
             Entry(sequence, location, metadata)
@@ -301,13 +292,13 @@ def _parse_entry(data: bytes, offset: int) -> Entry:
     return Entry(sequence, location, Packed(data, starts, _parse_item))
 
 
-def _parse_item(data: bytes, offset: int) -> Metadata:
+def _parse_item(data: bytes, offset: int) -> MetadataItem:
     start_index, ingestion_time_ms, size = _ITEM.unpack_from(data, offset)
     payload_start = offset + _ITEM.size
-    return Metadata(start_index, ingestion_time_ms, data[payload_start : payload_start + size])
+    return MetadataItem(start_index, ingestion_time_ms, data[payload_start : payload_start + size])
 
 
-def unpack_metadata(items: Buffer) -> Packed[Metadata]:
+def unpack_metadata(items: Buffer) -> Packed[MetadataItem]:
     """The metadata items that `Packed.packed_bytes` of an entry's metadata gave."""
     kept = bytes(items)
     starts = array("Q", (0,))
@@ -350,7 +341,7 @@ def _encode_entry(entry: Entry) -> bytes:
     return b"".join((header, location, _COUNT.pack(len(entry.metadata)), items))
 
 
-def _encode_items(metadata: Sequence[Metadata]) -> bytes | memoryview:
+def _encode_items(metadata: Sequence[MetadataItem]) -> bytes | memoryview:
     if isinstance(metadata, Packed):
         return metadata.packed_bytes
     parts: list[bytes] = []

@@ -168,7 +168,7 @@ async def _lags(stream: Stream, partitions: list[int], group: str | None) -> lis
 
     async def one(partition: int) -> Any:
         try:
-            return await lag_of(stream, partition, group)
+            return await lag_of(stream, partition=partition, group=group)
         except HeadwaterError as error:
             if len(partitions) == 1:
                 raise

@@ -66,6 +66,8 @@ BATCH_MAX_CALLS: Final = 1_048_576
 
 # Consuming. A consumer writes one dequeue for so many acknowledgements.
 ACKS_PER_DEQUEUE: Final = 100
+# Batches that a consumer handed out and that nobody has acknowledged: each is kept in mind.
+UNACKED_MAX_BATCHES: Final = 65_536
 # What is fetched before it is asked for: batches under way or decoded, and their bytes.
 READ_AHEAD_BATCHES: Final = 32
 READ_AHEAD_BYTES: Final = 64 * MIB

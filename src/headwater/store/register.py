@@ -96,6 +96,10 @@ class Register(Generic[T]):
         self._policy = policy or RetryPolicy()
         self._history = history
         self._seen: tuple[str, int] | None = None
+        self.writes = 0
+        """Conditional writes of this handle, however they came out."""
+        self.conflicts = 0
+        """Those of them in whose place somebody else's was found."""
 
     @property
     def key(self) -> str:
@@ -132,6 +136,7 @@ class Register(Generic[T]):
             landed, base = await self._write(base, encoded, token)
             if landed:
                 return Revision(value, revision)
+            self.conflicts += 1
             lost += 1
             if lost > 1:
                 if not await budget.pause():
@@ -160,6 +165,7 @@ class Register(Generic[T]):
     ) -> tuple[bool, _Found | None]:
         """Whether the write landed; if not, what is there instead."""
         data = self._encode(base, encoded, token)
+        self.writes += 1
         try:
             if base is None:
                 await self._store.put_if_absent(self._key, data, token=token.encode())

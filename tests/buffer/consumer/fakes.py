@@ -181,13 +181,13 @@ class FakeTaker(Taker):
         await self.queue.ask("check_fence")
         self._owned()
 
-    async def give_up(self, sequence: int) -> None:
+    async def give_up(self, sequence: int, *, rows: int = 0) -> None:
         await self.queue.ask("give_up")
         self._owned()
         self.queue.uncounted.discard(sequence)
         old = self.queue.entries[sequence]
         self.queue.entries[sequence] = Descriptor(
-            sequence, old.location, old.first_lsn, 0, 0, 0, 0, format="v1"
+            sequence, old.location, old.first_lsn, rows, 0, 0, 0, format="v1"
         )
 
     @property

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.buffer.consumer import BlockingConsumer, Consumer, UnreadableBatch
+from headwater.buffer.consumer import BlockingConsumer, Consumer, UnreadableBatch, frontier
 from headwater.buffer.stream import create_stream
 from headwater.core import portal, runtime
 from headwater.core.errors import (
     Denied,
     Fenced,
+    LimitExceeded,
     OutcomeUnknown,
     Refused,
     Trimmed,
@@ -38,6 +39,24 @@ async def sequence_of_next(consumer: Consumer) -> int:
 
 
 # Acknowledging
+
+
+@virtual
+async def test_whoever_never_acknowledges_is_told_and_goes_on_once_something_is() -> None:
+    queue = FakeQueue()
+    await queue.add_many(5)
+    consumer = await opened(queue)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontier, "UNACKED_MAX_BATCHES", 3)
+        assert await sequence_of_next(consumer) == 0
+        assert [one.sequence for one in await consumer.next_descriptors(5)] == [1, 2]
+        for ask in (consumer.next_batch, lambda: consumer.next_descriptors(1)):
+            with pytest.raises(LimitExceeded, match="3 batches were handed out and not ack"):
+                await ask()
+        await consumer.ack_through(0)
+        assert await sequence_of_next(consumer) == 3
+        await consumer.ack(1)
+        assert await sequence_of_next(consumer) == 4
 
 
 @pytest.mark.parametrize("error", [Unavailable("later"), OutcomeUnknown("lost")])

@@ -53,7 +53,7 @@ async def test_the_list_says_what_was_lost_and_why() -> None:
     consumer = await opened(queue)
     for _ in range(3):
         await next_of(consumer)
-    (letter,) = await list_dead_letters(consumer.stream, 0)
+    (letter,) = await list_dead_letters(consumer.stream)
     described = queue.entries[1]
     assert (letter.stream, letter.partition, letter.sequence) == ("orders", 0, 1)
     assert (letter.first_lsn, letter.last_lsn, letter.rows) == (3, 4, 2)
@@ -82,7 +82,7 @@ async def test_a_restart_finds_the_letter_and_goes_on() -> None:
         await next_of(consumer)
     again = await opened(queue)
     assert [(await next_of(again)).lost is not None for _ in range(3)] == [False, True, False]
-    assert len(await list_dead_letters(again.stream, 0)) == 1
+    assert len(await list_dead_letters(again.stream)) == 1
 
 
 @virtual
@@ -106,7 +106,7 @@ async def test_a_letter_whose_answer_was_lost_is_found_by_looking() -> None:
     await next_of(consumer)
     backend.next("put_if_absent", lands_then(LOST))
     assert (await next_of(consumer)).lost is not None
-    assert len(await list_dead_letters(consumer.stream, 0)) == 1
+    assert len(await list_dead_letters(consumer.stream)) == 1
 
 
 @pytest.mark.parametrize("error", [Unavailable("down"), Denied("no")])
@@ -120,7 +120,7 @@ def test_a_store_that_cannot_answer_makes_no_dead_letter(error: Exception) -> No
         consumer = await opened(queue)
         with pytest.raises(type(error)):
             await consumer.next_batch()
-        assert await list_dead_letters(consumer.stream, 0) == []
+        assert await list_dead_letters(consumer.stream) == []
         backend.errors.clear()
         assert (await next_of(consumer)).lost is None
 
@@ -133,7 +133,7 @@ async def test_nothing_is_written_for_a_batch_that_was_only_read_ahead() -> None
     consumer = await opened(queue)
     await next_of(consumer)
     await consumer.close()
-    assert await list_dead_letters(consumer.stream, 0) == []
+    assert await list_dead_letters(consumer.stream) == []
 
 
 @virtual
@@ -170,7 +170,7 @@ async def test_an_uncounted_batch_is_written_down_before_it_is_given_up() -> Non
     found = [await next_of(consumer) for _ in range(3)]
     assert [batch.sequence for batch in found] == [0, 1, 2]
     assert [batch.lost is not None for batch in found] == [False, True, False]
-    (letter,) = await list_dead_letters(consumer.stream, 0)
+    (letter,) = await list_dead_letters(consumer.stream)
     assert (letter.sequence, letter.rows) == (1, 0)
     assert "its rows cannot be told" in letter.cause
 
@@ -207,4 +207,4 @@ async def test_a_fenced_consumer_gives_nothing_up() -> None:
     await opened(queue)
     with pytest.raises(Fenced):
         await consumer.next_batch()
-    assert await list_dead_letters(consumer.stream, 0) == []
+    assert await list_dead_letters(consumer.stream) == []

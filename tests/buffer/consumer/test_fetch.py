@@ -18,7 +18,7 @@ from headwater.buffer.compression import Compression
 from headwater.buffer.consumer import FetchHandle, Metadata, UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.v1_manifest import Entry, Manifest, encode_manifest
-from headwater.buffer.v1_manifest import Metadata as Item
+from headwater.buffer.v1_manifest import MetadataItem as Item
 from headwater.core import runtime
 from headwater.core.errors import Denied, NotSupported, Unavailable
 from headwater.core.limits import DECODE_INLINE_BYTES

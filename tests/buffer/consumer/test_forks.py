@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, Follower
+from headwater.buffer import blocking
+from headwater.buffer.consumer import BlockingConsumer, Consumer, Follower
+from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.stream import create_stream
 from headwater.core.errors import Refused
 from headwater.store import open_store
@@ -111,3 +113,22 @@ def test_what_the_child_opens_is_its_own(tmp_path: Path) -> None:
             assert batch is not None
 
     assert in_child(lambda: asyncio.run(run())) == 0
+
+
+def test_a_blocking_consumer_of_the_parent_is_refused_and_closed_in_silence(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "orders")
+    with BlockingProducer.open(url, "orders") as producer:
+        producer.produce([b"a"])
+    with BlockingConsumer.open(url, "orders", gc=False) as consumer:
+
+        def check() -> None:
+            with consumer, pytest.raises(Refused, match="was opened before the process forked"):
+                consumer.next_batch()
+
+        assert in_child(check) == 0
+        batch = consumer.next_batch()
+        assert batch is not None
+        consumer.ack_through(batch.sequence)
+        assert (consumer.epoch, consumer.last_acked_sequence) == (1, 0)
+        assert consumer.last_handed_out_sequence == batch.sequence == 0

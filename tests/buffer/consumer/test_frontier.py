@@ -41,13 +41,6 @@ def test_the_next_batch_cannot_be_acknowledged_before_it_was_handed_out() -> Non
         frontier.check_through(2)
 
 
-def test_a_gap_in_the_sequences_is_stepped_over() -> None:
-    frontier = Frontier(None)
-    frontier.hand_out(described(0, 5))
-    frontier.advance(0)
-    frontier.check_next(5)
-
-
 def test_acknowledging_through_counts_the_batches_that_it_covers() -> None:
     frontier = Frontier(None)
     frontier.hand_out(described(*range(5)))

@@ -110,12 +110,12 @@ async def test_a_groups_own_position_counts_also_within_a_batch() -> None:
     await queue.add_many(3)
     stream = queue.stream()
     with pytest.raises(NotFound, match="'audit' has no position"):
-        await lag(stream, 0, "audit")
+        await lag(stream, group="audit")
     await GroupRegister(stream, 0, "audit").begin(Place(1, 4))
-    found = await lag(stream, 0, "audit")
+    found = await lag(stream, group="audit")
     assert (found.batches, found.records) == (2, 3)
     owner = await Ownership.open(stream, 0, "billing", gc=False)
     await owner.acknowledge(0)
-    assert (await lag(stream, 0, "billing")).records == 4
+    assert (await lag(stream, group="billing")).records == 4
     await GroupRegister(stream, 0, "billing").advance(Place(1, 4))
-    assert (await lag(stream, 0, "billing")).records == 3
+    assert (await lag(stream, group="billing")).records == 3

@@ -123,3 +123,37 @@ async def test_resuming_past_an_uncountable_batch_gives_it_up_or_fences_nobody()
     assert (last.sequence, last.first_lsn, last.entries) == (4, 4, [b"4"])
     await after.ack(4)
     await after.close()
+
+
+@virtual
+async def test_a_batch_lost_once_it_was_counted_keeps_its_lsns_over_a_restart() -> None:
+    stream, batches = await given(3)
+    await damage(stream, batches[1])
+    before = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    _, lost, last = await some_of(before, 3)
+    assert lost.lost is not None
+    assert (lost.lost.first_lsn, lost.lost.last_lsn, last.first_lsn) == (2, 2, 3)
+    await stream.store.delete(batches[1].location)
+
+    after = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    _, lost_again, last_again = await some_of(after, 3)
+    assert lost_again.lost == lost.lost
+    assert (last_again.first_lsn, last_again.entries) == (3, [b"2"])
+    await after.ack_through(2)
+    assert [one.first_lsn for one in await stream.looker(0).after(None, 3)] == [1, 2, 3]
+    assert (await stream.looker(0).state()).next_lsn == 4
+
+
+@virtual
+async def test_a_letter_stays_true_of_its_batch_when_one_before_it_is_given_up_later() -> None:
+    stream, batches = await given(3)
+    await damage(stream, batches[1])
+    before = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    assert [batch.lost is not None for batch in await some_of(before, 2)] == [False, True]
+    await stream.store.delete(batches[0].location)
+
+    after = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    gone, bad, last = await some_of(after, 3)
+    assert (gone.lost is not None, len(gone)) == (True, 0)
+    assert bad.lost is not None
+    assert (bad.lost.first_lsn, bad.lost.last_lsn, last.first_lsn) == (1, 1, 2)

@@ -197,9 +197,9 @@ def test_a_time_is_found_without_reading_records(on_a_stream: Callable[[Test], N
             await runtime.sleep(10)
             await producer.produce([b"b"] * 50)
             await producer.flush()
-        assert await lsn_at_time(stream, 0, start_ms) == 1
-        assert await lsn_at_time(stream, 0, start_ms + 1) == 101
-        assert await lsn_at_time(stream, 0, start_ms + 10_000) == 101
-        assert await lsn_at_time(stream, 0, start_ms + 10_001) is None
+        assert await lsn_at_time(stream, time=start_ms) == 1
+        assert await lsn_at_time(stream, time=start_ms + 1) == 101
+        assert await lsn_at_time(stream, time=start_ms + 10_000) == 101
+        assert await lsn_at_time(stream, time=start_ms + 10_001) is None
 
     on_a_stream(test)

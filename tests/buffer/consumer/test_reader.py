@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -265,10 +266,14 @@ class FakeStreamWithSchema(FakeStream):
         self.schema = schema
 
 
-async def add_typed(queue: FakeQueue, columns: dict[str, Iterable[object]]) -> None:
+async def add_typed(
+    queue: FakeQueue, columns: dict[str, Iterable[object]], schema_version: int = 0
+) -> None:
     (records,) = from_arrow(pa.table(columns))
     calls = Calls.of([Call(0, 1_000, b"m")])
     await queue.add(batch=Batch(runtime.new_ulid(), records, calls))
+    last = queue.entries[-1]
+    queue.entries[-1] = msgspec.structs.replace(last, schema_version=schema_version)
 
 
 @virtual
@@ -285,10 +290,20 @@ async def test_older_batches_are_brought_into_the_latest_schema() -> None:
 @virtual
 async def test_columns_declared_after_opening_are_left_out() -> None:
     queue = FakeQueue()
-    await add_typed(queue, {"n": [1], "later": ["x"]})
+    await add_typed(queue, {"n": [1], "later": ["x"]}, schema_version=2)
     schema = pa.schema([("n", pa.int64())])
     reader = await read_async(FakeStreamWithSchema(queue, schema))
     assert [row["n"] for row in await rows_of(reader)] == [1]
+
+
+@virtual
+async def test_columns_from_before_the_schema_that_it_does_not_declare_are_not_left_out() -> None:
+    queue = FakeQueue()
+    await add_typed(queue, {"n": [1], "undeclared": ["x"]})
+    declared = FakeStreamWithSchema(queue, pa.schema([("n", pa.int64())]))
+    with pytest.raises(Refused, match=r"has undeclared.*written before the schema was declared"):
+        await anext(await read_async(declared))
+    assert await rows_of(await read_async(declared, columns=["n"])) == [{"n": 1}]
 
 
 @virtual

@@ -82,7 +82,7 @@ async def test_a_partition_is_a_whole_number(given: Any) -> None:
         lambda: Follower.open(stream, partition=given, group="g"),
         lambda: read_async(stream, partition=given),
         lambda: read_async(stream, partition=[0, given]),
-        lambda: lag(stream, given),
+        lambda: lag(stream, partition=given),
     ]
     for opening in openings:
         with pytest.raises(Refused, match=r"partition is .*: a whole number is needed"):

@@ -196,12 +196,12 @@ def test_reading_looks_and_changes_nothing(on_a_stream: Callable[[Test], None]) 
         ]
         moment = datetime.fromtimestamp(between_ms / 1000, UTC)
         for between in (between_ms, moment, moment.isoformat(), moment.replace(tzinfo=None)):
-            assert await lsn_at_time(stream, 0, between) == 3
-        assert await lsn_at_time(stream, 0, date(1970, 1, 1)) == 1
+            assert await lsn_at_time(stream, time=between) == 3
+        assert await lsn_at_time(stream, time=date(1970, 1, 1)) == 1
         for wrong in (1.5, True, "soon", None):
             with pytest.raises(Refused):
-                await lsn_at_time(stream, 0, wrong)  # type: ignore[arg-type]
-        assert await lsn_at_time(stream, 0, runtime.wall_ms() + 1) is None
+                await lsn_at_time(stream, time=wrong)  # type: ignore[arg-type]
+        assert await lsn_at_time(stream, time=runtime.wall_ms() + 1) is None
         await consumer.flush()
 
     on_a_stream(test)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,8 +14,8 @@ from headwater.buffer.queue.native.chunks import Chunks
 from headwater.core.errors import Fenced, Trimmed
 from tests.buffer.native.collected import uploads
 from tests.buffer.native.given import NOTHING_KEPT, PREFIX, QUEUE, Queue, batch
-from tests.buffer.native.watched import client, consume_and_collect, insist
-from tests.store.scripted import after, virtual
+from tests.buffer.native.watched import Watched, client, consume_and_collect, insist
+from tests.store.scripted import Apply, after, virtual
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -98,10 +100,11 @@ async def test_a_producer_learns_nothing_from_what_a_stalled_writer_left() -> No
     assert await queue.appender().open() == Resumed(1, None, 0)
 
 
-async def _haunted(*, entries: int, opened: list[Owner]) -> tuple[Queue, NativeAppender]:
+async def _haunted(*, entries: int, opened: list[Owner]) -> tuple[Queue, NativeAppender, Watched]:
     """A producer whose last look showed a dead chunk, in which others wrote what is in no queue."""
     queue = await Queue().create()
-    appender = await queue.opened()
+    backend, store = client(queue)
+    appender = await queue.opened(store=store)
     first = (await queue.chunk(0)).written(
         b"t" * 16,
         owner=Owner("lost", "1"),
@@ -114,25 +117,42 @@ async def _haunted(*, entries: int, opened: list[Owner]) -> tuple[Queue, NativeA
     dead = await queue.chunks.get(1)
     assert dead is not None
     appender._tail.adopt(dead)
-    return queue, appender
+    return queue, appender, backend
 
 
 @virtual
 async def test_batches_in_a_dead_chunk_are_no_batches_that_were_lost() -> None:
-    queue, appender = await _haunted(entries=5, opened=[])
+    queue, appender, _ = await _haunted(entries=5, opened=[])
     assert await appender.append([batch(1)]) == [Placed(1, 2)]
     assert await queue.entries() == [("p", 1)]
 
 
 @virtual
 async def test_openings_in_a_dead_chunk_hide_none_in_the_queue() -> None:
-    queue, appender = await _haunted(entries=0, opened=[Owner("someone", "1")])
+    queue, appender, _ = await _haunted(entries=0, opened=[Owner("someone", "1")])
     await appender.append([batch(1)])
     successor = await queue.opened()
     with pytest.raises(Fenced):
         await appender.append([batch(2)])
     await successor.append([batch(2)])
     assert await queue.entries() == [("p", 1), ("p", 2)]
+
+
+@virtual
+async def test_openings_in_a_dead_chunk_hide_none_that_comes_while_its_death_is_noticed() -> None:
+    others = [Owner(f"someone{number}", "1") for number in range(5)]
+    queue, appender, backend = await _haunted(entries=0, opened=others)
+
+    async def then_fenced(apply: Apply) -> Any:
+        found = await apply()
+        await queue.opened()
+        return found
+
+    # The write fell into the dead chunk; its mark is asked for; and only then a successor opens.
+    backend.on("get", "producers/", then_fenced)
+    with pytest.raises(Fenced):
+        await appender.append([batch(1)])
+    assert await queue.entries() == []
 
 
 @virtual

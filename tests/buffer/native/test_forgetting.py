@@ -168,3 +168,44 @@ async def test_what_is_forgotten_is_reported_once() -> None:
         forgotten.append((await queue.collector().collect(NOTHING_KEPT)).producers_forgotten)
     assert sum(forgotten) == 1
     assert forgotten[0] == 0  # it is told to stop first, and forgotten once that has been passed
+
+
+@virtual
+async def test_who_said_goodbye_for_good_is_forgotten_without_a_wait_for_its_silence() -> None:
+    queue = await Queue().create()
+    for number in range(3):
+        passing = await queue.opened(f"passing-{number}")
+        await passing.append([batch(1)])
+        await passing.close(for_good=True)
+    staying = await queue.opened("staying")
+    await staying.append([batch(1)])
+    await staying.close()
+    await _pass(queue)
+    assert (await queue.collector().collect(NOTHING_KEPT)).producers_forgotten == 0
+    assert (await queue.appender("staying").open()).producer_sequence == 1
+    for number in range(3):
+        again = await queue.appender(f"passing-{number}").open()
+        assert again == Resumed(0, None, is_known=False)
+
+
+@virtual
+async def test_who_said_goodbye_for_good_stays_known_while_something_of_it_is_kept() -> None:
+    queue = await Queue().create()
+    passing = await queue.opened("passing")
+    await passing.append([batch(1, metadata=b"m")])
+    await passing.close(for_good=True)
+    await queue.fill(2, "other")
+    await queue.collector().collect(NOTHING_KEPT, full=True)
+    assert await queue.appender("passing").open() == Resumed(1, b"m", 0)
+
+
+@virtual
+async def test_a_goodbye_for_good_leaves_a_successor_alone() -> None:
+    queue = await Queue().create()
+    before = await queue.opened("p")
+    await before.append([batch(1)])
+    after = await queue.opened("p")
+    await before.close(for_good=True)
+    await after.append([batch(2)])
+    await _pass(queue)
+    assert (await queue.appender("p").open()).producer_sequence == 2

@@ -8,7 +8,7 @@ import pytest
 from headwater.buffer.queue import Resumed
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.marks import Marks, fold
-from headwater.buffer.queue.native.records import Mark, Producer, Shard, shard_name
+from headwater.buffer.queue.native.records import Mark, ProducerRecord, Shard, shard_name
 from headwater.core import limits, runtime
 from tests.buffer.native.given import NOTHING_KEPT, PREFIX, QUEUE, Queue, batch
 from tests.buffer.native.watched import acknowledge_everything, client
@@ -29,7 +29,7 @@ async def test_a_mark_that_is_renewed_late_takes_nothing_back() -> None:
 
 
 def test_what_an_earlier_life_appended_is_not_folded_into_a_later_one() -> None:
-    reopened = Shard({"p": Producer("2", anchor=7, anchor_ms=0)})
+    reopened = Shard({"p": ProducerRecord("2", anchor=7, anchor_ms=0)})
     assert fold(reopened, {"p": Mark(5, 9, 10, 6)}) == reopened
     assert fold(reopened, {"p": Mark(1, 9, 10, 7)}).producers["p"].mark == Mark(1, 9, 10, 7)
 

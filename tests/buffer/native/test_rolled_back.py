@@ -129,6 +129,23 @@ async def test_a_queue_behind_its_consumer_is_refused(shape: type[MemoryBackend]
 
 @shapes
 @virtual
+async def test_an_open_last_chunk_behind_its_consumer_is_refused_by_a_producer_that_opens(
+    shape: type[MemoryBackend],
+) -> None:
+    where = Restorable(shape)
+    queue = await where.queue.create()
+    producer = await queue.opened()
+    await producer.append([batch(1)])
+    before = where.copy()
+    await producer.append([batch(2)])
+    await (await queue.taken()).dequeue(1)
+    where.restore(before, but="consumer.json")
+    with pytest.raises(RolledBack, match="2 batches are acknowledged and there are only 1"):
+        await queue.appender("another").open()
+
+
+@shapes
+@virtual
 async def test_a_consumer_behind_its_queue_is_refused(shape: type[MemoryBackend]) -> None:
     world = Restorable(shape)
     queue = await world.queue.create()

@@ -185,3 +185,20 @@ async def test_resuming_where_nothing_is_kept_any_more_is_trimmed() -> None:
     assert [one.sequence for one in await taker.after(3, 10)] == [4, 5]
     with pytest.raises(Trimmed):
         await taker.after(None, 10)
+
+
+@virtual
+async def test_the_rate_of_conflicts_counts_lost_races_among_the_writes_tried() -> None:
+    queue = await filled(3)
+    backend, store = client(queue)
+    first = queue.taker(store=store)
+    await first.open("g")
+    await first.dequeue(0)
+    await first.dequeue(0)  # which has nothing to write
+    assert (first.counters.writes, first.counters.conflicts) == (2, 0)
+    second = queue.taker()
+    backend.on("put_if_unchanged", "consumer.json", after(lambda: second.open("g")))
+    with pytest.raises(Fenced):
+        await first.dequeue(1)
+    assert (first.counters.writes, first.counters.conflicts) == (3, 1)
+    assert first.counters.conflict_rate == pytest.approx(100 / 3)

@@ -118,6 +118,7 @@ class FakeQueue:
         self.uploading_most = 0
         self.opened = 0
         self.closed = 0
+        self.closed_for_good = 0
         self._steps: dict[str, deque[Step]] = {"append": deque(), "upload": deque()}
         self.always: dict[str, Step | None] = {"append": None, "upload": None}
 
@@ -217,8 +218,9 @@ class FakeAppender(Appender):
             queue.rows += batch.rows
         return [landed[b.producer_sequence] for b in batches if b.producer_sequence in landed]
 
-    async def close(self) -> None:
+    async def close(self, *, for_good: bool = False) -> None:
         self._queue.closed += 1
+        self._queue.closed_for_good += for_good
 
 
 class FakeStream(Stream):

@@ -37,11 +37,20 @@ async def test_closing_sends_everything_and_says_goodbye_once() -> None:
 
 
 @virtual
+async def test_only_a_producer_without_an_id_of_its_own_says_goodbye_for_good() -> None:
+    for producer_id, for_good in ((None, 2), ("binlog-7", 0)):
+        stream = fake_stream(partitions=2)
+        producer = await Producer.open(stream, producer_id=producer_id)
+        await producer.close()
+        assert sum(queue.closed_for_good for queue in stream.queues) == for_good
+
+
+@virtual
 async def test_a_goodbye_that_fails_fails_nothing() -> None:
     stream = fake_stream(partitions=2)
     goodbyes: list[FakeQueue] = []
 
-    async def close(self: object) -> None:
+    async def close(self: object, *, for_good: bool = False) -> None:
         goodbyes.append(stream.queues[0])
         raise Unavailable("gone")
 
@@ -202,10 +211,10 @@ async def test_opening_fails_if_one_partition_cannot_be_opened() -> None:
 
 
 @virtual
-async def test_which_stream_must_be_said_once() -> None:
+async def test_which_stream_is_meant_must_be_said_in_one_way() -> None:
     stream = fake_stream()
-    with pytest.raises(Refused, match="a stream has its name"):
-        await Producer.open(stream, "orders")
+    with pytest.raises(Refused, match="the stream is 'orders', not 'others'"):
+        await Producer.open(stream, "others")
     with pytest.raises(Refused, match="which stream"):
         await Producer.open(stream.store)
 
@@ -215,7 +224,7 @@ async def test_goodbyes_of_many_partitions_take_no_longer_than_that_of_one() -> 
     stream = fake_stream(partitions=100)
     begun: list[object] = []
 
-    async def close(self: object) -> None:
+    async def close(self: object, *, for_good: bool = False) -> None:
         begun.append(self)
         await runtime.sleep(60)
 

@@ -259,6 +259,25 @@ async def test_nothing_in_doubt_is_said_to_be_sent_until_it_has_landed() -> None
 
 
 @virtual
+async def test_what_was_in_doubt_and_landed_while_a_flush_waited_is_no_error_of_the_flush() -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    queue.always["append"] = fails(LOST)
+    producer = await opened(stream, delivery_timeout_ms=60_000)
+    doubted = await producer.produce([b"a"])
+    await runtime.sleep(50)
+    await producer.produce([b"b"])
+    flushing = runtime.spawn(producer.flush(), name="flush")
+    await runtime.sleep(11)
+    assert doubted.is_done
+    assert not doubted.accepted()
+    queue.always["append"] = None
+    await flushing
+    assert queue.values() == [b"a", b"b"]
+    await producer.close()
+
+
+@virtual
 async def test_closing_tells_of_what_it_leaves_in_doubt_though_it_was_told_before() -> None:
     stream = fake_stream()
     stream.queues[0].always["append"] = fails(LOST)
@@ -311,6 +330,23 @@ async def test_of_a_producer_with_an_id_nothing_is_accepted_past_what_was_droppe
     assert (await ahead).sequence == 1, "what came before it is seen through"
     await producer.close()
     assert queue.values() == [b"a", b"b"]
+
+
+@virtual
+async def test_what_was_being_gathered_when_records_were_dropped_is_not_accepted_either() -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    queue.next_upload(fails_after(5, Denied("no")))
+    producer = await opened(stream, producer_id="source", linger_ms=1_000)
+    dropped = await producer.produce([b"a"])
+    await runtime.sleep(5.5)
+    behind = await producer.produce([b"b"])
+    with pytest.raises(Denied):
+        await dropped
+    with pytest.raises(Unavailable, match="a successor would resume past them"):
+        await behind
+    await producer.close()
+    assert queue.values() == []
 
 
 @virtual
@@ -450,6 +486,19 @@ async def test_a_producer_that_was_fenced_fails_everything_pending_and_every_lat
         with pytest.raises(type(error)):
             await producer.produce(call)
     assert producer._accumulator.held_bytes == 0
+    await producer.close()
+
+
+@virtual
+async def test_an_error_that_nobody_foresaw_leaves_nobody_waiting() -> None:
+    stream = fake_stream(partitions=2)
+    stream.queues[0].next_append(fails(ZeroDivisionError("a slip")))
+    producer = await opened(stream)
+    handle = await producer.produce([b"a"], partition=0)
+    with pytest.raises(Bug, match=r"appending broke: ZeroDivisionError\('a slip'\)"):
+        await handle
+    with pytest.raises(Bug):
+        await producer.produce([b"b"], partition=1)
     await producer.close()
 
 

@@ -27,7 +27,7 @@ from headwater.buffer.queue.v1 import (
 from headwater.buffer.queue.v1.side import Side
 from headwater.buffer.records import from_values
 from headwater.buffer.v1_batch import decode_batch, encode_batch
-from headwater.buffer.v1_manifest import Manifest, Metadata, decode_manifest, encode_manifest
+from headwater.buffer.v1_manifest import Manifest, MetadataItem, decode_manifest, encode_manifest
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, NotFound
@@ -155,12 +155,12 @@ class OtherProducer:
         # Past the store: other software has no rules for keys.
         await self.queue.store._backend.put(location, encode_batch(list(values)))
 
-    async def enqueue(self, location: str, items: Sequence[Metadata] = ()) -> None:
+    async def enqueue(self, location: str, items: Sequence[MetadataItem] = ()) -> None:
         await _rewrite(self.queue, lambda manifest: manifest.appended([(location, items)]))
 
     async def produce(self, location: str, *values: bytes, time_ms: int = 1_000) -> None:
         await self.put(location, *values)
-        await self.enqueue(location, [Metadata(0, time_ms, b"")])
+        await self.enqueue(location, [MetadataItem(0, time_ms, b"")])
 
 
 class OtherConsumer:

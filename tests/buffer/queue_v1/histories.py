@@ -23,7 +23,7 @@ from unittest import mock
 from headwater.buffer.queue.contract import Descriptor, NewBatch, Placed, Retention
 from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, V1Taker, create_v1_queue
 from headwater.buffer.v1_batch import decode_batch, encode_batch
-from headwater.buffer.v1_manifest import Metadata, decode_manifest, encode_manifest
+from headwater.buffer.v1_manifest import MetadataItem, decode_manifest, encode_manifest
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, NotFound, OutcomeUnknown, Trimmed, Unavailable
@@ -199,7 +199,7 @@ class OtherProducing:
         network = self.world.network
         while True:
             found = await self.world.queue().store.get(MANIFEST)
-            items = [Metadata(0, runtime.wall_ms(), b"")]
+            items = [MetadataItem(0, runtime.wall_ms(), b"")]
             with contextlib.suppress(PreconditionFailed, NotFound):
                 now = decode_manifest(found.data).appended([(location, items)])
                 await network.put(MANIFEST, encode_manifest(now), found.version)

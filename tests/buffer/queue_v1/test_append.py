@@ -15,7 +15,7 @@ from headwater.buffer.queue.contract import Placed, Retention
 from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, create_v1_queue
 from headwater.buffer.records import KEY, VALUE, from_arrow, from_values, with_column
 from headwater.buffer.v1_batch import decode_batch
-from headwater.buffer.v1_manifest import Entry, Manifest, Metadata, encode_manifest
+from headwater.buffer.v1_manifest import Entry, Manifest, MetadataItem, encode_manifest
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
@@ -67,7 +67,7 @@ async def test_the_manifest_and_the_batch_are_the_published_ones(kind: str, tmp_
     await appender.upload(batch.batch_id, data)
     assert await appender.append([batch]) == [Placed(0, 1)]
     location = f"{PREFIX}/{batch.batch_id}.batch"
-    entry = Entry(0, location, [Metadata(0, 1_700_000_000_000, b"m")])
+    entry = Entry(0, location, [MetadataItem(0, 1_700_000_000_000, b"m")])
     assert (await queue.store.get(MANIFEST)).data == encode_manifest(Manifest([entry], 1, 0))
     stored = (await queue.store.get(location)).data
     assert bytes(stored).hex() == "01000000610000000000020000000100"

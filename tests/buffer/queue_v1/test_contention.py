@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from headwater.buffer.v1_batch import encode_batch
-from headwater.buffer.v1_manifest import Metadata, decode_manifest, encode_manifest
+from headwater.buffer.v1_manifest import MetadataItem, decode_manifest, encode_manifest
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Contended
@@ -46,7 +46,7 @@ class Far(MemoryBackend):
         await MemoryBackend.put(self, location, encode_batch([b"theirs"]))
         while True:
             found = await self.get(MANIFEST)
-            manifest = decode_manifest(found.data).appended([(location, [Metadata(0, 1, b"")])])
+            manifest = decode_manifest(found.data).appended([(location, [MetadataItem(0, 1, b"")])])
             try:
                 await self.put(MANIFEST, encode_manifest(manifest), found.version)
             except PreconditionFailed:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.contract import Descriptor
-from headwater.core.errors import Fenced, RolledBack
+from headwater.buffer.queue.contract import Descriptor, Retention
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import Fenced, OutcomeUnknown, RolledBack
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
@@ -17,7 +18,7 @@ from tests.buffer.queue_v1.given import (
     Queue,
     produce,
 )
-from tests.store.scripted import virtual
+from tests.store.scripted import Apply, Scripted, virtual
 
 
 class Died(Exception):
@@ -194,6 +195,45 @@ async def test_what_a_crashed_consumer_noted_of_a_batch_that_was_then_lost_is_no
         (3, 3, 3),
         (4, 6, 1),
     ]
+
+
+@pytest.mark.parametrize("dequeues", [(4,), (1, 4), (2, 3, 4)])
+def test_a_segment_that_arrives_after_a_batch_of_it_was_given_up_counts_for_nothing(
+    dequeues: tuple[int, ...],
+) -> None:
+    @virtual
+    async def run() -> None:
+        backend, queue = await given()
+        under_way: list[Apply] = []
+
+        async def holds_up(apply: Apply) -> None:
+            under_way.append(apply)
+            raise OutcomeUnknown("no answer")
+
+        wire = Scripted(backend)
+        slow = queue.taker(Store(wire, policy=RetryPolicy(attempts=1)))
+        await slow.open("g")
+        (_, lost, *_) = await slow.after(None, 9)
+        wire.next("put_if_absent", holds_up)
+        with pytest.raises(OutcomeUnknown):
+            await slow.dequeue(3)
+
+        await queue.store.delete(lost.location)
+        taker = await queue.opened()
+        await taker.give_up(1)
+        for sequence in dequeues:
+            await taker.dequeue(sequence)
+        for apply in under_way:
+            await apply()
+
+        expected = [(0, 1, 2), (1, 3, 0), (2, 3, 0), (3, 3, 3), (4, 6, 1)]
+        looker = queue.looker()
+        assert numbers(await looker.after(None, 9)) == expected
+        assert [await looker.sequence_at_lsn(lsn) for lsn in range(1, 7)] == [0, 0, 3, 3, 3, 4]
+        collected = await queue.collector().collect(Retention(0))
+        assert (collected.floor_sequence, collected.floor_lsn) == (5, 7)
+
+    run()
 
 
 @virtual

@@ -18,7 +18,7 @@ from tests.buffer.queue_v1.histories import Bug, history
 
 SAMPLE = 25
 HISTORIES_TO_CATCH_A_BUG = 400
-LIKELY = {"dequeued-unseen": 68}
+LIKELY = {"dequeued-unseen": 42}
 """Seeds to begin with, where most histories are blind to a bug: only to be done sooner."""
 CAUGHT = (AssertionError, ConsumedElsewhere, Damaged, UnhandledFailure)
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.queue.v1.items import pack_calls, time_range_ms
-from headwater.buffer.v1_manifest import Entry, Metadata, unpack_metadata
+from headwater.buffer.v1_manifest import Entry, MetadataItem, unpack_metadata
 from headwater.core.errors import Corrupt
+from tests.buffer.manifest_items import item_for
 
 calls_of = st.lists(
     st.tuples(st.integers(1, 3), st.integers(-2, 2), st.sampled_from([None, b"", b"m", b"longer"])),
@@ -32,7 +33,7 @@ def test_an_item_is_the_published_bytes() -> None:
 
 def test_adjacent_calls_that_say_the_same_share_an_item() -> None:
     calls = Calls.of([Call(n, 7, b"m") for n in range(100_000)])
-    assert list(unpack_metadata(pack_calls(calls))) == [Metadata(0, 7, b"m")]
+    assert list(unpack_metadata(pack_calls(calls))) == [MetadataItem(0, 7, b"m")]
     calls = Calls.of([Call(0, 7, b"m"), Call(1, 8, b"m"), Call(2, 8, None), Call(5, 7, b"m")])
     assert [item.start_index for item in unpack_metadata(pack_calls(calls))] == [0, 1, 2, 5]
 
@@ -49,7 +50,7 @@ def test_every_record_keeps_the_time_and_the_metadata_of_its_call(
     packed = pack_calls(Calls.of(calls))
     entry = Entry(0, "x", unpack_metadata(packed))
     for index, (time_ms, metadata) in enumerate(records):
-        found = entry.metadata_for(index)
+        found = item_for(entry, index)
         assert found is not None
         assert (found.ingestion_time_ms, found.payload) == (time_ms, metadata)
     times_ms = [time_ms for _, time_ms, _ in drawn]
@@ -57,7 +58,7 @@ def test_every_record_keeps_the_time_and_the_metadata_of_its_call(
     assert b"".join(_repacked(item) for item in entry.metadata) == packed
 
 
-def _repacked(item: Metadata) -> bytes:
+def _repacked(item: MetadataItem) -> bytes:
     head = struct.pack("<IqI", item.start_index, item.ingestion_time_ms, len(item.payload))
     return head + item.payload
 

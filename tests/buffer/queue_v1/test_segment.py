@@ -14,14 +14,14 @@ from headwater.buffer.queue.v1.segment import (
     encode_segment,
     read_header,
 )
-from headwater.buffer.v1_manifest import Entry, Metadata
+from headwater.buffer.v1_manifest import Entry, MetadataItem
 from headwater.core.errors import Corrupt, NotSupported
 
 NAMES = Names("ingest")
 ENTRIES = [
-    Entry(7, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [Metadata(0, -5, b"m")]),
+    Entry(7, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [MetadataItem(0, -5, b"m")]),
     Entry(8, "elsewhere/é", []),
-    Entry(9, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [Metadata(0, 9, b"")]),
+    Entry(9, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [MetadataItem(0, 9, b"")]),
 ]
 COUNTED = [
     Counted(100, 2, 17, -5, -5),
@@ -46,7 +46,7 @@ def test_it_reads_back() -> None:
 
 def test_the_bytes_are_these() -> None:
     data = encode_segment(
-        b"t" * 16, [Entry(1, "a", [Metadata(0, 3, b"")])], [Counted(5, 2, 17, 3, 3)], 4
+        b"t" * 16, [Entry(1, "a", [MetadataItem(0, 3, b"")])], [Counted(5, 2, 17, 3, 3)], 4
     )
     expected = """
         48574131 76d1d99e 74747474747474747474747474747474

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention, Uncounted
 from headwater.buffer.queue.v1 import V1Taker, create_v1_queue
-from headwater.buffer.v1_manifest import Metadata
+from headwater.buffer.v1_manifest import MetadataItem
 from headwater.core import limits
 from headwater.core.errors import (
     BadKey,
@@ -92,7 +92,7 @@ async def test_what_a_producer_said_comes_with_the_batch() -> None:
     queue = await memory().made()
     other = OtherProducer(queue)
     await other.put("o/1", b"a", b"b", b"c")
-    items = [Metadata(0, 30, b"first"), Metadata(2, 10, b"last")]
+    items = [MetadataItem(0, 30, b"first"), MetadataItem(2, 10, b"last")]
     await other.enqueue("o/1", items)
     taker = await queue.opened()
     (batch,) = await taker.after(None, 1)
@@ -271,7 +271,7 @@ async def test_a_location_that_comes_twice_is_delivered_once() -> None:
     queue = await memory().made()
     other = OtherProducer(queue)
     await other.produce("o/1", b"a", b"b")
-    await other.enqueue("o/1", [Metadata(0, 5, b"")])
+    await other.enqueue("o/1", [MetadataItem(0, 5, b"")])
     await other.produce("o/2", b"c")
     taker = await queue.opened()
     batches = await taker.after(None, 9)
@@ -288,7 +288,7 @@ async def test_a_location_that_comes_again_after_it_was_acknowledged_is_delivere
     first = await queue.opened()
     await first.after(None, 1)
     await first.dequeue(0)
-    await other.enqueue("o/1", [Metadata(0, 5, b"")])
+    await other.enqueue("o/1", [MetadataItem(0, 5, b"")])
     second = await queue.opened()
     assert [batch.duplicate for batch in await second.after(0, 9)] == [True]
     assert [batch.duplicate for batch in await queue.looker().after(None, 9)] == [False, True]
@@ -348,7 +348,7 @@ async def test_a_batch_that_cannot_be_counted_stops_the_queue_until_it_is_given_
     content: bytes | None, cause: type[Exception]
 ) -> None:
     queue = await filled(memory(), 2)
-    await OtherProducer(queue).enqueue("o/bad", [Metadata(0, 77, b"m")])
+    await OtherProducer(queue).enqueue("o/bad", [MetadataItem(0, 77, b"m")])
     if content is not None:
         await queue.store.put("o/bad", content)
     await produce(queue.appender(), b"3")

@@ -135,7 +135,7 @@ async def test_a_name_that_cannot_be_is_refused_before_anything_is_written(name:
 
 
 @virtual
-async def test_an_address_where_a_store_is_needed_is_told_how_to_open_it() -> None:
+async def test_an_address_whose_objects_would_go_with_the_call_is_refused() -> None:
     address: Any = "memory://"
     calls: list[Callable[[], Awaitable[Any]]] = [
         lambda: create_stream(address, "orders"),
@@ -143,6 +143,7 @@ async def test_an_address_where_a_store_is_needed_is_told_how_to_open_it() -> No
         lambda: alter_stream(address, "orders", partitions=2),
         lambda: delete_stream(address, "orders"),
         lambda: list_streams(address),
+        lambda: stream_names(address),
     ]
     for call in calls:
         with pytest.raises(Refused, match=r"headwater\.open_store\('memory://'\)"):

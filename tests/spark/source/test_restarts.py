@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import GroupRegister, Ownership, Place
-from headwater.buffer.consumer.group import Position
+from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
 from headwater.spark.source.micro_batches import MicroBatches
@@ -139,7 +139,7 @@ def test_a_beginning_that_was_cut_short_goes_on_as_it_was_resolved(
     options = {"subscribe": "orders,other", "startingOffsets": starting}
     honest, begun = GroupRegister.begin, itertools.count(1)
 
-    async def begin(self: GroupRegister, *asked: Any, **more: Any) -> Position:
+    async def begin(self: GroupRegister, *asked: Any, **more: Any) -> GroupPosition:
         if next(begun) > written:
             raise Killed
         return await honest(self, *asked, **more)
@@ -260,8 +260,8 @@ def test_two_groups_read_everything_each(world: World) -> None:
 
 
 def _resolve_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begin(self: GroupRegister, place: Place, **_: Any) -> Position:
-        return Position(place.sequence, 0, place.lsn)
+    async def begin(self: GroupRegister, place: Place, **_: Any) -> GroupPosition:
+        return GroupPosition(place.sequence, 0, place.lsn)
 
     async def initial(self: MicroBatches) -> Offset:
         await self._refresh()

@@ -7,6 +7,16 @@ Enters: descriptors from a queue and batches from a store. Leaves: records as Ar
     Follower    any other group: a position of its own, acknowledges nothing
     read        looks at what is retained, opens nothing
 
+In files:
+
+    consumer, blocking, ownership, follower    who consumes; group: a position; own_process: forks
+    delivery, read_ahead, fetch, riding        from descriptors to batches
+    consumed, columns                          a batch, and the columns that readers see
+    frontier, lag, metrics                     what is acknowledged, and what waits
+    dead_letter, unreadable                    a batch that cannot be read
+    reader, async_reader, reading              reading without consuming, and from where to where
+    source, sweeper                            who may consume; garbage collection beside it
+
 Always holds:
 
 - a batch is delivered in its turn, whole, or reported as unreadable: nothing is left out silently;

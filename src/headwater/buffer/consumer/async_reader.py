@@ -16,32 +16,32 @@ from headwater.buffer.consumer.read_ahead import ReadAhead
 from headwater.buffer.consumer.reading import (
     EARLIEST,
     LATEST,
-    Position,
-    check_position,
-    place_of,
+    ReadBounds,
+    bound_of,
+    check_bounds,
     resolve_end,
     resolve_start,
     trimmed_by_lsn,
 )
-from headwater.buffer.consumer.source import check_partition, resolve
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
+from headwater.buffer.stream.streams import resolve
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S, READ_AHEAD_BYTES
 from headwater.store import Store
 
-OnBadBatch = Literal["raise", "skip"]
+RaiseOrSkip = Literal["raise", "skip"]
 
 
 class Options(NamedTuple):
     """What all partitions of one reading share."""
 
     follow: bool
-    on_bad_batch: OnBadBatch
+    on_bad_batch: RaiseOrSkip
     read_ahead_bytes: int
     lost: list[Lost]
     """Records that could not be read and were passed over, as they were asked to be."""
@@ -221,13 +221,13 @@ class AsyncReader:
 async def read_async(
     source: str | Store | Stream,
     stream: str | None = None,
-    start: Position = None,
-    end: Position = None,
+    start: ReadBounds = None,
+    end: ReadBounds = None,
     *,
     partition: int | Sequence[int] | None = None,
     follow: bool = False,
     columns: Sequence[str] | None = None,
-    on_bad_batch: OnBadBatch = "raise",
+    on_bad_batch: RaiseOrSkip = "raise",
     read_ahead_bytes: int = READ_AHEAD_BYTES,
 ) -> AsyncReader:
     """Read a stream from `start` (inclusive) to `end` (exclusive) as Arrow record batches.
@@ -248,14 +248,14 @@ async def read_async(
 
 async def _opened(
     stream: Stream,
-    start: Position,
-    end: Position,
+    start: ReadBounds,
+    end: ReadBounds,
     partition: int | Sequence[int] | None,
     columns: Sequence[str] | None,
     options: Options,
 ) -> AsyncReader:
-    check_position(stream, start)
-    check_position(stream, end)
+    check_bounds(stream, start)
+    check_bounds(stream, end)
     parts: list[PartitionReading] = []
     try:
         for number in _partitions(stream, partition):
@@ -274,7 +274,7 @@ def _partitions(stream: Stream, asked: int | Sequence[int] | None) -> Sequence[i
     several = isinstance(asked, Iterable) and not isinstance(asked, str | bytes)
     numbers: list[Any] = list(asked) if several else [asked]  # type: ignore[arg-type]
     for number in numbers:
-        check_partition(stream, number)
+        stream.check_partition(number)
     if len(set(numbers)) < len(numbers) or not numbers:
         raise Refused(f"partitions {numbers}: name one or more, each once")
     return numbers
@@ -283,13 +283,13 @@ def _partitions(stream: Stream, asked: int | Sequence[int] | None) -> Sequence[i
 async def _part(
     stream: Stream,
     partition: int,
-    start: Position,
-    end: Position,
+    start: ReadBounds,
+    end: ReadBounds,
     options: Options,
 ) -> PartitionReading:
     looker = stream.looker(partition)
     state = (await looker.state()).checked()
-    from_place, to_place = place_of(start, partition), place_of(end, partition)
+    from_place, to_place = bound_of(start, partition), bound_of(end, partition)
     skips = options.on_bad_batch == "skip"
     first_lsn = await resolve_start(stream, partition, from_place, state, skips=skips)
     end_lsn = None

@@ -11,10 +11,11 @@ from headwater.buffer.consumer.consumer import Consumer
 from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.lag import Lag
 from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.own_process import OwnProcess
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.core import portal
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import HeadwaterError, Refused
 from headwater.store import Store
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ class BlockingConsumer:
         """Use `BlockingConsumer.open`."""
         self._consumer = consumer
         self._portal = portal.shared()
+        self._process = OwnProcess("consumer")
 
     @classmethod
     def open(
@@ -63,6 +65,34 @@ class BlockingConsumer:
     def __bool__(self) -> bool:
         return True
 
+    def __repr__(self) -> str:
+        return repr(self._consumer)
+
+    @property
+    def stream(self) -> Stream:
+        """The stream as it was when the consumer was opened."""
+        return self._consumer.stream
+
+    @property
+    def partition(self) -> int:
+        """Whose queue it owns."""
+        return self._consumer.partition
+
+    @property
+    def epoch(self) -> int:
+        """The number that this consumer's opening gave it: no later one has it."""
+        return self._consumer.epoch
+
+    @property
+    def last_acked_sequence(self) -> int | None:
+        """The last batch that was acknowledged."""
+        return self._consumer.last_acked_sequence
+
+    @property
+    def last_handed_out_sequence(self) -> int | None:
+        """The last batch that was delivered or handed out."""
+        return self._consumer.last_handed_out_sequence
+
     @property
     def metrics(self) -> ConsumerMetrics:
         """What the consumer counted."""
@@ -70,7 +100,7 @@ class BlockingConsumer:
 
     @property
     def conflict_rate(self) -> float:
-        """Of a hundred writes to the queue, how many met somebody else's."""
+        """Of a hundred conditional writes to the queue, how many lost a race."""
         return self._consumer.conflict_rate
 
     def next_batch(self) -> ConsumedBatch | None:
@@ -106,8 +136,14 @@ class BlockingConsumer:
         return self._call(self._consumer.lag())
 
     def close(self) -> None:
-        """Flush and stop, as `Consumer.close`."""
-        self._call(self._consumer.close())
+        """Flush and stop, as `Consumer.close`; in a forked child there is nothing to close."""
+        if not self._process.is_left:
+            self._call(self._consumer.close())
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._process.check()
+        except Refused:
+            coroutine.close()
+            raise
         return self._portal.call(coroutine)

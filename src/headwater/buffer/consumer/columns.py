@@ -63,7 +63,7 @@ class Columns:
     ) -> None:
         """`typed` is the stream's schema, None for opaque values; `chosen` picks and orders.
 
-        `may_grow`: columns that a batch has beyond `typed` were declared later, and are left out.
+        `may_grow`: `typed` is declared, and columns that were declared later are left out.
         `shows_all`: a batch with any other values is refused; so it is where nothing is chosen.
         `declare`: of a stream without a schema, the command that declares one.
         """
@@ -128,7 +128,11 @@ class Columns:
         shown = set(self.schema.names)
         values = {name for name in present if name == VALUE or not name.startswith("_")}
         hidden = sorted(values - shown)
-        if hidden and not (self._may_grow and VALUE not in hidden):
+        # Whoever wrote under a schema wrote its columns alone, so these were declared since. What
+        # was written before there was one may have columns that nobody ever declared.
+        if self._may_grow and batch.descriptor.schema_version and VALUE not in hidden:
+            return
+        if hidden:
             known = sorted(shown - _TYPES.keys()) or [VALUE]
             raise Refused(
                 f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its "
@@ -142,6 +146,12 @@ class Columns:
             return (
                 f"{first if self._declare else 'Name'} the columns to be read, {VALUE} among "
                 "them: opaque values stand nowhere else."
+            )
+        if self._may_grow:
+            return (
+                "It was written before the schema was declared, which leaves those columns out. "
+                "Add them to it (headwater stream alter … --schema FILE), or name the columns to "
+                "be read."
             )
         return (
             "Declare a schema with the columns of both; what a record lacks is null then: "

@@ -31,12 +31,13 @@ from headwater.buffer.consumer.frontier import Frontier
 from headwater.buffer.consumer.lag import Lag, lag_of_owner
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.own_process import OwnProcess
-from headwater.buffer.consumer.source import consumable, resolve, retention_of
+from headwater.buffer.consumer.source import consumable, retention_of
 from headwater.buffer.consumer.sweeper import Sweeper
 from headwater.buffer.queue.contract import Descriptor, Taker, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
+from headwater.buffer.stream.streams import resolve
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.core.limits import GC_INTERVAL_S, READ_AHEAD_BATCHES, READ_AHEAD_BYTES
@@ -179,7 +180,11 @@ class Consumer:
 
     @property
     def conflict_rate(self) -> float:
-        """Of a hundred writes to the queue, how many met somebody else's."""
+        """Of a hundred conditional writes to the queue, how many lost a race.
+
+        Opening and dequeuing write: to `consumer.json`, where another consumer that opens can be
+        quicker, or to the published manifest, where every producer can.
+        """
         return self._taker.counters.conflict_rate
 
     @property
@@ -198,10 +203,12 @@ class Consumer:
         """The next batch; None if there is none at present.
 
         May be cancelled at any point, and tried again after any error: the same batch is
-        delivered then. Batches that follow are fetched meanwhile.
+        delivered then. Batches that follow are fetched meanwhile. `LimitExceeded` while
+        UNACKED_MAX_BATCHES wait for their acknowledgement.
         """
         async with self._reading:
             self._check_open()
+            self._frontier.room()
             await self._delivery.look(self._after, self._check_fence)
             self._count_queue()
             async with telling_of_deletion(self.stream):
@@ -223,7 +230,8 @@ class Consumer:
             self._check_open()
             if not max_count:
                 return []
-            found = await self._after(self._delivery.cursor, max_count)
+            most = min(max_count, self._frontier.room())
+            found = await self._after(self._delivery.cursor, most)
             self._count_queue()
             self._delivery.hand_out(found)
             self._hand_out(found)
@@ -347,8 +355,8 @@ class Consumer:
         """Go on without a batch whose rows nobody can count: on the list first, then for ever."""
         lost = error.descriptor
         await self._check_fence()
-        await self._delivery.dead_letter(lost, f"{type(error).__name__}: {error}")
-        await self._ask(lambda: self._taker.give_up(lost.sequence))
+        letter = await self._delivery.dead_letter(lost, f"{type(error).__name__}: {error}")
+        await self._ask(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
 
     async def _check_fence(self) -> None:
         await self._ask(self._taker.check_fence)

@@ -17,8 +17,10 @@ import msgspec
 from headwater.buffer.consumer.consumed import Lost
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.streams import looking_at
 from headwater.core import runtime
 from headwater.core.errors import AlreadyExists, Corrupt, NotFound, NotSupported, RolledBack
+from headwater.store import Store
 
 FORMAT: Final = 1
 
@@ -82,6 +84,8 @@ async def write_dead_letter(
         await stream.store.put_if_absent(key, data, token=token.encode())
     except AlreadyExists as exists:
         before = _decode(key, exists.current.data)
+        if batch.format == "v1" and before.location == batch.location:
+            return _numbered(before, batch)
         if (before.first_lsn, before.last_lsn) != (letter.first_lsn, letter.last_lsn):
             raise RolledBack(
                 f"{key} says that batch {batch.sequence} had LSNs {before.first_lsn}–"
@@ -89,6 +93,19 @@ async def write_dead_letter(
             ) from exists
         return before
     return letter
+
+
+def _numbered(letter: DeadLetter, batch: Descriptor) -> DeadLetter:
+    """A letter of a published v1 batch with the LSNs that the batch has by now.
+
+    Until it is acknowledged they are counted from what is before it, of which some may have been
+    given up since the letter was written. And a batch that was counted when it was found bad may
+    be past counting after a restart: then only the letter knows how many records it had.
+    """
+    rows = batch.rows or letter.rows
+    return msgspec.structs.replace(
+        letter, first_lsn=batch.first_lsn, last_lsn=batch.first_lsn + rows - 1, rows=rows
+    )
 
 
 async def read_dead_letter(stream: Stream, partition: int, sequence: int) -> DeadLetter | None:
@@ -100,11 +117,14 @@ async def read_dead_letter(stream: Stream, partition: int, sequence: int) -> Dea
         return None
 
 
-async def list_dead_letters(stream: Stream, partition: int = 0) -> list[DeadLetter]:
+async def list_dead_letters(
+    source: str | Store | Stream, name: str | None = None, *, partition: int = 0
+) -> list[DeadLetter]:
     """Every batch of a partition that could not be read, in order."""
-    store, found = stream.store, []
-    async for meta in store.list(stream.dead_letter_prefix(partition)):
-        found.append(_decode(meta.key, (await store.get(meta.key)).data))
+    found: list[DeadLetter] = []
+    async with looking_at(source, name) as stream:
+        async for meta in stream.store.list(stream.dead_letter_prefix(partition)):
+            found.append(_decode(meta.key, (await stream.store.get(meta.key)).data))
     return found
 
 

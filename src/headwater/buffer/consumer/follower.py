@@ -18,15 +18,16 @@ from typing import Final, Literal
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetch import FetchHandle
-from headwater.buffer.consumer.group import GroupRegister, Position
+from headwater.buffer.consumer.group import GroupPosition, GroupRegister
 from headwater.buffer.consumer.lag import Lag, lag_behind
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.own_process import OwnProcess
-from headwater.buffer.consumer.source import consumable, resolve
+from headwater.buffer.consumer.source import consumable
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
+from headwater.buffer.stream.streams import resolve
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack
@@ -49,7 +50,7 @@ class Follower:
         stream: Stream,
         partition: int,
         group: str,
-        position: Position,
+        position: GroupPosition,
         delivery: Delivery,
         looker: Looker,
         owned: Store | None = None,
@@ -106,7 +107,7 @@ class Follower:
             async with telling_of_deletion(stream):
                 state = await looker.state()
             following = state.floor_sequence if start == "earliest" else state.next_sequence
-            begin = Position(following, runtime.wall_ms())
+            begin = GroupPosition(following, runtime.wall_ms())
             # Written at once: "latest" must mean the same moment after a restart. A position that
             # is there stays, also one that another process of the group wrote a moment ago.
             register = _register(stream, partition, group)
@@ -176,9 +177,9 @@ class Follower:
             raise Refused(
                 f"commit of sequence {sequence}, beyond what was handed out ({self.position})"
             )
-        position = Position(sequence + 1, runtime.wall_ms())
+        position = GroupPosition(sequence + 1, runtime.wall_ms())
 
-        def forward(before: Position | None) -> Position:
+        def forward(before: GroupPosition | None) -> GroupPosition:
             if before is None or before.next_sequence < position.next_sequence:
                 return position
             if before.next_sequence > position.next_sequence:
@@ -213,7 +214,7 @@ class Follower:
             raise Refused(f"{self.group!r} has closed this follower: open another")
 
 
-def _register(stream: Stream, partition: int, group: str) -> Register[Position]:
+def _register(stream: Stream, partition: int, group: str) -> Register[GroupPosition]:
     return GroupRegister(stream, partition, group).register
 
 
@@ -222,7 +223,7 @@ def _last(sequence: int | None) -> int | None:
 
 
 def _check_not_ahead(
-    stream: Stream, partition: int, group: str, position: Position, state: QueueState
+    stream: Stream, partition: int, group: str, position: GroupPosition, state: QueueState
 ) -> None:
     """A position beyond the queue means that the queue was replaced or went back."""
     if position.next_sequence > state.next_sequence:

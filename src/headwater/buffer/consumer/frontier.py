@@ -4,7 +4,9 @@ Always holds:
 
 - the frontier only moves forward, over batches that were handed out, in their order;
 - it moves after the dequeue that it asks for, never before: an error leaves everything as it was,
-  and the same acknowledgement can be tried again.
+  and the same acknowledgement can be tried again;
+- what was handed out and not acknowledged is bounded: whoever reads on without ever acknowledging
+  is told, before the memory is full.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from headwater.buffer.queue.contract import Descriptor
-from headwater.core.errors import Refused
-from headwater.core.limits import ACKS_PER_DEQUEUE
+from headwater.core.errors import LimitExceeded, Refused
+from headwater.core.limits import ACKS_PER_DEQUEUE, UNACKED_MAX_BATCHES
 
 
 class Frontier:
@@ -41,6 +43,18 @@ class Frontier:
         """Whether the next acknowledgement comes with a dequeue."""
         return len(self._undequeued) + 1 >= ACKS_PER_DEQUEUE
 
+    def room(self) -> int:
+        """How many batches can be handed out; `LimitExceeded` if none before an acknowledgement."""
+        left = UNACKED_MAX_BATCHES - len(self._unacked)
+        if left < 1:
+            raise LimitExceeded(
+                f"{len(self._unacked):,} batches were handed out and not acknowledged; "
+                f"UNACKED_MAX_BATCHES is {UNACKED_MAX_BATCHES:,}. Acknowledge what was processed "
+                "(ack, ack_through); to read without acknowledging, follow the stream (Follower) "
+                "or read it (headwater.read)"
+            )
+        return left
+
     def hand_out(self, descriptors: Iterable[Descriptor]) -> None:
         """These batches are the caller's to acknowledge."""
         for descriptor in descriptors:
@@ -49,10 +63,7 @@ class Frontier:
 
     def check_next(self, sequence: int) -> None:
         """Refuse an acknowledgement that does not follow the one before it."""
-        oldest = self.oldest_unacked
-        after = 0 if self.last_acked is None else self.last_acked + 1
-        # The published format allows sequences to have gaps, so what is next is what was given.
-        expected = after if oldest is None else oldest.sequence
+        expected = 0 if self.last_acked is None else self.last_acked + 1
         if sequence != expected:
             raise Refused(f"out-of-order ack: expected sequence {expected}, got {sequence}")
         self._check_handed_out("ack", sequence)

@@ -19,7 +19,7 @@ from headwater.core.errors import NotFound
 from headwater.store import Register
 
 
-class Position(msgspec.Struct, frozen=True, omit_defaults=True):
+class GroupPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is kept of a group."""
 
     next_sequence: int
@@ -50,21 +50,23 @@ class GroupRegister:
 
     def __init__(self, stream: Stream, partition: int, group: str) -> None:
         key = group_key(stream.name, partition, stream.id, group)
-        self._register = Register(stream.store, key, Position)
+        self._register = Register(stream.store, key, GroupPosition)
 
     @property
-    def register(self) -> Register[Position]:
+    def register(self) -> Register[GroupPosition]:
         """Where it stands."""
         return self._register
 
-    async def read(self) -> Position | None:
+    async def read(self) -> GroupPosition | None:
         """The position; None if the group never began."""
         try:
             return (await self._register.read()).value
         except NotFound:
             return None
 
-    async def begin(self, place: Place, *, together: Mapping[str, Place] | None = None) -> Position:
+    async def begin(
+        self, place: Place, *, together: Mapping[str, Place] | None = None
+    ) -> GroupPosition:
         """Let the group begin here, unless it has begun; returns where it stands.
 
         Whoever asks twice, or at the same time as another, gets one answer. `together`: where it
@@ -76,11 +78,11 @@ class GroupRegister:
 
     async def advance(
         self, place: Place, *, behind: bool = False, planned: Place | None = None
-    ) -> Position:
+    ) -> GroupPosition:
         """Move forward to this place; a position past it stays. `planned`: what comes next."""
         later = _kept(place, behind=behind)
 
-        def forward(now: Position | None) -> Position:
+        def forward(now: GroupPosition | None) -> GroupPosition:
             if now is None or _order(now) < _order(later):
                 return _with_plan(later, now, planned)
             if _order(now) == _order(later) and now.behind != behind:
@@ -89,19 +91,19 @@ class GroupRegister:
 
         return (await self._register.update(forward)).value
 
-    async def plan(self, since: Place, until: Place) -> Position:
+    async def plan(self, since: Place, until: Place) -> GroupPosition:
         """A micro-batch is about to be read; the position stays."""
 
-        def announced(now: Position | None) -> Position:
+        def announced(now: GroupPosition | None) -> GroupPosition:
             return _with_plan(now or _kept(since), now, until)
 
         return (await self._register.update(announced)).value
 
-    async def owned_until(self, acked: Place) -> Position:
+    async def owned_until(self, acked: Place) -> GroupPosition:
         """The group owned the queue, acknowledged so far, and does not any more."""
         last = _kept(acked)
 
-        def leave(now: Position | None) -> Position:
+        def leave(now: GroupPosition | None) -> GroupPosition:
             if now is None or (not now.behind and _order(now) < _order(last)):
                 return last
             return now
@@ -111,7 +113,7 @@ class GroupRegister:
     async def owns_from(self, acked: Place) -> bool:
         """The group takes over a queue that is acknowledged so far: whether it is behind that."""
 
-        def enter(now: Position | None) -> Position:
+        def enter(now: GroupPosition | None) -> GroupPosition:
             if now is None:
                 return _kept(acked)
             return msgspec.structs.replace(now, behind=_order(now) < tuple(acked))
@@ -119,11 +121,13 @@ class GroupRegister:
         return (await self._register.update(enter)).value.behind
 
 
-def _kept(place: Place, *, behind: bool = False) -> Position:
-    return Position(place.sequence, runtime.wall_ms(), place.lsn, behind)
+def _kept(place: Place, *, behind: bool = False) -> GroupPosition:
+    return GroupPosition(place.sequence, runtime.wall_ms(), place.lsn, behind)
 
 
-def _with_plan(position: Position, before: Position | None, planned: Place | None) -> Position:
+def _with_plan(
+    position: GroupPosition, before: GroupPosition | None, planned: Place | None
+) -> GroupPosition:
     """The position with whichever plan reaches further: the one that was kept, or this one."""
     plans = [plan for plan in (before.planned if before else None, planned) if plan is not None]
     if not plans:
@@ -132,5 +136,5 @@ def _with_plan(position: Position, before: Position | None, planned: Place | Non
     return msgspec.structs.replace(position, planned=(sequence, lsn))
 
 
-def _order(position: Position) -> tuple[int, int]:
+def _order(position: GroupPosition) -> tuple[int, int]:
     return position.next_sequence, position.lsn or 0

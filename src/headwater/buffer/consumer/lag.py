@@ -13,9 +13,11 @@ import msgspec
 from headwater.buffer.consumer.group import GroupRegister
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.streams import looking_at
 from headwater.core import runtime
 from headwater.core.errors import NotFound, Trimmed
 from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
+from headwater.store import Store
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -30,11 +32,22 @@ class Lag(msgspec.Struct, frozen=True):
     """Since the oldest record that waits was ingested."""
 
 
-async def lag(stream: Stream, partition: int = 0, group: str | None = None) -> Lag:
+async def lag(
+    source: str | Store | Stream,
+    name: str | None = None,
+    *,
+    partition: int = 0,
+    group: str | None = None,
+) -> Lag:
     """What the owner of a partition's consumer, or a group, has not processed. Opens nothing.
 
     `NotFound` if the group never began.
     """
+    async with looking_at(source, name) as stream:
+        return await _lag(stream, partition, group)
+
+
+async def _lag(stream: Stream, partition: int, group: str | None) -> Lag:
     looker = stream.looker(partition)
     state = (await looker.state()).checked()
     if group is None:

@@ -108,8 +108,8 @@ class Ownership:
         lost = error.descriptor
         await self.check()
         cause = f"{type(error).__name__}: {error}"
-        await write_dead_letter(self.stream, self.partition, lost, cause)
-        await self._ask(lambda: self._taker.give_up(lost.sequence))
+        letter = await write_dead_letter(self.stream, self.partition, lost, cause)
+        await self._ask(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
 
     async def close(self) -> None:
         """Stop collecting. Acknowledges nothing, and gives the ownership to nobody."""

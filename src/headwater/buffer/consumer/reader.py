@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from headwater.buffer.consumer.async_reader import AsyncReader, OnBadBatch, read_async
+from headwater.buffer.consumer.async_reader import AsyncReader, RaiseOrSkip, read_async
 from headwater.buffer.consumer.consumed import Lost
-from headwater.buffer.consumer.reading import Position
+from headwater.buffer.consumer.reading import ReadBounds
 from headwater.buffer.stream import Stream
 from headwater.core import portal
 from headwater.core.errors import Refused
@@ -79,13 +79,13 @@ class Reader:
 def read(
     source: str | Store | Stream,
     stream: str | None = None,
-    start: Position = None,
-    end: Position = None,
+    start: ReadBounds = None,
+    end: ReadBounds = None,
     *,
     partition: int | Sequence[int] | None = None,
     follow: bool = False,
     columns: Sequence[str] | None = None,
-    on_bad_batch: OnBadBatch = "raise",
+    on_bad_batch: RaiseOrSkip = "raise",
     read_ahead_bytes: int = READ_AHEAD_BYTES,
 ) -> Reader:
     """Read a stream as Arrow record batches. Opens nothing and fences nobody.

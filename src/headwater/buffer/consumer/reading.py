@@ -19,23 +19,25 @@ from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import QueueState, Uncounted
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.streams import looking_at
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
+from headwater.store import Store
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 POSITIONS: Final = 'an LSN, "earliest", "latest", or a time such as 2026-01-31T08:00:00Z'
 
-Place = int | str | date | None
+ReadBound = int | str | date | None
 """An LSN, "earliest", "latest", a time (ISO 8601 as text), or None for the default.
 
 A datetime is a date to Python; a date alone is its first moment.
 """
-Position = Place | Mapping[int, Place]
-"""A place, or one for each partition."""
+ReadBounds = ReadBound | Mapping[int, ReadBound]
+"""One bound, or one for each partition."""
 
 
-def check_position(stream: Stream, position: Position) -> None:
+def check_bounds(stream: Stream, position: ReadBounds) -> None:
     """Refuse a mapping that says something of a partition that the stream does not have."""
     if not isinstance(position, Mapping):
         return
@@ -48,7 +50,7 @@ def check_position(stream: Stream, position: Position) -> None:
         )
 
 
-def place_of(position: Position, partition: int) -> Place:
+def bound_of(position: ReadBounds, partition: int) -> ReadBound:
     """What a position says of one partition."""
     if isinstance(position, Mapping):
         return position.get(partition)
@@ -56,7 +58,7 @@ def place_of(position: Position, partition: int) -> Place:
 
 
 async def resolve_start(
-    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+    stream: Stream, partition: int, place: ReadBound, state: QueueState, *, skips: bool = False
 ) -> int:
     """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
     the oldest LSN.
@@ -88,27 +90,26 @@ async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
 
 
 async def resolve_end(
-    stream: Stream, partition: int, place: Place, state: QueueState, *, skips: bool = False
+    stream: Stream, partition: int, place: ReadBound, state: QueueState, *, skips: bool = False
 ) -> int:
     """The first LSN not to read."""
     return await _resolve(stream, partition, LATEST if place is None else place, state, skips)
 
 
 async def lsn_at_time(
-    stream: Stream, partition: int, time: int | str | date, *, skips: bool = False
+    source: str | Store | Stream,
+    name: str | None = None,
+    *,
+    time: int | str | date,
+    partition: int = 0,
 ) -> int | None:
     """The LSN of the first retained record ingested at or after a time; None if there is none.
 
-    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970. With `skips`, the
-    first LSN of its batch where that cannot be read.
+    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970.
     """
     time_ms = time_ms_of(time) if isinstance(time, str | date) else whole_number("time", time)
-    try:
+    async with looking_at(source, name) as stream:
         return await _lsn_at_time(stream, partition, time_ms)
-    except (UnreadableBatch, Uncounted) as error:
-        if not skips:
-            raise
-        return error.descriptor.first_lsn
 
 
 async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
@@ -131,7 +132,7 @@ async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | No
 
 
 async def _resolve(
-    stream: Stream, partition: int, place: Place, state: QueueState, skips: bool
+    stream: Stream, partition: int, place: ReadBound, state: QueueState, skips: bool
 ) -> int:
     if not isinstance(place, str | date):
         lsn = _lsn(place)
@@ -142,7 +143,12 @@ async def _resolve(
         return state.floor_lsn
     if place == LATEST:
         return state.next_lsn
-    found = await lsn_at_time(stream, partition, time_ms_of(place), skips=skips)
+    try:
+        found = await _lsn_at_time(stream, partition, time_ms_of(place))
+    except (UnreadableBatch, Uncounted) as error:
+        if not skips:
+            raise
+        found = error.descriptor.first_lsn
     return state.next_lsn if found is None else found
 
 

@@ -1,4 +1,4 @@
-"""Which stream is meant, and whether it may be consumed by whoever asks."""
+"""Whether a stream may be consumed by whoever asks, and how long it keeps what was."""
 
 from __future__ import annotations
 
@@ -10,34 +10,13 @@ from headwater.buffer.layout import check_group_name
 from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream, open_stream
 from headwater.buffer.transaction.expiry import held
-from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused
-from headwater.store import Store
-
-
-async def resolve(source: Store | Stream, name: str | None, *, writing: bool = False) -> Stream:
-    """The stream itself, or the one of this name in a store."""
-    if not isinstance(source, Stream):
-        if name is None:
-            raise Refused("which stream of the store? Give its name")
-        return await open_stream(source, name, writing=writing)
-    if name is not None and name != source.name:
-        raise Refused(f"the stream is {source.name!r}, not {name!r}")
-    return source
-
-
-def check_partition(stream: Stream, partition: int) -> None:
-    """Refuse a partition that the stream does not have."""
-    if not 0 <= whole_number("partition", partition) < stream.partitions:
-        raise Refused(
-            f"stream {stream.name!r} has partitions 0 to {stream.partitions - 1}, not {partition}"
-        )
 
 
 def consumable(stream: Stream, partition: int, group: str) -> Stream:
     """The stream itself; `Refused` if a query may not consume it so."""
     check_group_name(group)
-    check_partition(stream, partition)
+    stream.check_partition(partition)
     if stream.config.consumer == "nodes":
         raise Refused(
             f"stream {stream.name!r} is consumed by nodes, and a query reads their log. To consume "

@@ -3,6 +3,15 @@
 Enters: values, Arrow tables or dicts, call by call. Leaves: batches, uploaded and appended in
 order, and for every call a handle that tells the place of its records.
 
+    producer, blocking          the two fronts; about, unclosed: what both tell, and their end
+    engine                      what stands behind them, from a call to its goodbye
+    given, parcel, dict_rows    a call, checked and made plain; rows, pieces: as lists, as columns
+    accumulator, drafts         calls become batches; gathering, stage, draft: while they do
+    line                        callers who wait for room
+    lane                        a partition's way into its queue: encode, upload, append
+    handle                      what a call gives back
+    config, metrics             its settings, and what it did
+
 Always holds:
 
 - a call is kept whole or not at all, and refused before anything of it is written;

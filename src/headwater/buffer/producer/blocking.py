@@ -28,13 +28,14 @@ from headwater.buffer.producer.parcel import (
     Parcel,
     Timestamps,
 )
-from headwater.buffer.producer.producer import stream_of
 from headwater.buffer.producer.unclosed import UNCLOSED
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.source import opening
+from headwater.buffer.stream.streams import resolve
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError
 from headwater.core.portal import Portal
-from headwater.store import Store, open_store
+from headwater.store import Store
 
 
 class BlockingHandle(Handle, eq=False, gc=False, kw_only=True):
@@ -75,23 +76,16 @@ class BlockingProducer(AboutProducer):
         open, do not use it on another event loop.
         """
         home = portal.shared()
-        owned = open_store(source) if isinstance(source, str) else None
-        found = owned if owned is not None else source
 
-        async def opened() -> Engine:
-            assert not isinstance(found, str)
-            stream = await stream_of(found, name)
-            make = functools.partial(BlockingHandle, _portal=home)
-            return await Engine.open(stream, producer_id, settings, make)
+        async def opened() -> tuple[Engine, Store | None]:
+            async with opening(source) as (found, owned):
+                stream = await resolve(found, name, writing=True)
+                make = functools.partial(BlockingHandle, _portal=home)
+                return await Engine.open(stream, producer_id, settings, make), owned
 
-        try:
-            engine = home.call(opened())
-            UNCLOSED.watch(engine, home, owned)
-            return cls(engine, home, owned)
-        except BaseException:
-            if owned is not None:
-                home.call(owned.close())
-            raise
+        engine, owned = home.call(opened())
+        UNCLOSED.watch(engine, home, owned)
+        return cls(engine, home, owned)
 
     def __enter__(self) -> BlockingProducer:
         return self

@@ -77,6 +77,7 @@ class Engine:
         """Told that their outcome is unknown, and still being tried."""
         self._closing = asyncio.Lock()
         self._is_v1 = stream.config.format == "v1"
+        self._resumable = resumable
         self._carried: pa.Schema | None = None
         """Columns that came last and were carried as they are: nearly always the next ones too."""
         carrier = Carrier(
@@ -118,7 +119,8 @@ class Engine:
         opened = [outcome for outcome in found if not isinstance(outcome, BaseException)]
         for outcome in found:
             if isinstance(outcome, BaseException):
-                await _say_goodbye([appender for appender, _ in opened])
+                doors = [appender for appender, _ in opened]
+                await _say_goodbye(doors, for_good=producer_id is None)
                 raise outcome
         resumable = producer_id is not None
         return cls(stream, chosen, settings, opened, handle_type, resumable=resumable)
@@ -262,7 +264,8 @@ class Engine:
             if doubted and error is not None:
                 error.add_note(f"{doubted} records in doubt are not tried any more: it is closed")
             await asyncio.gather(*(lane.end() for lane in self.lanes))
-            await _say_goodbye([lane.appender for lane in self.lanes])
+            doors = [lane.appender for lane in self.lanes]
+            await _say_goodbye(doors, for_good=not self._resumable)
             self.is_closed = True
         if error is not None:
             raise error
@@ -321,8 +324,11 @@ class Engine:
         self.accumulator.refuse(_forked())
 
 
-async def _say_goodbye(appenders: list[Appender]) -> None:
-    """Close them all, within a time for all: it spares the successor a search, and no more."""
+async def _say_goodbye(appenders: list[Appender], *, for_good: bool) -> None:
+    """Close them all, within a time for all.
+
+    It spares a successor a search, or the collector the wait for one, and no more.
+    """
     slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
     until_s = asyncio.get_running_loop().time() + GOODBYE_S
 
@@ -331,7 +337,7 @@ async def _say_goodbye(appenders: list[Appender]) -> None:
             # Each is at least begun, for what closing does before it asks the store.
             with contextlib.suppress(HeadwaterError, TimeoutError):
                 async with asyncio.timeout_at(until_s):
-                    await appender.close()
+                    await appender.close(for_good=for_good)
 
     await asyncio.gather(*(one(appender) for appender in appenders))
 

@@ -31,10 +31,11 @@ from headwater.buffer.producer.parcel import (
     Operations,
     Timestamps,
 )
-from headwater.buffer.stream import Stream, open_stream
+from headwater.buffer.stream import Stream
 from headwater.buffer.stream.source import opening
+from headwater.buffer.stream.streams import resolve
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import HeadwaterError
 from headwater.store import Store
 
 
@@ -65,7 +66,7 @@ class Producer(AboutProducer):
         Without one, the producer has an id of its own.
         """
         async with opening(source) as (found, owned):
-            stream = await stream_of(found, name)
+            stream = await resolve(found, name, writing=True)
             return cls(await Engine.open(stream, producer_id, settings), owned)
 
     async def __aenter__(self) -> Producer:
@@ -170,14 +171,3 @@ class Producer(AboutProducer):
             if owned is not None and self._engine.is_closed:
                 self._owned = None
                 await owned.close()
-
-
-async def stream_of(source: Store | Stream, name: str | None) -> Stream:
-    """The stream itself, or the one of this name."""
-    if isinstance(source, Stream):
-        if name is not None:
-            raise Refused("a stream has its name: give a store and a name, or a stream alone")
-        return source
-    if name is None:
-        raise Refused("which stream? Give its name after the store")
-    return await open_stream(source, name, writing=True)

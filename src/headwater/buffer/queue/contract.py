@@ -204,8 +204,12 @@ class Appender(ABC):
         """
 
     @abstractmethod
-    async def close(self) -> None:
-        """Say goodbye, so that a successor need not search. Never needed for correctness."""
+    async def close(self, *, for_good: bool = False) -> None:
+        """Say goodbye, so that a successor need not search. Never needed for correctness.
+
+        `for_good`: there will be no successor under this producer id. The queue then forgets it
+        as soon as nothing of it is kept, and need not wait whether it stays silent.
+        """
 
 
 class Taker(ABC):
@@ -241,8 +245,12 @@ class Taker(ABC):
     async def check_fence(self) -> None:
         """Raise `Fenced` unless this is still the owner."""
 
-    async def give_up(self, sequence: int) -> None:
-        """Let the batch that `after` raised `Uncounted` for have no rows, for ever."""
+    async def give_up(self, sequence: int, *, rows: int = 0) -> None:
+        """Let the batch that `after` raised `Uncounted` for have so many rows, for ever.
+
+        None of them can be read. There are some where it was lost after it had been counted, and
+        a dead letter says which LSNs it had.
+        """
         raise Refused(f"batch {sequence}: the entries of this queue carry their rows")
 
     @property

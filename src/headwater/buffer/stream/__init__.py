@@ -7,6 +7,7 @@ Enters: a name and settings. Leaves: `Stream`, with a door to each partition's q
     config, settings, changes  what is kept, how it is spelled, what may be asked of it
     schema, fit                declared columns, their versions, and rows put under them
     register, queues           where it is kept, and the queue that each partition has
+    source                     where it is found: an address, a store, or here it is
     adopt                      going on where another implementation consumed
     delete, deleted            its end, and how others learn of it
     delete_damaged             the end of one whose register cannot be read

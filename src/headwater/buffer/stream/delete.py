@@ -20,6 +20,7 @@ from headwater.buffer import layout
 from headwater.buffer.stream.changes import tombstone
 from headwater.buffer.stream.config import StreamConfig
 from headwater.buffer.stream.register import StreamRegister
+from headwater.buffer.stream.source import visiting
 from headwater.core import runtime
 from headwater.core.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from headwater.store import ObjectMeta, Store
@@ -43,12 +44,17 @@ class DeletedReport(msgspec.Struct):
     """Why the last of them failed."""
 
 
-async def delete_stream(store: Store, name: str) -> DeletedReport:
+async def delete_stream(source: str | Store, name: str) -> DeletedReport:
     """Delete a stream and its objects; of one that is deleted, what is left of them.
 
     `NotFound` if there never was one. `Conflict` if another took its name meanwhile; nothing of
     that one is touched.
     """
+    async with visiting(source) as store:
+        return await _delete(store, name)
+
+
+async def _delete(store: Store, name: str) -> DeletedReport:
     register = StreamRegister(store, name)
     before = await register.read(writing=True)
     deleted_ms = runtime.wall_ms()

@@ -5,12 +5,17 @@ folders the queues stand, and says how many partitions have their queue (`partit
 Whoever opens a stream with fewer than it should have makes the rest, so a creator that died at any
 point leaves no stream or one that its first use completes. A queue that was ready once is never
 made again: if it is gone, that is a loss to be noticed, not an empty queue.
+
+A store may be given by its address: it is opened for the call alone, and a stream that is returned
+has a store of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
@@ -28,6 +33,7 @@ from headwater.buffer.stream.handle import Stream
 from headwater.buffer.stream.register import StreamRegister, check_store
 from headwater.buffer.stream.schema import SchemaLike, declared_schema, schema_version
 from headwater.buffer.stream.settings import parse_settings
+from headwater.buffer.stream.source import kept, visiting
 from headwater.core import runtime
 from headwater.core.errors import AlreadyExists, Denied, NotFound, Refused, Unavailable
 from headwater.store import ObjectMeta, Store
@@ -36,7 +42,7 @@ PARALLEL: Final = 16
 
 
 async def create_stream(
-    store: Store,
+    source: str | Store,
     name: str,
     *,
     exists_ok: bool = False,
@@ -44,7 +50,6 @@ async def create_stream(
     **settings: object,
 ) -> Stream:
     """Make a stream. `AlreadyExists` if it is there, unless `exists_ok` and the settings agree."""
-    register = StreamRegister(store, name)
     given = parse_settings(settings)
     declared = None if schema is None else declared_schema(schema)
     created_ms = runtime.wall_ms()
@@ -61,30 +66,56 @@ async def create_stream(
         check_agrees(now, given, declared)
         return now
 
-    config = await register.update(create)
-    return Stream(store, await _completed(store, register, config))
+    async with visiting(source) as store:
+        register = StreamRegister(store, name)
+        config = await register.update(create)
+        return kept(source, Stream(store, await _completed(store, register, config)))
 
 
-async def open_stream(store: Store, name: str, *, writing: bool = False) -> Stream:
+async def open_stream(source: str | Store, name: str, *, writing: bool = False) -> Stream:
     """A stream that exists; `NotFound` if it does not.
 
     `NotSupported` if it takes later software to read it or, with `writing`, to write it.
     """
-    register = StreamRegister(store, name)
-    config = await register.read_live(writing=writing)
-    try:
-        return Stream(store, await _completed(store, register, config))
-    except Denied as error:
-        if writing:
-            raise
-        raise Unavailable(
-            f"stream {name!r} is not wholly made yet, and may not be from here; it will be once "
-            f"somebody opens it who may write ({error})"
-        ) from error
+    async with visiting(source) as store:
+        register = StreamRegister(store, name)
+        config = await register.read_live(writing=writing)
+        try:
+            return kept(source, Stream(store, await _completed(store, register, config)))
+        except Denied as error:
+            if writing:
+                raise
+            raise Unavailable(
+                f"stream {name!r} is not wholly made yet, and may not be from here; it will be "
+                f"once somebody opens it who may write ({error})"
+            ) from error
+
+
+async def resolve(source: Store | Stream, name: str | None, *, writing: bool = False) -> Stream:
+    """The stream itself, or the one of this name in a store."""
+    if not isinstance(source, Stream):
+        if name is None:
+            raise Refused("which stream of the store? Give its name")
+        return await open_stream(source, name, writing=writing)
+    if name is not None and name != source.name:
+        raise Refused(f"the stream is {source.name!r}, not {name!r}")
+    return source
+
+
+@asynccontextmanager
+async def looking_at(
+    source: str | Store | Stream, name: str | None = None
+) -> AsyncIterator[Stream]:
+    """A stream, for one thing that is asked of it."""
+    if isinstance(source, Stream):
+        yield await resolve(source, name)
+        return
+    async with visiting(source) as store:
+        yield await resolve(store, name)
 
 
 async def alter_stream(
-    store: Store, name: str, *, schema: SchemaLike | None = None, **changes: object
+    source: str | Store, name: str, *, schema: SchemaLike | None = None, **changes: object
 ) -> Stream:
     """Change settings of a stream, or declare its next schema.
 
@@ -95,8 +126,6 @@ async def alter_stream(
     if not given and declared is None:
         raise Refused("nothing to change was given")
     added_ms = runtime.wall_ms()
-    register = StreamRegister(store, name)
-    stream_id = (await register.read_live(writing=True)).id
 
     def alter(now: StreamConfig) -> StreamConfig:
         check_alterable(now, given)
@@ -104,8 +133,11 @@ async def alter_stream(
             return changed(now, given)
         return changed(now, {**given, "schemas": next_schemas(now, declared, added_ms)})
 
-    config = await register.update_live(stream_id, alter)
-    return Stream(store, await _completed(store, register, config))
+    async with visiting(source) as store:
+        register = StreamRegister(store, name)
+        stream_id = (await register.read_live(writing=True)).id
+        config = await register.update_live(stream_id, alter)
+        return kept(source, Stream(store, await _completed(store, register, config)))
 
 
 async def stream_names(store: Store) -> list[str]:
@@ -124,14 +156,15 @@ async def stream_names(store: Store) -> list[str]:
         after = f"{layout.STREAMS}/{name}0"
 
 
-async def list_streams(store: Store) -> list[Stream]:
+async def list_streams(source: str | Store) -> list[Stream]:
     """The streams that exist, by name."""
-    names = await stream_names(store)
     streams: list[Stream] = []
-    for first in range(0, len(names), PARALLEL):
-        group = (_open_if_live(store, name) for name in names[first : first + PARALLEL])
-        streams += [stream for stream in await asyncio.gather(*group) if stream is not None]
-    return streams
+    async with visiting(source) as store:
+        names = await stream_names(store)
+        for first in range(0, len(names), PARALLEL):
+            group = (_open_if_live(store, name) for name in names[first : first + PARALLEL])
+            streams += [stream for stream in await asyncio.gather(*group) if stream is not None]
+    return [kept(source, stream) for stream in streams]
 
 
 async def _first_after(store: Store, after: str) -> ObjectMeta | None:

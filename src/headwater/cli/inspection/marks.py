@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.marks import shard_register
-from headwater.buffer.queue.native.records import Producer
+from headwater.buffer.queue.native.records import ProducerRecord
 from headwater.buffer.stream import Stream
 from headwater.cli.inspection.register import MARK_COLUMNS, mark_rows
 from headwater.cli.inspection.report import Problem, Report, Rows
@@ -25,7 +25,7 @@ Part = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 class Marks:
     """What was read of the producers' records."""
 
-    producers: dict[str, Producer] = field(default_factory=dict)
+    producers: dict[str, ProducerRecord] = field(default_factory=dict)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     forgotten: int = 0
     is_all: bool = True
@@ -69,7 +69,7 @@ def check_marks(report: Report, marks: Marks, last: Chunk) -> None:
     report.problems.append(Problem.of(problem, "producers' marks"))
 
 
-def _is_beyond(producer: Producer, last: Chunk) -> bool:
+def _is_beyond(producer: ProducerRecord, last: Chunk) -> bool:
     mark = producer.mark
     if producer.anchor > last.number:
         return True

@@ -8,8 +8,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.group import Position
-from headwater.buffer.queue.native.records import Consumer, End, Queue, Scanned, Shard, shard_name
+from headwater.buffer.consumer.group import GroupPosition
+from headwater.buffer.queue.native.records import (
+    ConsumerRecord,
+    End,
+    Queue,
+    Scanned,
+    Shard,
+    shard_name,
+)
 from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
 from headwater.buffer.stream.config import StreamConfig
 from headwater.buffer.transaction.holds import Holds
@@ -139,7 +146,7 @@ def _end(report: Report, end: End, _: int) -> None:
     report.notes.append("a queue that ends below this has lost its end")
 
 
-def _consumer(report: Report, consumer: Consumer, _: int) -> None:
+def _consumer(report: Report, consumer: ConsumerRecord, _: int) -> None:
     report.facts |= {
         "owner": consumer.group or "nobody yet",
         "epoch": consumer.epoch,
@@ -208,7 +215,7 @@ def _stream(report: Report, config: StreamConfig, _: int) -> None:
         report.tables.append(Rows("schema", ("column", "type", "nullable"), columns))
 
 
-def _position(report: Report, position: Position, _: int) -> None:
+def _position(report: Report, position: GroupPosition, _: int) -> None:
     report.facts |= {
         "next_sequence": position.next_sequence,
         "next_lsn": position.lsn,
@@ -226,7 +233,7 @@ def _position(report: Report, position: Position, _: int) -> None:
 _BY_NAME: Final = {
     "queue.json": Known("queue.json: the floors of a native queue", Queue, _queue),
     "end.json": Known("end.json: how far a native queue has come at least", End, _end),
-    "consumer.json": Known("consumer.json: who owns the consumer", Consumer, _consumer),
+    "consumer.json": Known("consumer.json: who owns the consumer", ConsumerRecord, _consumer),
     "gc.json": Known("gc.json: how far the collector has looked", Scanned, _scanned),
     "side.json": Known("side.json: what a published v1 queue cannot hold", Side, _side),
     "stream.json": Known("stream.json: what a stream is", StreamConfig, _stream),
@@ -238,5 +245,5 @@ _KINDS: Final = (
     *_BY_NAME.values(),
     Known("transactions: what one writer committed last", Application, describe_record),
     Known("producers: the marks of some of them", Shard, _shard),
-    Known("group: the position of one that follows", Position, _position),
+    Known("group: the position of one that follows", GroupPosition, _position),
 )

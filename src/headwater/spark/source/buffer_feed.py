@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headwater.buffer.consumer import GroupRegister, Ownership, Place, lsn_at_time, shipped
-from headwater.buffer.consumer.group import Position
+from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.queue import Descriptor, QueueState, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
@@ -57,7 +57,7 @@ class BufferFeed:
     async def at_time(self, time_ms: int) -> Place | None:
         """Reads the times of one batch at most, and no record."""
         async with telling_of_deletion(self._stream):
-            lsn = await lsn_at_time(self._stream, self._partition, time_ms)
+            lsn = await lsn_at_time(self._stream, partition=self._partition, time=time_ms)
         return None if lsn is None else await self.at_lsn(lsn)
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
@@ -159,7 +159,7 @@ class BufferFeed:
         async with telling_of_deletion(self._stream):
             return await self._looker.state()
 
-    async def _placed(self, kept: Position) -> Place:
+    async def _placed(self, kept: GroupPosition) -> Place:
         """A kept position with its LSN, which followers without a query leave out."""
         if kept.lsn is not None:
             return Place(kept.next_sequence, kept.lsn)

@@ -10,6 +10,14 @@ Enters: batches and their counts, from appenders. Leaves: descriptors with seque
     consumer.json   the owner, its epoch, what is acknowledged
     gc.json         how far the collector has looked
 
+In files:
+
+    chunk, chunks, records      one chunk's bytes; all of them, with floors; the registers
+    tail, turns, ends           the end of the queue: written to, whose turn it is, noted down
+    appender, marks             a producer's door, and its record
+    reading, taker, looker      reading on; the owning consumer's door, everybody's
+    collector                   the collector's door: expiring, orphans (referenced), forgetting
+
 Always holds:
 
 - a chunk is created on a closed one, so sequences and LSNs are dense and never given twice;

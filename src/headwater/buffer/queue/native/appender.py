@@ -35,7 +35,7 @@ from headwater.buffer.queue.native.chunk import Chunk, check_group, entry_bytes
 from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.marks import Marks
 from headwater.buffer.queue.native.records import Mark, consumer_register, read_consumer
-from headwater.buffer.queue.native.tail import Dead, Lost, Tail, write_note
+from headwater.buffer.queue.native.tail import Dead, LostRace, Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
@@ -189,7 +189,7 @@ class NativeAppender(Appender):
             look_first = False
             try:
                 await self._write(todo)
-            except Lost:
+            except LostRace:
                 budget.used += 1
                 look_first = budget.used % LOST_BEFORE_LOOKING == 0
         self._refresh_if_due()
@@ -199,13 +199,17 @@ class NativeAppender(Appender):
         """Say that this producer lives."""
         await self._marks.renew(self._last)
 
-    async def close(self) -> None:
+    async def close(self, *, for_good: bool = False) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
         if self._refreshing is not None:
             await self._refreshing
         with contextlib.suppress(HeadwaterError):
-            await self._refresh()
+            if for_good and self._is_open:
+                doubted = 0 if self._doubt is None else self._doubt.number
+                await self._marks.retire(self._last, max(self._tail.chunk.number, doubted))
+            else:
+                await self._refresh()
         await self._chunks.ends.close()
         self._is_open = False
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
 from headwater.buffer.queue.native.ends import Ends
 from headwater.buffer.queue.native.records import (
-    Consumer,
+    ConsumerRecord,
     End,
     Queue,
     consumer_register,
@@ -338,5 +338,5 @@ async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
     # Whoever else writes it writes the same bytes, and they are recognised.
     await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
     await chunks.ends.register.update(lambda end: end or End())
-    await consumer_register(store, prefix).update(lambda consumer: consumer or Consumer())
+    await consumer_register(store, prefix).update(lambda consumer: consumer or ConsumerRecord())
     await chunks.register.update(lambda queue: queue or Queue(queue_id))

@@ -21,8 +21,15 @@ from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry
 from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.deleting import delete_all
 from headwater.buffer.queue.native.marks import fold, last_marks, shard_register
-from headwater.buffer.queue.native.records import Consumer, Mark, Queue, Shard, no_queue, shard_name
-from headwater.buffer.queue.native.tail import Dead, Lost, Tail
+from headwater.buffer.queue.native.records import (
+    ConsumerRecord,
+    Mark,
+    Queue,
+    Shard,
+    no_queue,
+    shard_name,
+)
+from headwater.buffer.queue.native.tail import Dead, LostRace, Tail
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound
 
@@ -44,7 +51,13 @@ class Expiring:
     """One pass over what is acknowledged."""
 
     def __init__(
-        self, chunks: Chunks, consumer: Consumer, last: Held, retention: Retention, *, now_ms: int
+        self,
+        chunks: Chunks,
+        consumer: ConsumerRecord,
+        last: Held,
+        retention: Retention,
+        *,
+        now_ms: int,
     ) -> None:
         """`now_ms` is the store's time."""
         self._chunks = chunks
@@ -143,7 +156,7 @@ class Expiring:
                 return Walked([*walked.whole, last], tail.chunk, 0, closed.modified_ms)
         except NotFound:
             pass  # another collector was quicker
-        except (Lost, Dead):
+        except (LostRace, Dead):
             pass  # somebody appends: the chunk will not be the last for long
         return walked
 

@@ -20,7 +20,7 @@ from headwater.buffer.queue.contract import Collected, Counters
 from headwater.buffer.queue.native.chunk import Owner
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.marks import CLOSED, shard_register, with_record
-from headwater.buffer.queue.native.records import Producer, Queue, Scanned, Shard
+from headwater.buffer.queue.native.records import ProducerRecord, Queue, Scanned, Shard
 from headwater.buffer.queue.native.tail import Tail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
@@ -64,7 +64,7 @@ class Forgetting:
             if silent:
                 await self._close(register, silent[: limits.CHUNK_OPENINGS])
 
-    def _is_silent(self, one: Producer) -> bool:
+    def _is_silent(self, one: ProducerRecord) -> bool:
         """Whether nothing was kept and nothing changed for long.
 
         No producer's clock is asked: one that is a week late would have its producer closed while
@@ -72,12 +72,12 @@ class Forgetting:
         """
         return self._is_passed(one) and 0 < one.silent_since_ms < self._horizon_ms
 
-    def _is_passed(self, one: Producer) -> bool:
+    def _is_passed(self, one: ProducerRecord) -> bool:
         """Whether nothing of it is kept that its record knows of."""
         stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
         return stands_at < self._floor and one.closed is None
 
-    def _is_over(self, one: Producer) -> bool:
+    def _is_over(self, one: ProducerRecord) -> bool:
         return one.closed is not None and one.closed < self._floor
 
     def _looked_at(self, shard: Shard | None) -> Shard:

@@ -15,7 +15,7 @@ from headwater.buffer.queue.native.chunk import Chunk, Owner
 from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks
 from headwater.buffer.queue.native.records import (
     Mark,
-    Producer,
+    ProducerRecord,
     Shard,
     check_producer_id,
     shard_name,
@@ -25,7 +25,8 @@ from headwater.core.errors import Fenced, NotFound
 from headwater.store import Register, Store
 
 CLOSED: Final = "closed-"
-"""How the incarnations begin that the collector gives to producers that were silent for long."""
+"""How the incarnations begin of ids under which nobody appends: the collector gives them to
+producers that were silent for long, and a producer that has no successor to itself."""
 FORGOTTEN: Final = (
     "{producer!r} was silent for so long that it was closed, and its mark is or will be dropped: "
     "nobody took its place. Open it again, and compare what it resumes from with its source."
@@ -62,7 +63,7 @@ class Marks:
             known = shard.producers.get(self.producer)
             before = Before(True, anchor) if known is None else Before(False, known.anchor)
             mark = None if known is None else known.mark
-            record = Producer(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
+            record = ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
             return with_record(shard, self.producer, record)
 
         await self._register.update(change)
@@ -88,7 +89,27 @@ class Marks:
             ):
                 record = msgspec.structs.replace(known, anchor_ms=at_ms, silent_since_ms=0)
             else:
-                record = Producer(self.owner.incarnation, mark.chunk, at_ms, mark)
+                record = ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
+            return with_record(shard, self.producer, record)
+
+        await self._register.update(change)
+
+    async def retire(self, mark: Mark | None, last_chunk: int) -> None:
+        """Say that this id appends nothing more, and nothing of it stands after `last_chunk`.
+
+        The record is then as a collector leaves it that closed a silent producer, without the note
+        in the queue: there is no other life of the id whom that would have to tell.
+        """
+
+        def change(shard: Shard | None) -> Shard:
+            shard = shard or Shard()
+            known = self._checked(shard)
+            record = msgspec.structs.replace(
+                known,
+                incarnation=CLOSED + runtime.new_token().hex(),
+                mark=_later(known.mark, mark),
+                closed=last_chunk,
+            )
             return with_record(shard, self.producer, record)
 
         await self._register.update(change)
@@ -121,7 +142,7 @@ class Marks:
             f"another producer opened under the id {self.producer!r} and goes on in its place"
         )
 
-    def _checked(self, shard: Shard) -> Producer:
+    def _checked(self, shard: Shard) -> ProducerRecord:
         known = shard.producers.get(self.producer)
         if known is None:
             raise Fenced(FORGOTTEN.format(producer=self.producer))
@@ -156,7 +177,7 @@ def fold(shard: Shard, marks: dict[str, Mark]) -> Shard:
     return shard
 
 
-def with_record(shard: Shard, producer: str, record: Producer) -> Shard:
+def with_record(shard: Shard, producer: str, record: ProducerRecord) -> Shard:
     """The shard with this record of a producer."""
     return msgspec.structs.replace(shard, producers={**shard.producers, producer: record})
 

@@ -21,7 +21,7 @@ FLOOR_POLLS: Final = 4
 LAST_POLLS: Final = 16
 
 
-class Position(NamedTuple):
+class Reached(NamedTuple):
     """A place between two batches: everything before it in numbers."""
 
     sequence: int
@@ -127,7 +127,7 @@ class Reading:
         )
         return held.chunk
 
-    async def position_after(self, sequence: int) -> Position:
+    async def position_after(self, sequence: int) -> Reached:
         """The place right after this batch, which must be there."""
         chunk = await self.locate(sequence)
         if not chunk.first_sequence <= sequence < chunk.next_sequence:
@@ -136,7 +136,7 @@ class Reading:
                 f"{chunk.next_sequence}"
             )
         through = chunk.entries[: sequence - chunk.first_sequence + 1]
-        return Position(
+        return Reached(
             sequence + 1,
             chunk.first_lsn + sum(entry.rows for entry in through),
             chunk.bytes_before + sum(entry.size_bytes for entry in through),

@@ -46,7 +46,7 @@ class End(msgspec.Struct, frozen=True):
     first_lsn: int = 1
 
 
-class Consumer(msgspec.Struct, frozen=True):
+class ConsumerRecord(msgspec.Struct, frozen=True):
     """Who owns the consumer, and how far it came."""
 
     epoch: int = 0
@@ -71,7 +71,7 @@ class Mark(msgspec.Struct, frozen=True):
     metadata: bytes | None = None
 
 
-class Producer(msgspec.Struct, frozen=True):
+class ProducerRecord(msgspec.Struct, frozen=True):
     """One producer id."""
 
     incarnation: str
@@ -81,7 +81,8 @@ class Producer(msgspec.Struct, frozen=True):
     anchor_ms: int
     mark: Mark | None = None
     closed: int | None = None
-    """The chunk that tells every life of this id so far to stop, once a collector wrote that."""
+    """No life of this id so far has anything after this chunk, nor ever will: it tells them to
+    stop, as a collector wrote it there, or the only one said goodbye for good."""
     silent_since_ms: int = 0
     """Since when, by the store's clock, collectors have found nothing kept and nothing changed; 0
     if none has looked since the last change."""
@@ -90,7 +91,7 @@ class Producer(msgspec.Struct, frozen=True):
 class Shard(msgspec.Struct, frozen=True):
     """Some of the producers."""
 
-    producers: dict[str, Producer] = {}
+    producers: dict[str, ProducerRecord] = {}
     dropped: int = 0
     """How many were forgotten."""
 
@@ -115,12 +116,12 @@ class Scanned(msgspec.Struct, frozen=True):
     """At this time by the store's clock, the floor of the chunks was that at least."""
 
 
-def consumer_register(store: Store, prefix: str) -> Register[Consumer]:
+def consumer_register(store: Store, prefix: str) -> Register[ConsumerRecord]:
     """Where the owner and what is acknowledged stand."""
-    return Register(store, f"{prefix}/consumer.json", Consumer)
+    return Register(store, f"{prefix}/consumer.json", ConsumerRecord)
 
 
-async def read_consumer(register: Register[Consumer]) -> Consumer:
+async def read_consumer(register: Register[ConsumerRecord]) -> ConsumerRecord:
     """The consumer's record, which stands from the queue's creation on."""
     try:
         return (await register.read()).value

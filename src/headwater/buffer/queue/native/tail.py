@@ -42,7 +42,7 @@ from headwater.core.errors import (
 COMPANY_S: Final = 10.0
 
 
-class Lost(Exception):
+class LostRace(Exception):
     """Another content stands where this one was to stand, and the tail knows it.
 
     It is somebody else's, most likely; it may also have grown from one's own.
@@ -127,7 +127,7 @@ class Tail:
     async def write(self, chunk: Chunk) -> None:
         """Write the last chunk grown, or the one after it.
 
-        `Lost`: another write is there, which the tail knows; `Dead`: the number does not count
+        `LostRace`: another write is there, which the tail knows; `Dead`: the number does not count
         any more; `OutcomeUnknown`: it may have landed or may still land.
         """
         held = self.held
@@ -144,7 +144,7 @@ class Tail:
         except Conflict as conflict:
             self.counters.conflicts += 1
             await self._adopt_current(chunk.number, conflict)
-            raise Lost from None
+            raise LostRace from None
         if chunk.number == held.chunk.number:
             self.chunks.grown(chunk.number, met_s=self._met_s, began=began)
         if await self.is_dead(chunk.number):
@@ -183,7 +183,7 @@ async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget)
         try:
             await tail.write(make(tail.chunk))
             return tail.chunk
-        except (Lost, Dead):
+        except (LostRace, Dead):
             if not await budget.pause():
                 raise Contended(f"{tail.chunks.prefix}: others kept winning") from None
         except OutcomeUnknown:

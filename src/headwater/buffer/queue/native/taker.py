@@ -7,13 +7,15 @@ acknowledged does not save the second look: chunks without entries are deleted u
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from headwater.buffer.queue.contract import Counters, Descriptor, Taker
 from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.reading import Position, Reading
+from headwater.buffer.queue.native.reading import Reached, Reading
 from headwater.buffer.queue.native.records import (
-    Consumer,
+    ConsumerRecord,
     consumer_register,
     read_consumer,
 )
@@ -32,7 +34,7 @@ class NativeTaker(Taker):
         self._chunks = Chunks(store, prefix, queue_id)
         self._reading = Reading(self._chunks)
         self._register = consumer_register(store, prefix)
-        self._acked = Consumer()
+        self._acked = ConsumerRecord()
 
     async def open(
         self, group: str, *, take_over: bool = False, last_acked_sequence: int | None = None
@@ -41,7 +43,7 @@ class NativeTaker(Taker):
             raise Refused("a consumer needs the name of its group")
         position = await self._resume_at(last_acked_sequence)
 
-        def change(now: Consumer | None) -> Consumer:
+        def change(now: ConsumerRecord | None) -> ConsumerRecord:
             if now is None:
                 raise RolledBack(f"{self._register.key} is gone while the consumer is opened")
             if now.group and now.group != group and not take_over:
@@ -55,8 +57,7 @@ class NativeTaker(Taker):
                 now, epoch=now.epoch + 1, group=group, opened_ms=runtime.wall_ms()
             )
 
-        self.counters.writes += 1
-        self._acked = (await self._register.update(change)).value
+        self._acked = await self._changed(change)
         self.epoch = self._acked.epoch
         if last_acked_sequence is not None:
             return last_acked_sequence
@@ -87,12 +88,20 @@ class NativeTaker(Taker):
             await self.check_fence()
             raise
 
-        def change(now: Consumer | None) -> Consumer:
+        def change(now: ConsumerRecord | None) -> ConsumerRecord:
             owned = self._owned(now)
             return owned if position.sequence <= owned.sequence else _moved(owned, position)
 
-        self.counters.writes += 1
-        self._acked = (await self._register.update(change)).value
+        self._acked = await self._changed(change)
+
+    async def _changed(
+        self, change: Callable[[ConsumerRecord | None], ConsumerRecord]
+    ) -> ConsumerRecord:
+        try:
+            return (await self._register.update(change)).value
+        finally:
+            self.counters.writes = self._register.writes
+            self.counters.conflicts = self._register.conflicts
 
     async def check_fence(self) -> None:
         self._owned(await read_consumer(self._register))
@@ -101,7 +110,7 @@ class NativeTaker(Taker):
     def pending(self) -> int:
         return max(0, self._reading.end_sequence - self._acked.sequence)
 
-    def _owned(self, now: Consumer | None) -> Consumer:
+    def _owned(self, now: ConsumerRecord | None) -> ConsumerRecord:
         if not self.epoch:
             raise Bug("the consumer was not opened")
         if now is None or now.epoch < self.epoch:
@@ -113,7 +122,7 @@ class NativeTaker(Taker):
             )
         return now
 
-    async def _resume_at(self, last_acked: int | None) -> Position | None:
+    async def _resume_at(self, last_acked: int | None) -> Reached | None:
         """Where the last acknowledged batch ends; refuses a queue that is behind its consumer."""
         while True:
             try:
@@ -123,7 +132,7 @@ class NativeTaker(Taker):
                 if last_acked is None or last_acked + 1 < trimmed.floor:
                     raise
 
-    async def _find_position(self, last_acked: int | None) -> Position | None:
+    async def _find_position(self, last_acked: int | None) -> Reached | None:
         queue = await self._chunks.floors()
         known = await read_consumer(self._register)
         if known.sequence < queue.floor_sequence:
@@ -151,7 +160,7 @@ class NativeTaker(Taker):
         return await self._reading.position_after(last_acked)
 
 
-def _moved(consumer: Consumer, to: Position) -> Consumer:
+def _moved(consumer: ConsumerRecord, to: Reached) -> ConsumerRecord:
     return msgspec.structs.replace(
         consumer, sequence=to.sequence, lsn=to.lsn, bytes=to.bytes, chunk=to.chunk
     )

@@ -3,6 +3,15 @@
 Enters: batches in the published format, ours and other producers'. Leaves: descriptors with
 sequences, LSNs and rows, though the manifest has only the first of these.
 
+    names, create               where everything stands, and how it is made
+    manifest_object, side, view the manifest, the object beside it, both at one time
+    counts, ledger, numbering   rows, then LSNs, then those of what a producer appended
+    items                       the calls of a batch, as its entry has them
+    segment, acked, cover       what was acknowledged and is retained
+    appender                    a producer's door
+    reader, taker, looker       reading; the owning consumer's door, everybody's
+    collector                   the collector's door
+
 Always holds:
 
 - the manifest and the batches are the published format, byte for byte; whatever else Headwater

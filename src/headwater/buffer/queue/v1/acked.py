@@ -2,7 +2,8 @@
 
 A segment says what its entries were, and that is true whoever wrote it: sequences, locations and
 rows are facts of the queue. So a segment that a crashed or fenced consumer left is no harm, may
-overlap others, and need not be removed, unless a batch was given up since. What counts as
+overlap others, and need not be removed, unless a batch was given up since. Then it is removed; one
+that arrives later still is outranked by what was written since, as `cover` says. What counts as
 acknowledged the side object alone says.
 """
 
@@ -15,10 +16,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final
 
 from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.v1.cover import Stretch, cover
 from headwater.buffer.queue.v1.items import items_of
 from headwater.buffer.queue.v1.ledger import Ledger
 from headwater.buffer.queue.v1.manifest_object import Found
-from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.names import Names, SegmentName
 from headwater.buffer.queue.v1.segment import (
     HEADER_BYTES,
     Header,
@@ -43,6 +45,7 @@ class Acked:
         self._cache: OrderedDict[str, Segment] = OrderedDict()
         self._writer = ""
         """In the names of what is written here: nobody else's, and no other's after a discard."""
+        self._discards = 0
 
     async def write(self, found: Found, ledger: Ledger, sequences: range, newest_ms: int) -> int:
         """Keep what these pending, counted entries were. Returns the newest time among all."""
@@ -53,48 +56,42 @@ class Acked:
             token = runtime.new_token()
             entries = found.manifest.entries[part.start - found.front : part.stop - found.front]
             data = encode_segment(token, entries, counted, newest_ms)
-            await self._put(part, data, token)
+            key = self._names.segment(part, found.epoch, self._discards, self._writer)
+            await self._put(key, data, token)
         return newest_ms
 
     async def read(self, sequences: range) -> list[Descriptor]:
         """What these acknowledged entries were, as far as segments follow one on another."""
         wanted: list[Descriptor] = []
-        while len(wanted) < len(sequences):
-            start = sequences.start + len(wanted)
-            keys = await self._keys(range(start, sequences.stop))
-            before = len(wanted)
-            for segment in await asyncio.gather(*(self._get(key) for key in keys)):
-                if segment is None or segment.header.first_sequence > start:
+        stretches = await self._cover(sequences)
+        for first in range(0, len(stretches), limits.V1_SEGMENTS_AT_ONCE):
+            group = stretches[first : first + limits.V1_SEGMENTS_AT_ONCE]
+            segments = await asyncio.gather(*(self._get(one.key) for one in group))
+            for (_, held), segment in zip(group, segments, strict=True):
+                if segment is None or held.start > sequences.start + len(wanted):
                     return wanted
-                held = range(start, min(segment.header.next_sequence, sequences.stop))
-                skipped = start - segment.header.first_sequence
+                skipped = held.start - segment.header.first_sequence
+                if skipped < 0:
+                    return wanted
                 wanted += segment.descriptors[skipped : skipped + len(held)]
-                start += len(held)
-            if len(wanted) == before:
-                break
         return wanted
 
     async def each(self, sequences: range) -> AsyncGenerator[list[Descriptor], None]:
         """What these entries were, segment by segment, each once, passing over what is gone."""
-        start = sequences.start
-        async with contextlib.aclosing(self._list(start)) as keys:
-            async for key in keys:
-                if start >= sequences.stop:
-                    return
+        for start in range(sequences.start, sequences.stop, limits.V1_SEGMENT_ENTRIES):
+            stop = min(start + limits.V1_SEGMENT_ENTRIES, sequences.stop)
+            for key, held in await self._cover(range(start, stop)):
                 segment = await self._get(key)
-                if segment is None:
-                    continue  # another collector was faster
-                given = [d for d in segment.descriptors if start <= d.sequence < sequences.stop]
-                start = max(start, segment.header.next_sequence)
-                yield given
+                if segment is not None:  # another collector was faster
+                    yield [one for one in segment.descriptors if one.sequence in held]
 
     async def keys_before(self, sequence: int) -> AsyncIterator[str]:
         """The keys of segments whose entries all stand before this one."""
-        async with contextlib.aclosing(self._list(0)) as keys:
-            async for key in keys:
-                if key >= self._names.segments_from(sequence):
+        async with contextlib.aclosing(self._list(0)) as names:
+            async for name in names:
+                if name.last >= sequence:
                     return
-                yield key
+                yield name.key
 
     async def search(
         self,
@@ -146,45 +143,49 @@ class Acked:
         ever written again.
         """
         self._writer = ""
-        async for key in self._list(sequence):
-            await self.delete(key)
+        self._discards += 1
+        async for name in self._list(sequence):
+            await self.delete(name.key)
 
     async def delete(self, key: str) -> None:
         """Remove a segment, whose batches are gone."""
         self._cache.pop(key, None)
         await self._store.delete(key)
 
-    async def _put(self, part: range, data: bytes, token: bytes) -> None:
-        key = self._names.segment(part[-1], self._writer)
+    async def _put(self, key: str, data: bytes, token: bytes) -> None:
         try:
             await self._store.put_if_absent(key, data, token=token)
         except AlreadyExists:
-            return  # of an earlier attempt, which began here or before
+            return  # of an earlier attempt
         except OutcomeUnknown:
             if await self._get(key) is None:
                 raise
 
-    async def _keys(self, sequences: range) -> list[str]:
-        """Keys of segments for these, a few at a time."""
-        found: list[str] = []
-        async with contextlib.aclosing(self._list(sequences.start)) as keys:
-            async for key in keys:
-                found.append(key)
-                enough = key >= self._names.segments_from(sequences.stop - 1)
-                if enough or len(found) == limits.V1_SEGMENTS_AT_ONCE:
-                    break
-        return found
+    async def _cover(self, sequences: range) -> list[Stretch]:
+        """Which segment tells of each of these."""
+        if not sequences:
+            return []
+        found: list[SegmentName] = []
+        async with contextlib.aclosing(self._list(sequences.start)) as names:
+            async for name in names:
+                if name.last >= sequences.stop + limits.V1_SEGMENT_ENTRIES:
+                    break  # too long for a segment to reach back to these
+                found.append(name)
+        return cover(found, sequences)
 
     async def _at(self, sequence: int) -> str | None:
-        async with contextlib.aclosing(self._list(sequence)) as keys:
-            return await anext(keys, None)
+        """The segment that tells of this sequence; the next one if there is none."""
+        for key, _ in await self._cover(range(sequence, sequence + limits.V1_SEGMENT_ENTRIES)):
+            return key
+        return None
 
-    async def _list(self, sequence: int) -> AsyncGenerator[str, None]:
-        """Keys of segments from the one on that holds this sequence."""
+    async def _list(self, sequence: int) -> AsyncGenerator[SegmentName, None]:
+        """The segments that end with this sequence or later, by their ends."""
         after = self._names.segments_through(sequence - 1) if sequence else ""
         async for meta in self._store.list(self._names.acked, start_after=after):
-            if self._names.is_segment(meta.key):
-                yield meta.key
+            name = self._names.segment_name(meta.key)
+            if name is not None:
+                yield name
 
     async def _get(self, key: str) -> Segment | None:
         cached = self._cache.get(key)

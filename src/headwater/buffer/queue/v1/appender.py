@@ -108,7 +108,7 @@ class V1Appender(Appender):
             self._numbering.know(at, Count(batch.rows, batch.size_bytes, batch.max_ms))
         return await self._numbering.place(self._base, [self._placed[at] for at in wanted])
 
-    async def close(self) -> None:
+    async def close(self, *, for_good: bool = False) -> None:
         """Nothing to say: v1 has no word for it."""
 
     async def _land(self, wanted: dict[str, NewBatch]) -> None:

@@ -58,6 +58,7 @@ async def adopt_v1_queue(store: Store, prefix: str, queue_id: str, *, lenient: b
             sequence=found.front,
             recent=b"",
             given_up=[],
+            given_up_rows=[],
             floor_sequence=found.front,
             floor_lsn=now.lsn,
             floor_bytes=now.acked_bytes,

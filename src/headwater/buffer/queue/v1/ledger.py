@@ -55,15 +55,16 @@ class Ledger:
         """The latest ingestion time of any record up to `end`, acknowledged ones included."""
         self._counted: dict[int, Counted] = {}
         self._last_at: dict[bytes, int] = {}
-        self._given_up: frozenset[int] = frozenset()
+        self._given_up: dict[int, int] = {}
+        """How many LSNs each keeps of those that nobody can count."""
 
     def __getitem__(self, sequence: int) -> Counted:
         return self._counted[sequence]
 
     def follow(self, side: Side) -> None:
         """Begin at what is acknowledged: go on where possible, else begin anew."""
-        given_up = frozenset(side.given_up)
-        lost_since = any(s in self._counted for s in given_up - self._given_up)
+        given_up = dict.fromkeys(side.given_up, 0) | dict(side.given_up_rows)
+        lost_since = any(s in self._counted for s in given_up.keys() - self._given_up.keys())
         if lost_since or self._lsn_at(side.sequence) != side.lsn:
             # Behind, ahead, or it counted a batch whose rows were given up later.
             self.start = self.end = side.sequence
@@ -125,8 +126,10 @@ class Ledger:
         return repeated
 
     async def _count(self, entry: Entry, again: bool) -> Count | Exception:
-        if again or entry.sequence in self._given_up:
+        if again:
             return Count(0, 0, 0)
+        if entry.sequence in self._given_up:
+            return Count(self._given_up[entry.sequence], 0, 0)
         try:
             return await self._counts.of(entry.location)
         except _UNCOUNTABLE as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headwater.buffer.queue.contract import Descriptor, Looker, QueueState, Uncounted
 from headwater.buffer.queue.v1.manifest_object import ManifestObject
 from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.reader import Reader
+from headwater.buffer.queue.v1.reader import EntryReader
 from headwater.buffer.queue.v1.side import Side, SideObject
 from headwater.buffer.queue.v1.view import View, read_view
 from headwater.core.errors import Refused, RolledBack, Trimmed
@@ -20,7 +20,7 @@ class V1Looker(Looker):
         self._names = names
         self._side = SideObject(store, names, queue_id)
         self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
-        self._reader = Reader(store, names, self._side)
+        self._reader = EntryReader(store, names, self._side)
 
     async def state(self) -> QueueState:
         async with self._reader.lock:

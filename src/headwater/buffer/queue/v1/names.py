@@ -3,7 +3,7 @@
     <prefix>/manifest                       the queue, as published
     <prefix>/<ULID>.batch                   its batches, as published
     <prefix>/headwater/side.json            a register: LSNs, owner, floor
-    <prefix>/headwater/acked/<20 digits>    what was acknowledged, up to that sequence
+    <prefix>/headwater/acked/<20 digits>-…  what was acknowledged, up to that sequence
     <prefix>/headwater/clock.json           a register: written to learn the store's time
 
 The garbage collector of another implementation looks at names of the form `<ULID>.batch` alone,
@@ -13,14 +13,26 @@ also in folders below; ours never have it.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 from headwater.core.errors import Refused
 from headwater.core.ids import decode_ulid, ulid_time_ms
 from headwater.store.keys import check_key
 
 _SUFFIX: Final = ".batch"
-_SEGMENT: Final = re.compile(r"[0-9]{20}(-[0-9a-f]{32})?")
+_SEGMENT: Final = re.compile(r"([0-9]{20})(?:-([0-9]{20})-([0-9a-f]{24}))?(?:-[0-9a-f]{32})?")
+_NO_RANK: Final = -1
+
+
+class SegmentName(NamedTuple):
+    """What the key of a segment tells."""
+
+    key: str
+    first: int
+    """The first sequence that it may hold; 0 for a name that does not say."""
+    last: int
+    rank: int
+    """Of two that hold the same, the higher one counts."""
 
 
 class Names:
@@ -43,13 +55,15 @@ class Names:
         folder, _, name = location.rpartition("/")
         return _ulid(name) if folder == self.prefix else ""
 
-    def segment(self, last_sequence: int, writer: str) -> str:
-        """The key of the segment of a writer that ends with this sequence.
+    def segment(self, sequences: range, epoch: int, discards: int, writer: str) -> str:
+        """The key of the segment of a writer that holds these sequences.
 
-        By its end and not by its beginning: a listing that starts after the sequence before one
-        that is looked for begins with the segment that holds it.
+        By its end first: a listing that starts after the sequence before one that is looked for
+        has every segment that holds it. `discards` orders what one consumer wrote before and
+        after it gave a batch up.
         """
-        return f"{self.segments_from(last_sequence)}-{writer}"
+        rank = f"{epoch:016x}{discards:08x}"
+        return f"{self.segments_from(sequences[-1])}-{sequences[0]:020d}-{rank}-{writer}"
 
     def segments_from(self, last_sequence: int) -> str:
         """At or before the key of every segment that ends with this sequence or later."""
@@ -59,9 +73,15 @@ class Names:
         """After the key of every segment that ends with this sequence or earlier."""
         return f"{self.segments_from(last_sequence)}."
 
-    def is_segment(self, key: str) -> bool:
-        """Whether this is the key of a segment, and not of something that got there."""
-        return _SEGMENT.fullmatch(key.removeprefix(f"{self.acked}/")) is not None
+    def segment_name(self, key: str) -> SegmentName | None:
+        """What the key of a segment tells; None for one of something that got there."""
+        found = _SEGMENT.fullmatch(key.removeprefix(f"{self.acked}/"))
+        if found is None:
+            return None
+        last, first, rank = found.groups()
+        if first is None:
+            return SegmentName(key, 0, int(last), _NO_RANK)
+        return SegmentName(key, int(first), int(last), int(rank, 16))
 
 
 def time_of_name_ms(location: str) -> int | None:

@@ -15,7 +15,7 @@ from headwater.core.errors import Refused, RolledBack, Trimmed
 from headwater.store import Store
 
 
-class Reader:
+class EntryReader:
     """What consumers and onlookers of one queue have in common."""
 
     def __init__(self, store: Store, names: Names, side: SideObject) -> None:

@@ -55,7 +55,9 @@ class Side(msgspec.Struct, frozen=True):
     recent: bytes = b""
     """Digests of the last acknowledged locations, oldest first."""
     given_up: list[int] = []
-    """Pending batches that have no rows, because the consumer said so."""
+    """Pending batches that cannot be counted, and that the consumer goes on without."""
+    given_up_rows: list[tuple[int, int]] = []
+    """Of those that had been counted before they were lost, and how many LSNs each keeps."""
     floor_sequence: int = 0
     floor_lsn: int = 1
     floor_bytes: int = 0

@@ -22,7 +22,7 @@ import msgspec
 from headwater.buffer.queue.contract import Counters, Descriptor, Taker, Uncounted
 from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race
 from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.reader import Reader
+from headwater.buffer.queue.v1.reader import EntryReader
 from headwater.buffer.queue.v1.side import Side, SideObject, remember
 from headwater.buffer.queue.v1.view import View, check_front, check_not_back, read_view
 from headwater.core import limits, runtime
@@ -57,7 +57,7 @@ class V1Taker(Taker):
         self._policy = policy or RetryPolicy()
         self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
         self._beside = SideObject(store, names, queue_id, self._policy)
-        self._reader = Reader(store, names, self._beside)
+        self._reader = EntryReader(store, names, self._beside)
         self._queue_id = queue_id
         self._claim = ""
         self._side = Side(queue_id)
@@ -131,7 +131,7 @@ class V1Taker(Taker):
     async def check_fence(self) -> None:
         await self._fenced_read()
 
-    async def give_up(self, sequence: int) -> None:
+    async def give_up(self, sequence: int, *, rows: int = 0) -> None:
         found = await self._fenced_read()
         if not self._side.sequence <= sequence < found.next_sequence:
             raise Refused(f"{self._names.manifest}: sequence {sequence:,} is not pending")
@@ -148,16 +148,17 @@ class V1Taker(Taker):
                 )
         # A consumer that crashed may have written down what it counted before the batch was lost.
         await self._reader.acked.discard_from(self._side.sequence)
-        self._side = await self._beside.update(lambda now: self._without(now, sequence))
+        self._side = await self._beside.update(lambda now: self._without(now, sequence, rows))
 
-    def _without(self, now: Side, sequence: int) -> Side:
+    def _without(self, now: Side, sequence: int, rows: int) -> Side:
         given_up = sorted({*_owned(now, self._claim).given_up, sequence})
         if len(given_up) > limits.V1_GIVEN_UP_MAX:
             raise LimitExceeded(
                 f"{self._names.manifest}: {len(given_up):,} pending batches are given up; "
                 f"V1_GIVEN_UP_MAX is {limits.V1_GIVEN_UP_MAX:,}. Acknowledge some first."
             )
-        return msgspec.structs.replace(now, given_up=given_up)
+        kept = [*now.given_up_rows, (sequence, rows)] if rows else now.given_up_rows
+        return msgspec.structs.replace(now, given_up=given_up, given_up_rows=kept)
 
     async def _present(self) -> View:
         """The queue before it is opened."""
@@ -264,6 +265,7 @@ class V1Taker(Taker):
                 newest_ms=newest_ms,
                 recent=recent,
                 given_up=[s for s in now.given_up if s >= end],
+                given_up_rows=[(s, rows) for s, rows in now.given_up_rows if s >= end],
             )
 
         self._side = await self._beside.update(acknowledged)
