@@ -259,6 +259,24 @@ async def test_nothing_in_doubt_is_said_to_be_sent_until_it_has_landed() -> None
 
 
 @virtual
+async def test_what_was_in_doubt_and_landed_before_anybody_asked_is_no_error() -> None:
+    stream = fake_stream()
+    queue = stream.queues[0]
+    queue.always["append"] = fails(LOST)
+    producer = await opened(stream, delivery_timeout_ms=5_000)
+    handle = await producer.produce([b"a"])
+    await runtime.sleep(6)
+    assert handle.is_done
+    assert not handle.accepted()
+    del queue.always["append"]
+    await runtime.sleep(60)
+    assert handle.accepted()
+    await producer.flush()
+    await producer.close()
+    assert queue.values() == [b"a"]
+
+
+@virtual
 async def test_closing_tells_of_what_it_leaves_in_doubt_though_it_was_told_before() -> None:
     stream = fake_stream()
     stream.queues[0].always["append"] = fails(LOST)
