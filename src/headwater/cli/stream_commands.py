@@ -13,7 +13,7 @@ import typer
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
 from headwater.cli.loop import run as run_loop
 from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
-from headwater.core.errors import Corrupt, Damaged, HeadwaterError, NotFound, NotSupported, Refused
+from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
@@ -85,7 +85,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
 
     Exit status: 0, or 1 if there are none, or one that cannot be read.
     """
-    from headwater.buffer.stream import open_stream, stream_names
+    from headwater.buffer.stream import open_several, stream_names
     from headwater.cli.stream_view import as_dict, new_console, show_list
 
     streams: list[Stream] = []
@@ -93,13 +93,12 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
 
     async def run() -> None:
         async with open_with_options(url, option) as store:
-            for name in await stream_names(store):
-                try:
-                    streams.append(await open_stream(store, name))
-                except NotFound:
-                    continue  # deleted: its register stays
-                except (NotSupported, Damaged) as error:
-                    problems[name] = str(error)
+            found = await open_several(store, await stream_names(store))
+        for name, stream in found.items():
+            if isinstance(stream, HeadwaterError):
+                problems[name] = str(stream)
+            else:
+                streams.append(stream)
 
     run_loop(run())
     if as_json:

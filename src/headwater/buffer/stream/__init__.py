@@ -24,6 +24,7 @@ from headwater.buffer.stream.streams import (
     alter_stream,
     create_stream,
     list_streams,
+    open_several,
     open_stream,
     stream_names,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "delete_damaged_stream",
     "delete_stream",
     "list_streams",
+    "open_several",
     "open_stream",
     "stream_names",
 ]
