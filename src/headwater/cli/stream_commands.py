@@ -17,6 +17,7 @@ from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
+    from headwater.buffer.queue.v1 import Adopted
     from headwater.buffer.stream import Stream
     from headwater.store import Store
 
@@ -183,16 +184,18 @@ def adopt(
 ) -> None:
     """Go on with a published v1 stream that another implementation's consumer dequeued from.
 
-    What that one took is left out: it has no LSNs here. Stop it first, or it will take more.
+    What that one took is left out: it has no LSNs here. Stop it first, or it will take more. What
+    was acknowledged here before stays readable; if it cannot, that is said.
     """
     from headwater.buffer.stream import adopt_stream
+    from headwater.cli.stream_view import adopted_line
 
-    async def run() -> dict[int, int]:
+    async def run() -> dict[int, Adopted]:
         async with open_with_options(url, option) as store:
             return await adopt_stream(store, name, partition=partition)
 
-    for one, sequence in run_loop(run()).items():
-        typer.echo(f"partition {one} begins at sequence {sequence:,}")
+    for one, adopted in run_loop(run()).items():
+        typer.echo(adopted_line(one, adopted))
 
 
 @stream_app.command()
