@@ -12,6 +12,7 @@ import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
 from headwater.cli.loop import run as run_loop
+from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 
@@ -77,7 +78,8 @@ def create(
             ), existed
 
     stream, existed = run_loop(run())
-    show_created(new_console(), stream, existed=existed)
+    with reporting():
+        show_created(new_console(), stream, existed=existed)
 
 
 @stream_app.command("list")
@@ -172,7 +174,8 @@ def alter(
             return before, await alter_stream(store, name, schema=declared, **settings)
 
     before, after = run_loop(run())
-    show_changes(new_console(), before.config, after.config)
+    with reporting():
+        show_changes(new_console(), before.config, after.config)
 
 
 @stream_app.command()
@@ -194,8 +197,10 @@ def adopt(
         async with open_with_options(url, option) as store:
             return await adopt_stream(store, name, partition=partition)
 
-    for one, adopted in run_loop(run()).items():
-        typer.echo(adopted_line(one, adopted))
+    done = run_loop(run())
+    with reporting():
+        for one, adopted in done.items():
+            typer.echo(adopted_line(one, adopted))
 
 
 @stream_app.command()
@@ -234,7 +239,8 @@ def delete(
                 ) from error
 
     report = run_loop(run())
-    show_deleted(new_console(), report)
+    with reporting():
+        show_deleted(new_console(), report)
     if report.failed:
         raise typer.Exit(EXIT_NO)
 
