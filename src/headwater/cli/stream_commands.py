@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
@@ -28,6 +29,7 @@ stream_app = typer.Typer(
     help="Make streams, look at them, change them, delete them.",
 )
 
+T = TypeVar("T")
 PARALLEL: Final = 16
 NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")
 NAME = typer.Argument(metavar="NAME", help="The stream's name.")
@@ -219,26 +221,25 @@ def delete(
 
     Exit status: 0, or 1 if objects are left that could not be deleted.
     """
-    from headwater.buffer.stream import DeletedReport, delete_damaged_stream, delete_stream
+    from headwater.buffer.stream import check_deletable, delete_damaged_stream, delete_stream
     from headwater.cli.stream_view import new_console, show_deleted
 
-    if not yes:
-        everything = f"everything below streams/{name}, whichever stream's it was"
-        _ask(name, everything if damaged else f"stream {name} and all of its records")
-
-    async def run() -> DeletedReport:
+    async def run(act: Callable[[Store, str], Awaitable[T]]) -> T:
         async with open_with_options(url, option) as store:
-            if damaged:
-                return await delete_damaged_stream(store, name)
             try:
-                return await delete_stream(store, name)
+                return await act(store, name)
             except Corrupt as error:
                 raise Corrupt(
                     f"{error}. Which objects are its own cannot be told; to delete everything "
                     f"below streams/{name}: headwater stream delete URL {name} --damaged"
                 ) from error
 
-    report = run_loop(run())
+    if not yes:
+        if not damaged:
+            run_loop(run(check_deletable))  # nobody is asked about what is not there
+        everything = f"everything below streams/{name}, whichever stream's it was"
+        _ask(name, everything if damaged else f"stream {name} and all of its records")
+    report = run_loop(run(delete_damaged_stream if damaged else delete_stream))
     with reporting():
         show_deleted(new_console(), report)
     if report.failed:
