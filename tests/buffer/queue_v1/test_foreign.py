@@ -199,6 +199,7 @@ async def test_what_a_crashed_consumer_wrote_of_entries_that_another_took_counts
     side = await queue.side()
     crashing = queue.taker()
     await crashing.open("g")
+    await crashing._reader.acked.discard_from(1)  # it gave something up before
     async with crashing._reader.lock:
         found = await crashing._fenced_read()
         crashing._reader.ledger.follow(side)
