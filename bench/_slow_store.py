@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Object, ObjectMeta, Version
 from headwater.store.backend import Backend, Condition
-from headwater.store.objects import Buffer, ByteRange, Page
+from headwater.store.objects import Buffer, ByteRange, Names, Page
 
 REQUEST_S = 0.050
 
@@ -50,3 +50,7 @@ class SlowBackend(Backend):
         await runtime.sleep(self._request_s)
         async for page in self.inner.list(prefix, start_after):
             yield page
+
+    async def folders(self, prefix: str) -> Names:
+        await runtime.sleep(self._request_s)
+        return await self.inner.folders(prefix)

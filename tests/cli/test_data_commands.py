@@ -233,6 +233,16 @@ def test_a_producer_id_goes_on_for_its_predecessor(invoke: Invoke, url: str, fil
 # Rows
 
 
+def test_a_byte_order_mark_before_the_first_line_of_json_is_none_of_it(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    done = invoke("produce", url, "events", "--json", file('\ufeff{"a": 1}\n{"a": 2}\n'))
+    assert done.exit_code == 0, done.stderr
+    assert invoke("read", url, "events").stdout == '{"a":1}\n{"a":2}\n'
+    again = invoke("produce", url, "events", "--json", file('{"a": 1}\n\ufeff{"a": 2}\n'))
+    assert (again.exit_code, "line 2 is no JSON object" in again.stderr) == (2, True)
+
+
 def test_json_lines_are_typed_rows(invoke: Invoke, url: str, file: File) -> None:
     text = '{"id":1,"name":"a"}\n\n{"id":2,"name":null,"tags":["x"],"_key":"k"}\n'
     assert invoke("produce", url, "events", file(text), "--json").exit_code == 0

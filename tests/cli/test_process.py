@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.cli.app import app
 from tests.cli.conftest import Invoke
 
 COMMAND = [sys.executable, "-m", "headwater.cli"]
@@ -174,3 +175,68 @@ def test_a_check_that_is_told_to_end_removes_what_it_wrote(tmp_path: Path) -> No
     assert check.returncode == 128 + signal.SIGTERM
     left = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in left if ".headwater" not in path.parts] == []
+
+
+@pytest.mark.parametrize(
+    ("output", "why"), [("closed", b"it is closed"), ("gone", b"whoever read it has gone")]
+)
+def test_records_that_are_accepted_are_though_nobody_can_be_told(
+    invoke: Invoke, tmp_path: Path, output: str, why: bytes
+) -> None:
+    url = f"file://{tmp_path}/store"
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    invoke("stream", "create", url, "events")
+    done = _unheard(output, ["produce", url, "events", str(tmp_path / "lines")])
+    assert done.stderr == b"note: the report of what was done cannot be written: " + why + b"\n"
+    assert done.returncode == 0
+    assert invoke("read", url, "events").stdout == "one\ntwo\n"
+
+
+def _unheard(output: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """The command, with nobody to read what it prints."""
+    if output == "closed":
+        return _closed(1, arguments)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [*COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, timeout=60
+        )
+    finally:
+        os.close(writer)
+
+
+def test_what_changes_a_stream_is_done_though_its_report_cannot_be_written(
+    invoke: Invoke,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    url = f"file://{tmp_path}/store"
+    invoke("stream", "create", url, "old", "--format=v1")
+    for arguments in (
+        f"stream create {url} events",
+        f"stream alter {url} events --retention 1d",
+        f"stream adopt {url} old",
+        f"gc {url} events",
+        f"gc {url} events --json",
+        f"stream delete {url} events --yes",
+    ):
+        # What is opened for reading alone takes no output, as a closed one.
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        with monkeypatch.context() as patched, open(nowhere, "w") as closed:
+            patched.setattr(sys, "stdout", closed)
+            assert not app(arguments.split(), standalone_mode=False)
+        said = capfd.readouterr().err
+        assert said == "note: the report of what was done cannot be written: it is closed\n"
+    assert "events" not in invoke("stream", "list", url).stdout
+
+
+def test_work_that_was_not_done_is_said_not_to_be_though_nobody_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    with monkeypatch.context() as patched, open(nowhere, "w") as closed:
+        patched.setattr(sys, "stdout", closed)
+        arguments = ["produce", f"file://{tmp_path}/store", "events", "/dev/null"]
+        assert app(arguments, standalone_mode=False) == 2

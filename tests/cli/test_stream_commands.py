@@ -335,6 +335,26 @@ def test_delete_refuses_where_nobody_can_be_asked(invoke: Invoke, url: str) -> N
     assert opened(url).name == "orders"
 
 
+def test_delete_asks_nobody_about_what_is_not_there(
+    invoke: Invoke, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    assert "there is no stream 'nope'" in error_of(invoke("stream", "delete", url, "nope"))
+    monkeypatch.setattr("headwater.cli.stream_commands._is_terminal", lambda: True)
+    result = CliRunner().invoke(app, ["stream", "delete", url, "nope"], input=b"y\n")
+    assert (result.exit_code, "Delete" in result.output) == (2, False)
+    (tmp_path / "store/streams/orders/stream.json").write_bytes(b"{")
+    assert "--damaged" in error_of(invoke("stream", "delete", url, "orders"))
+
+
+def test_a_schema_file_may_begin_with_a_byte_order_mark(
+    invoke: Invoke, url: str, schema_file: Path
+) -> None:
+    schema_file.write_text(schema_file.read_text(), "utf-8-sig")
+    done(invoke("stream", "create", url, "orders", "--schema", str(schema_file)))
+    assert opened(url).schema_version == 1
+
+
 @pytest.mark.parametrize(("answer", "status"), [(b"n\n", 1), (b"y\n", 0)])
 def test_delete_asks_on_a_terminal(
     invoke: Invoke, url: str, answer: bytes, status: int, monkeypatch: pytest.MonkeyPatch
@@ -389,7 +409,10 @@ def test_a_queue_that_was_consumed_elsewhere_is_adopted_by_the_command_that_is_n
     said = error_of(invoke("stream", "create", url, "orders", "--format=v1"))
     named = f"stream adopt {url} orders --partition 0"
     assert f"`{command()} {named}`" in said
-    assert done(invoke(*named.split())) == "partition 0 begins at sequence 2\n"
+    said = done(invoke(*named.split()))
+    assert said == (
+        "partition 0 begins at sequence 2; 2 batches that another consumer took: left out\n"
+    )
     assert done(invoke("read", url, "orders")) == "value 2\n"
     # Nothing more to adopt: nothing changes, in any partition.
     assert done(invoke("stream", "adopt", url, "orders")) == "partition 0 begins at sequence 2\n"

@@ -18,7 +18,7 @@ from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown
 from headwater.store import MemoryBackend, Object, ObjectMeta, Version
 from headwater.store.backend import Backend, Condition, IfAbsent
-from headwater.store.objects import Buffer, ByteRange, Page, Parts
+from headwater.store.objects import Buffer, ByteRange, Names, Page, Parts
 from headwater.testing import simulate
 
 P = ParamSpec("P")
@@ -167,3 +167,7 @@ class Scripted(Backend):
             if isinstance(page, Exception):
                 raise page
             yield page
+
+    async def folders(self, prefix: str) -> Names:
+        names: Names = await self._do("list", prefix, lambda: self.inner.folders(prefix))
+        return names

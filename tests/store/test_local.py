@@ -374,6 +374,19 @@ def test_a_file_deleted_during_a_listing_does_not_break_it(tmp_path: Path) -> No
     assert asyncio.run(keys(backend)) == ["here"]
 
 
+def test_a_folder_that_holds_no_object_is_none(tmp_path: Path) -> None:
+    async def check() -> None:
+        store = Store(LocalBackend(str(tmp_path)))
+        for key in ("a/b/gone", "c/d/kept", "file"):
+            await store.put(key, b"")
+        await store.delete("a/b/gone")
+        assert (tmp_path / "a" / "b").is_dir()
+        assert await store.folders() == ("c",)
+        assert await store.folders("a") == ()
+
+    asyncio.run(check())
+
+
 def test_a_listing_of_nothing_is_empty(tmp_path: Path) -> None:
     backend = backend_at(tmp_path / "not" / "there")
     assert asyncio.run(keys(backend)) == asyncio.run(keys(backend, "a/")) == []

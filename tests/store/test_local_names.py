@@ -150,7 +150,7 @@ class _StalledDisk(OsDisk):
 
 
 def _listed(backend: LocalBackend) -> list[str]:
-    return [meta.key for meta in backend._walk("f/", "")]
+    return [meta.key for meta in backend._listing.walk("f/", "")]
 
 
 READS: dict[str, Callable[[LocalBackend], object]] = {

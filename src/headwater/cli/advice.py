@@ -126,9 +126,16 @@ class HeadwaterGroup(TyperGroup):
 
 def output_failed(error: OSError) -> int:
     """Say that the output cannot be written; anything else is raised again."""
-    if error.errno not in _OUTPUT_FAILED:
-        raise error
-    why = "it is closed" if error.errno == errno.EBADF else error
+    why = output_problem(error)
     typer.secho(f"error: the output cannot be written: {why}", err=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_COULD_NOT_RUN
+
+
+def output_problem(error: OSError) -> str:
+    """Why the output cannot be written; an error that says nothing of it is raised again."""
+    if isinstance(error, BrokenPipeError):
+        return "whoever read it has gone"
+    if error.errno not in _OUTPUT_FAILED:
+        raise error
+    return "it is closed" if error.errno == errno.EBADF else str(error)

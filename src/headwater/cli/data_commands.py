@@ -64,6 +64,7 @@ def produce(
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_input import input_bytes
     from headwater.cli.produce_run import ProduceView, produce_all, show_outcome
+    from headwater.cli.reporting import reporting
     from headwater.cli.stream_view import new_console
 
     files = list(files or [])
@@ -91,7 +92,8 @@ def produce(
             )
     finally:
         home.call(store.close())
-    show_outcome(new_console(), outcome)
+    with reporting():
+        show_outcome(new_console(), outcome)
     if outcome.error is not None:
         raise outcome.error
     if outcome.interrupted:

@@ -9,6 +9,7 @@ Always holds: a value is sent as it is or refused. Arrow, told the type beforeha
 
 from __future__ import annotations
 
+import codecs
 from typing import Any, Final
 
 import pyarrow as pa
@@ -142,10 +143,12 @@ def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], list[int],
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     for number, line in enumerate(block.lines, start=block.first_line):
-        if not line.strip():
+        # Some programs begin a file with the mark by which it is known as UTF-8.
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if not text.strip():
             continue
         try:
-            rows.append(row_of(line))
+            rows.append(row_of(text))
         except Refused as error:
             told = f"{name}, line {number:,} {error}. It was not sent, nor was what follows"
             return rows, numbers, Refused(told)

@@ -12,9 +12,9 @@ from typing import IO, Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.buffer.records import KEY, VALUE
+from headwater.cli.arrow_values import python_values, time_texts
 from headwater.cli.byte_text import json_value, visible
 from headwater.core.errors import Denied, Refused
 
@@ -107,7 +107,7 @@ class Lines(Output):
         texts = _texts(column)
         if texts is not None and not texts.null_count:
             return column.to_pylist() if texts is not column else _encoded(texts)
-        return [_raw(value) for value in column.to_pylist()]
+        return [_raw(value) for value in python_values(column)]
 
     def _framed(self, batch: pa.RecordBatch, lines: list[bytes]) -> list[bytes]:
         """With the place of each record, and nothing that would move the cursor."""
@@ -209,8 +209,7 @@ def _opened(path: Path | None) -> Iterator[IO[bytes]]:
 def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
     if name not in batch.schema.names:
         return [None] * batch.num_rows
-    found: list[Any] = batch.column(name).to_pylist()
-    return found
+    return python_values(batch.column(name))
 
 
 def _raw(value: Any) -> bytes:
@@ -255,8 +254,8 @@ def _json_column(column: pa.Array) -> list[Any]:
     """Values that the encoder writes as `json_value` would; most of them need nothing done."""
     texts = _texts(column)
     if pa.types.is_timestamp(column.type):
-        texts = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
-    found: list[Any] = (column if texts is None else texts).to_pylist()
+        texts = time_texts(column)
+    found = python_values(column if texts is None else texts)
     if texts is None and (pa.types.is_binary(column.type) or pa.types.is_nested(column.type)):
         return [json_value(value) for value in found]
     return found
@@ -264,15 +263,17 @@ def _json_column(column: pa.Array) -> list[Any]:
 
 def _csv_type(kind: pa.DataType) -> pa.DataType:
     is_text = pa.types.is_binary(kind) or pa.types.is_nested(kind)
-    return pa.string() if is_text else kind
+    return pa.string() if is_text or pa.types.is_timestamp(kind) else kind
 
 
 def _cells(column: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(column.type):
+        return time_texts(column, " ")
     texts = _texts(column)
     if texts is not None:
         return texts
     cells: list[str | None] = []
-    for value in column.to_pylist():
+    for value in python_values(column):
         encoded = json_value(value)
         is_cell = encoded is None or isinstance(encoded, str)
         cells.append(encoded if is_cell else msgspec.json.encode(encoded).decode())

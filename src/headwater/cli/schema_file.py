@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ def read_schema_file(path: Path) -> SchemaLike:
         if head == b"ARROW1":
             with pa.ipc.open_file(path) as arrow:
                 return arrow.schema
-        if head.lstrip()[:1] == b"{":
+        if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{":
             return _columns(path)
         with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:
             return stream.schema
@@ -50,5 +51,5 @@ def _columns(path: Path) -> dict[str, str]:
             columns[name] = kind
         return columns
 
-    columns: dict[str, str] = json.loads(path.read_text("utf-8"), object_pairs_hook=pairs)
+    columns: dict[str, str] = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=pairs)
     return columns

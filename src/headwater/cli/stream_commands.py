@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
 from headwater.cli.loop import run as run_loop
+from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
-from headwater.core.errors import Corrupt, Damaged, HeadwaterError, NotFound, NotSupported, Refused
+from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
+    from headwater.buffer.queue.v1 import Adopted
     from headwater.buffer.stream import Stream
     from headwater.store import Store
 
@@ -26,6 +29,7 @@ stream_app = typer.Typer(
     help="Make streams, look at them, change them, delete them.",
 )
 
+T = TypeVar("T")
 PARALLEL: Final = 16
 NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")
 NAME = typer.Argument(metavar="NAME", help="The stream's name.")
@@ -76,7 +80,8 @@ def create(
             ), existed
 
     stream, existed = run_loop(run())
-    show_created(new_console(), stream, existed=existed)
+    with reporting():
+        show_created(new_console(), stream, existed=existed)
 
 
 @stream_app.command("list")
@@ -85,7 +90,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
 
     Exit status: 0, or 1 if there are none, or one that cannot be read.
     """
-    from headwater.buffer.stream import open_stream, stream_names
+    from headwater.buffer.stream import open_several, stream_names
     from headwater.cli.stream_view import as_dict, new_console, show_list
 
     streams: list[Stream] = []
@@ -93,13 +98,12 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
 
     async def run() -> None:
         async with open_with_options(url, option) as store:
-            for name in await stream_names(store):
-                try:
-                    streams.append(await open_stream(store, name))
-                except NotFound:
-                    continue  # deleted: its register stays
-                except (NotSupported, Damaged) as error:
-                    problems[name] = str(error)
+            found = await open_several(store, await stream_names(store))
+        for name, stream in found.items():
+            if isinstance(stream, HeadwaterError):
+                problems[name] = str(stream)
+            else:
+                streams.append(stream)
 
     run_loop(run())
     if as_json:
@@ -172,7 +176,8 @@ def alter(
             return before, await alter_stream(store, name, schema=declared, **settings)
 
     before, after = run_loop(run())
-    show_changes(new_console(), before.config, after.config)
+    with reporting():
+        show_changes(new_console(), before.config, after.config)
 
 
 @stream_app.command()
@@ -184,16 +189,20 @@ def adopt(
 ) -> None:
     """Go on with a published v1 stream that another implementation's consumer dequeued from.
 
-    What that one took is left out: it has no LSNs here. Stop it first, or it will take more.
+    What that one took is left out: it has no LSNs here. Stop it first, or it will take more. What
+    was acknowledged here before stays readable; if it cannot, that is said.
     """
     from headwater.buffer.stream import adopt_stream
+    from headwater.cli.stream_view import adopted_line
 
-    async def run() -> dict[int, int]:
+    async def run() -> dict[int, Adopted]:
         async with open_with_options(url, option) as store:
             return await adopt_stream(store, name, partition=partition)
 
-    for one, sequence in run_loop(run()).items():
-        typer.echo(f"partition {one} begins at sequence {sequence:,}")
+    done = run_loop(run())
+    with reporting():
+        for one, adopted in done.items():
+            typer.echo(adopted_line(one, adopted))
 
 
 @stream_app.command()
@@ -212,27 +221,27 @@ def delete(
 
     Exit status: 0, or 1 if objects are left that could not be deleted.
     """
-    from headwater.buffer.stream import DeletedReport, delete_damaged_stream, delete_stream
+    from headwater.buffer.stream import check_deletable, delete_damaged_stream, delete_stream
     from headwater.cli.stream_view import new_console, show_deleted
 
-    if not yes:
-        everything = f"everything below streams/{name}, whichever stream's it was"
-        _ask(name, everything if damaged else f"stream {name} and all of its records")
-
-    async def run() -> DeletedReport:
+    async def run(act: Callable[[Store, str], Awaitable[T]]) -> T:
         async with open_with_options(url, option) as store:
-            if damaged:
-                return await delete_damaged_stream(store, name)
             try:
-                return await delete_stream(store, name)
+                return await act(store, name)
             except Corrupt as error:
                 raise Corrupt(
                     f"{error}. Which objects are its own cannot be told; to delete everything "
                     f"below streams/{name}: headwater stream delete URL {name} --damaged"
                 ) from error
 
-    report = run_loop(run())
-    show_deleted(new_console(), report)
+    if not yes:
+        if not damaged:
+            run_loop(run(check_deletable))  # nobody is asked about what is not there
+        everything = f"everything below streams/{name}, whichever stream's it was"
+        _ask(name, everything if damaged else f"stream {name} and all of its records")
+    report = run_loop(run(delete_damaged_stream if damaged else delete_stream))
+    with reporting():
+        show_deleted(new_console(), report)
     if report.failed:
         raise typer.Exit(EXIT_NO)
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from headwater.buffer.cost import estimate_cost
 from headwater.buffer.queue.contract import QueueState
+from headwater.buffer.queue.v1 import Adopted
 from headwater.buffer.stream import DeletedReport, Stream
 from headwater.buffer.stream.config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
@@ -279,3 +280,22 @@ def _value(name: str, value: object) -> str:
 
 def _time(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def adopted_line(partition: int, adopted: Adopted) -> str:
+    """What became of a partition that was adopted."""
+    line = f"partition {partition} begins at sequence {adopted.sequence:,}"
+    if adopted.left_out:
+        line += f"; {_batches(adopted.left_out)} that another consumer took: left out"
+    if adopted.readable:
+        line += f"; {_batches(adopted.readable)} acknowledged before: still readable"
+    if adopted.given_up:
+        line += (
+            f"; {_batches(adopted.given_up)} acknowledged before: not readable any more, "
+            "deleted by the next gc"
+        )
+    return line
+
+
+def _batches(count: int) -> str:
+    return f"{count:,} {'batch' if count == 1 else 'batches'}"

@@ -43,6 +43,14 @@ def show_collected(
         console.print(Text(held, style="dim"), soft_wrap=True)
 
 
+def collected_json(
+    stream: Stream, reports: dict[int, Collected], open_transactions: int
+) -> dict[str, Any]:
+    """The same for machines."""
+    found = [{"partition": one, **msgspec.to_builtins(what)} for one, what in reports.items()]
+    return {"stream": stream.name, "open_transactions": open_transactions, "partitions": found}
+
+
 def _collected_rows(stream: Stream, report: Collected) -> list[tuple[str, str, str]]:
     kept = retention_words(stream.config)
     why_left = (

@@ -110,6 +110,8 @@ V1_ATTEMPTS_AT_ONCE: Final = 16
 """Lost races in a row after each of which it is tried again without waiting."""
 V1_REMEMBERED: Final = 1024
 """How many entries back a location that comes again is recognised as the same batch."""
+V1_TAKEN_MAX: Final = 262_144
+"""Batches that another consumer took, across which what was acknowledged before stays readable."""
 V1_GIVEN_UP_MAX: Final = 1024
 """Pending batches that a consumer has declared lost."""
 V1_COUNTS_AT_ONCE: Final = 32

@@ -21,7 +21,16 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import Final
 
 from headwater.core.errors import Conflict, Unavailable
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
+from headwater.store.objects import (
+    Buffer,
+    ByteRange,
+    Names,
+    Object,
+    ObjectMeta,
+    Page,
+    Parts,
+    Version,
+)
 
 
 class PreconditionFailed(Conflict):
@@ -78,6 +87,10 @@ class Backend(ABC):
     @abstractmethod
     def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
         """Pages of what stands under the folder `prefix` ("" for all) above `start_after`."""
+
+    @abstractmethod
+    async def folders(self, prefix: str) -> Names:
+        """The names of the folders that stand directly under the folder `prefix`, in any order."""
 
     async def close(self) -> None:  # noqa: B027  most backends hold nothing
         """Give back what the backend holds."""

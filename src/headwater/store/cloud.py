@@ -22,7 +22,7 @@ from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, NotSupported, Refused
 from headwater.store.backend import Backend, Condition, IfAbsent
 from headwater.store.cloud_errors import RangeNotSatisfiable, translated
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+from headwater.store.objects import Buffer, ByteRange, Names, Object, ObjectMeta, Page, Version
 
 CloudStore = S3Store | GCSStore | AzureStore
 
@@ -154,6 +154,15 @@ class CloudBackend(Backend):
                 yield await markers.dropped_from(map(self._meta, below))
             if markers.undecided:
                 yield markers.undecided
+
+    async def folders(self, prefix: str) -> Names:
+        self._check_reach()
+        folder = self._prefix + prefix
+        with translated(prefix, self._place):
+            found = await obstore.list_with_delimiter_async(self._store, folder or None)
+        # Each with the whole path above it, and with or without a closing slash.
+        below = (path.removeprefix(folder) for path in found["common_prefixes"])
+        return [name.removesuffix("/") for name in below]
 
     def _check_reach(self) -> None:
         """Refuse where a request would leave a simulation, or never be answered."""

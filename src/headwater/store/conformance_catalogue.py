@@ -90,6 +90,12 @@ CHECKS: Final = (
         alone.list_folder,
     ),
     Check(
+        "list-folders",
+        "The folders below one are told with nothing of what is in them, because streams are "
+        "found so.",
+        alone.list_folders,
+    ),
+    Check(
         "list-pages",
         "A listing of more than one page is whole, because logs have more than 1,000 objects.",
         alone.list_pages,

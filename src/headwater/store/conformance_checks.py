@@ -187,6 +187,16 @@ async def list_folder(bench: Bench) -> str:
     return ""
 
 
+async def list_folders(bench: Bench) -> str:
+    """The folders that hold something, and no objects beside them."""
+    names = "a/1 a/b/2 a-b ab/1 a./x/y/z z".split()
+    await each([bench.key(name) for name in names], lambda key: bench.store.put(key, b"x"))
+    _compare(await _folders(bench), ["a", "a.", "ab"])
+    _compare(await _folders(bench, "a"), ["b"])
+    _compare(await _folders(bench, "nothing"), [])
+    return ""
+
+
 async def list_pages(bench: Bench) -> str:
     """A listing longer than one page is complete, in order, and can be taken up in the middle."""
     count = bench.sizes.listed
@@ -270,6 +280,10 @@ async def _is_absent(bench: Bench, key: str) -> bool:
 async def _list(bench: Bench, folder: str = "", *, start_after: str = "") -> list[str]:
     prefix = f"{bench.folder}/{folder}"
     return [meta.key async for meta in bench.store.list(prefix, start_after=start_after)]
+
+
+async def _folders(bench: Bench, folder: str = "") -> list[str]:
+    return list(await bench.store.folders(f"{bench.folder}/{folder}"))
 
 
 def _compare(listed: list[str], expected: list[str]) -> None:

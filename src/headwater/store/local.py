@@ -36,7 +36,6 @@ from typing import Final
 from headwater.core import runtime
 from headwater.core.disk import Disk, DiskFile, FileStat, OsDisk
 from headwater.core.errors import (
-    BadKey,
     Denied,
     DiskFailed,
     HeadwaterError,
@@ -44,11 +43,20 @@ from headwater.core.errors import (
     NotSupported,
     Unavailable,
 )
-from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
-from headwater.store.keys import RESERVED_SEGMENT, check_key
+from headwater.store.keys import RESERVED_SEGMENT
 from headwater.store.local_changes import ChangesUnderWay
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
+from headwater.store.local_listing import LocalListing, next_page
+from headwater.store.objects import (
+    Buffer,
+    ByteRange,
+    Names,
+    Object,
+    ObjectMeta,
+    Page,
+    Parts,
+    Version,
+)
 
 LOCK_STRIPES: Final = 256
 # An unfinished file this old belongs to a process that was killed. Should its writer live after
@@ -76,6 +84,7 @@ class LocalBackend(Backend):
         self._ready = False
         self._failed: DiskFailed | None = None
         self._changes = ChangesUnderWay()
+        self._listing = LocalListing(self._root, self._disk, self._changes, self._head)
         self._refuse_network_file_system()
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
@@ -103,9 +112,12 @@ class LocalBackend(Backend):
         await runtime.run_blocking(self._delete, key)
 
     async def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
-        walk = self._walk(prefix, start_after)
-        while page := await runtime.run_blocking(self._page, walk):
+        walk = self._listing.walk(prefix, start_after)
+        while page := await runtime.run_blocking(next_page, walk):
             yield page
+
+    async def folders(self, prefix: str) -> Names:
+        return await runtime.run_blocking(self._listing.folders, prefix)
 
     # Below here everything blocks and runs through the runtime.
 
@@ -331,33 +343,6 @@ class LocalBackend(Backend):
             except NotFound:
                 continue  # finished or swept by another process meanwhile
 
-    def _page(self, walk: Iterator[ObjectMeta]) -> Page:
-        page: Page = []
-        for meta in walk:
-            page.append(meta)
-            if len(page) == LIST_PAGE_KEYS:
-                break
-        return page
-
-    def _walk(self, folder: str, start_after: str) -> Iterator[ObjectMeta]:
-        """Objects below `folder` ("" or "a/b/") in the order of their keys."""
-        here = self._path(folder.removesuffix("/"))
-        entries = self._disk.list_dir(here)
-        self._changes.wait_in(here)
-        # "a/b" sorts after "a-b": a folder takes its place with the slash that follows it.
-        for name in sorted(f"{name}/" if is_dir else name for name, is_dir in entries):
-            key = folder + name
-            if not _is_key(key.removesuffix("/")):
-                continue  # ours, or nobody could get it
-            if key.endswith("/"):
-                if key > start_after or start_after.startswith(key):
-                    yield from self._walk(key, start_after)
-            elif key > start_after:
-                try:
-                    yield self._head(key)
-                except NotFound:
-                    continue  # deleted since the folder was read
-
     def _refuse_network_file_system(self) -> None:
         existing = self._root
         while not self._is_folder(existing) and os.path.dirname(existing) != existing:
@@ -413,14 +398,6 @@ def _allows(condition: Condition, found: FileStat | None) -> bool:
     if isinstance(condition, IfAbsent):
         return found is None
     return found is not None and _version(found) == condition
-
-
-def _is_key(key: str) -> bool:
-    try:
-        check_key(key)
-    except BadKey:
-        return False
-    return True
 
 
 def _not_a_folder(path: str, root: str, key: str | None) -> NotSupported:

@@ -9,7 +9,7 @@ from headwater.core import runtime
 from headwater.core.errors import NotFound
 from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+from headwater.store.objects import Buffer, ByteRange, Names, Object, ObjectMeta, Page, Version
 
 
 class MemoryBackend(Backend):
@@ -59,6 +59,10 @@ class MemoryBackend(Backend):
         for first in range(0, len(keys), LIST_PAGE_KEYS):
             page = keys[first : first + LIST_PAGE_KEYS]
             yield [self._objects[key].meta for key in page if key in self._objects]
+
+    async def folders(self, prefix: str) -> Names:
+        below = (key[len(prefix) :] for key in self._objects if key.startswith(prefix))
+        return [*{name for name, slash, _ in (key.partition("/") for key in below) if slash}]
 
     def _e_tag(self, content: bytes) -> str:
         if self._versions_by_content:

@@ -64,6 +64,8 @@ class Object(NamedTuple):
 
 Page = list[ObjectMeta]
 """Part of a listing."""
+Names = list[str]
+"""Of folders, each without what stands above it. (In a store, `list` is a method.)"""
 
 
 class ByteRange(NamedTuple):

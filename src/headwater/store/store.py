@@ -174,6 +174,21 @@ class Store:
                 if not await self._pause("list", budget, error):
                     raise
 
+    async def folders(self, prefix: str = "") -> tuple[str, ...]:
+        """The names of the folders directly below the folder `prefix` that hold something, sorted.
+
+        What they hold costs nothing: where a listing goes through all of it, this goes past.
+        """
+        folder = check_prefix(prefix)
+        budget = self._policy.start()
+        found = await self._repeat(
+            "list",
+            folder,
+            budget,
+            lambda: self._once("list", budget, lambda: self._backend.folders(folder)),
+        )
+        return tuple(sorted(found))
+
     # Writing
 
     async def put(self, key: str, data: Buffer | Parts) -> Version:

@@ -16,7 +16,7 @@ from typing import Final
 from headwater.core import runtime
 from headwater.core.errors import NotFound, OutcomeUnknown, Throttled, Unavailable
 from headwater.store.backend import Backend, Condition, PreconditionFailed, Unreachable
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Version
+from headwater.store.objects import Buffer, ByteRange, Names, Object, ObjectMeta, Page, Version
 
 # Longer than any grace period, lease or timeout in Headwater.
 STALL_S: Final = 3 * 24 * 3600.0
@@ -147,6 +147,12 @@ class FaultyStore(Backend):
         for first in range(0, len(metas), SLOW_PAGE_KEYS):
             await runtime.sleep(self._random.uniform(0, 60))
             yield metas[first : first + SLOW_PAGE_KEYS]
+
+    async def folders(self, prefix: str) -> Names:
+        await self._before("list", prefix)
+        names = await self._inner.folders(prefix)
+        await self._after("list", prefix)
+        return names
 
     async def _before(self, operation: str, key: str) -> None:
         await self._pause()

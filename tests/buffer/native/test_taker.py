@@ -170,6 +170,19 @@ async def test_resuming_at_or_past_the_next_is_refused_and_changes_nothing() -> 
 
 
 @virtual
+async def test_resuming_before_the_first_begins_with_it_and_further_back_is_refused() -> None:
+    queue = await filled(3)
+    await acknowledge_through(queue, 1)
+    taker = queue.taker()
+    assert await taker.open("g", last_acked_sequence=-1) == -1
+    assert [one.sequence for one in await taker.after(-1, 10)] == [0, 1, 2]
+    epoch = (await queue.looker().state()).epoch
+    with pytest.raises(Refused, match="or -1 if none was"):
+        await queue.taker().open("g", last_acked_sequence=-2)
+    assert (await queue.looker().state()).epoch == epoch
+
+
+@virtual
 async def test_resuming_where_nothing_is_kept_any_more_is_trimmed() -> None:
     queue = await filled(6)
     await acknowledge_through(queue, 3)

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.buffer.queue.contract import Retention
-from headwater.buffer.queue.v1 import ConsumedElsewhere, adopt_v1_queue
+from headwater.buffer.queue.contract import Descriptor, Retention
+from headwater.buffer.queue.v1 import Adopted, ConsumedElsewhere, adopt_v1_queue
 from headwater.buffer.v1_manifest import Manifest, encode_manifest
-from headwater.core.errors import Corrupt, NotSupported, RolledBack
+from headwater.core import limits
+from headwater.core.errors import Corrupt, Fenced, NotSupported, RolledBack
 from tests.buffer.queue_v1.given import (
     MANIFEST,
     PREFIX,
@@ -36,6 +37,14 @@ async def taken_by_other(queue: Queue, through: int) -> None:
     consumer = OtherConsumer(queue)
     await consumer.open()
     await consumer.dequeue(through)
+
+
+def places(batches: list[Descriptor]) -> list[tuple[int, int, int]]:
+    return [(batch.sequence, batch.first_lsn, batch.rows) for batch in batches]
+
+
+async def batch_keys(queue: Queue) -> list[str]:
+    return [key for key in await queue.keys() if key.endswith(".batch")]
 
 
 def doors(queue: Queue) -> list[Callable[[], Awaitable[object]]]:
@@ -102,19 +111,105 @@ async def test_adopting_begins_at_what_is_pending_and_goes_on_with_the_lsns() ->
     await first.after(None, 1)
     await first.dequeue(0)
     await taken_by_other(queue, 1)
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == 2
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2, left_out=1, readable=1)
+    with pytest.raises(Fenced):
+        await first.check_fence()
     taker = queue.taker()
     assert await taker.open("g") == 1
     (batch,) = await taker.after(1, 9)
     assert (batch.sequence, batch.first_lsn) == (2, 3)
+
+
+@virtual
+async def test_what_was_acknowledged_before_stays_readable_across_what_another_took() -> None:
+    queue = await three()
+    await (await queue.opened()).dequeue(0)
+    await taken_by_other(queue, 1)
+    await adopt_v1_queue(queue.store, PREFIX, QUEUE)
+    looker = queue.looker()
+    batches = await looker.after(None, 9)
+    assert places(batches) == [(0, 1, 2), (1, 3, 0), (2, 3, 1)]
+    assert await queue.records(batches) == [b"a", b"b", b"d"]
+    assert [batch.duplicate for batch in batches] == [False, True, False]
+    assert [await looker.sequence_at_lsn(lsn) for lsn in (1, 2, 3)] == [0, 0, 2]
+    state = await looker.state()
+    assert (state.floor_sequence, state.floor_lsn, state.pending) == (0, 1, 1)
+    again = queue.taker()
+    assert await again.open("g", last_acked_sequence=-1) == -1
+    assert await queue.records(await again.after(-1, 9)) == [b"a", b"b", b"d"]
+
+
+@virtual
+async def test_what_was_retained_when_a_queue_was_adopted_goes_with_its_retention() -> None:
+    queue = await three()
+    await (await queue.opened()).dequeue(0)
+    await taken_by_other(queue, 1)
+    before = await batch_keys(queue)
+    await adopt_v1_queue(queue.store, PREFIX, QUEUE)
+    await queue.collector().collect(Retention(None), full=True)
+    assert await batch_keys(queue) == before
+    done = await queue.collector().collect(Retention(0), full=True)
+    assert (done.batches_expired, done.batches_left, done.floor_sequence) == (1, 0, 2)
+    # What the other one took is its own to delete.
+    assert await batch_keys(queue) == before[1:]
+    assert not [key for key in await queue.keys() if "/acked/" in key]
+
+
+@virtual
+async def test_behind_too_much_that_another_took_nothing_stays_and_the_collector_deletes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "V1_TAKEN_MAX", 1)
+    monkeypatch.setattr(limits, "V1_SEGMENT_ENTRIES", 1)
+    queue = await three()
+    await (await queue.opened()).dequeue(0)
+    await taken_by_other(queue, 2)
+    before = await batch_keys(queue)
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(3, left_out=2, given_up=1)
     state = await queue.looker().state()
-    assert (state.floor_sequence, state.floor_lsn, state.pending) == (2, 3, 1)
-    # What had been retained is nobody's any more, and stays.
-    kept = await queue.keys()
-    await queue.collector().collect(Retention(0), full=True)
-    assert [key for key in await queue.keys() if key.endswith(".batch")] == [
-        key for key in kept if key.endswith(".batch")
-    ]
+    assert (state.floor_sequence, state.floor_lsn) == (3, 3)
+    done = await queue.collector().collect(Retention(None))
+    assert done.batches_expired == 1
+    assert await batch_keys(queue) == before[1:]
+    assert (await queue.side()).swept_sequence == 3
+
+
+@virtual
+async def test_a_batch_that_comes_again_is_known_across_what_another_took() -> None:
+    queue = memory()
+    other = OtherProducer(queue)
+    for number in range(3):
+        await other.produce(f"o/{number}", b"a", b"b")
+    await queue.made()
+    await (await queue.opened()).dequeue(0)
+    await taken_by_other(queue, 1)
+    await adopt_v1_queue(queue.store, PREFIX, QUEUE)
+    await other.enqueue("o/0")
+    batches = await queue.looker().after(1, 9)
+    assert places(batches) == [(2, 3, 2), (3, 5, 0)]
+
+
+@virtual
+async def test_what_a_crashed_consumer_wrote_of_entries_that_another_took_counts_for_nothing() -> (
+    None
+):
+    queue = await three()
+    first = await queue.opened()
+    await first.dequeue(0)
+    side = await queue.side()
+    crashing = queue.taker()
+    await crashing.open("g")
+    await crashing._reader.acked.discard_from(1)  # it gave something up before
+    async with crashing._reader.lock:
+        found = await crashing._fenced_read()
+        crashing._reader.ledger.follow(side)
+        await crashing._reader.ledger.extend(found, 2)
+        await crashing._reader.acked.write(found, crashing._reader.ledger, range(1, 2), 0)
+    manifest = await queue.manifest()
+    # Under the very epoch of the one that crashed.
+    await queue.store.put(MANIFEST, encode_manifest(manifest.dequeued(1)))
+    await adopt_v1_queue(queue.store, PREFIX, QUEUE)
+    assert places(await queue.looker().after(None, 9)) == [(0, 1, 2), (1, 3, 0), (2, 3, 1)]
 
 
 @virtual
@@ -124,8 +219,8 @@ async def test_adopting_a_queue_that_headwater_never_saw() -> None:
     for number in range(3):
         await other.produce(f"o/{number}", b"a", b"b")
     await taken_by_other(queue, 1)
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == 2
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == 2
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2, left_out=2)
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2)
     taker = await queue.opened()
     (batch,) = await taker.after(1, 9)
     assert (batch.sequence, batch.first_lsn) == (2, 1)
@@ -137,7 +232,7 @@ async def test_adopting_what_nobody_else_consumed_changes_nothing() -> None:
     taker = await queue.opened()
     await taker.dequeue(0)
     before = await queue.side()
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == 1
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(1)
     assert await queue.side() == before
     await taker.check_fence()
 

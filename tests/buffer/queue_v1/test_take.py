@@ -227,7 +227,7 @@ async def test_a_position_ahead_acknowledges_and_one_behind_delivers_again() -> 
 async def test_a_position_at_or_past_the_next_sequence_is_refused() -> None:
     queue = await filled(memory(), 1, 1)
     before = await queue.side()
-    for position in (2, 5_000, -1):
+    for position in (2, 5_000):
         with pytest.raises(Refused, match="the next one is 2"):
             await queue.taker().open("g", last_acked_sequence=position)
     assert await queue.side() == before
@@ -235,6 +235,20 @@ async def test_a_position_at_or_past_the_next_sequence_is_refused() -> None:
     assert await taker.after(1, 9) == []
     with pytest.raises(Refused, match="the next one is 2"):
         await taker.after(2, 9)
+
+
+@virtual
+async def test_a_position_before_the_first_begins_with_it_and_one_further_back_is_none() -> None:
+    queue = await filled(memory(), 2, 3)
+    await (await queue.opened()).dequeue(0)
+    taker = queue.taker()
+    assert await taker.open("g", last_acked_sequence=-1) == -1
+    assert places(await taker.after(-1, 9)) == [(0, 1, 2), (1, 3, 3)]
+    assert (await queue.looker().state()).acked_sequence == 1
+    before = await queue.side()
+    with pytest.raises(Refused, match="or -1 if none was"):
+        await queue.taker().open("g", last_acked_sequence=-2)
+    assert await queue.side() == before
 
 
 @virtual

@@ -225,13 +225,20 @@ class Taker(ABC):
         """Become the owner: raise the epoch, fence whoever had it.
 
         `last_acked_sequence` also acknowledges through it, if that is ahead of what is
-        acknowledged; behind it, what is retained is delivered again. `Refused` if another group
-        owns the consumer and `take_over` is false, or if the sequence lies at or past the next
-        one; `Trimmed` if what follows it is gone (`floor` is the oldest sequence); `Uncounted` if
-        what it acknowledges cannot be counted: none of these has opened anything. Returns the
-        sequence after which to read on: `last_acked_sequence`, or what was acknowledged last, or
-        None at the very beginning.
+        acknowledged; behind it, what is retained is delivered again, with -1 from batch 0 on.
+        `Refused` if another group owns the consumer and `take_over` is false, or if the sequence
+        lies below -1, or at or past the next one; `Trimmed` if what follows it is gone (`floor` is
+        the oldest sequence); `Uncounted` if what it acknowledges cannot be counted: none of these
+        has opened anything. Returns the sequence after which to read on: `last_acked_sequence`, or
+        what was acknowledged last, or None at the very beginning.
         """
+
+    def _check_position(self, last_acked_sequence: int | None) -> None:
+        if last_acked_sequence is not None and last_acked_sequence < -1:
+            raise Refused(
+                f"last_acked_sequence is {last_acked_sequence:,}, and sequences begin with 0: give "
+                "the last batch that was processed, or -1 if none was"
+            )
 
     @abstractmethod
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:

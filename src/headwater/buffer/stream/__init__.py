@@ -17,13 +17,14 @@ a queue that was made once is never made again.
 """
 
 from headwater.buffer.stream.adopt import adopt_stream
-from headwater.buffer.stream.delete import DeletedReport, delete_stream
+from headwater.buffer.stream.delete import DeletedReport, check_deletable, delete_stream
 from headwater.buffer.stream.delete_damaged import delete_damaged_stream
 from headwater.buffer.stream.handle import Stream
 from headwater.buffer.stream.streams import (
     alter_stream,
     create_stream,
     list_streams,
+    open_several,
     open_stream,
     stream_names,
 )
@@ -33,10 +34,12 @@ __all__ = [
     "Stream",
     "adopt_stream",
     "alter_stream",
+    "check_deletable",
     "create_stream",
     "delete_damaged_stream",
     "delete_stream",
     "list_streams",
+    "open_several",
     "open_stream",
     "stream_names",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.buffer.queue.v1 import adopt_v1_queue
+from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
 from headwater.buffer.stream.handle import Stream
 from headwater.buffer.stream.queues import queue_prefix
 from headwater.buffer.stream.register import StreamRegister
@@ -13,12 +13,13 @@ from headwater.store import Store
 
 async def adopt_stream(
     source: Store | Stream, name: str | None = None, *, partition: int | None = None
-) -> dict[int, int]:
+) -> dict[int, Adopted]:
     """Go on with what is pending, and leave out what another consumer took.
 
-    Returns the sequence with which each partition begins. LSNs go on from the last that Headwater
-    gave, from 1 if it gave none. Of a partition from which nobody else took anything, nothing is
-    changed. Stop the other consumer first, or it will take more.
+    Returns what became of each partition. LSNs go on from the last that Headwater gave, from 1 if
+    it gave none; what our own consumers acknowledged stays readable for its retention, unless more
+    than V1_TAKEN_MAX batches were taken since. Of a partition from which nobody else took anything,
+    nothing is changed. Stop the other consumer first, or it will take more.
 
     The stream may be given by its store and name, since one that was never consumed here cannot be
     opened before.

@@ -54,6 +54,12 @@ async def delete_stream(source: str | Store, name: str) -> DeletedReport:
         return await _delete(store, name)
 
 
+async def check_deletable(source: str | Store, name: str) -> None:
+    """What deleting would say of a stream that is not there or cannot be told; deletes nothing."""
+    async with visiting(source) as store:
+        await StreamRegister(store, name).read(writing=True)
+
+
 async def _delete(store: Store, name: str) -> DeletedReport:
     register = StreamRegister(store, name)
     before = await register.read(writing=True)

@@ -35,8 +35,16 @@ from headwater.buffer.stream.schema import SchemaLike, declared_schema, schema_v
 from headwater.buffer.stream.settings import parse_settings
 from headwater.buffer.stream.source import kept, visiting
 from headwater.core import runtime
-from headwater.core.errors import AlreadyExists, Denied, NotFound, Refused, Unavailable
-from headwater.store import ObjectMeta, Store
+from headwater.core.errors import (
+    AlreadyExists,
+    Damaged,
+    Denied,
+    NotFound,
+    NotSupported,
+    Refused,
+    Unavailable,
+)
+from headwater.store import Store
 
 PARALLEL: Final = 16
 
@@ -141,19 +149,29 @@ async def alter_stream(
 
 
 async def stream_names(store: Store) -> list[str]:
-    """The names below which there is something, of deleted streams too; one request for each."""
+    """The names below which there is something, of deleted streams too."""
     check_store(store)
-    names: list[str] = []
-    after = ""
-    while True:
-        meta = await _first_after(store, after)
-        if meta is None:
-            return sorted(names)
-        name = meta.key.split("/")[1]
-        if layout.is_stream_name(name):
-            names.append(name)
-        # Past everything of this one: "0" is what follows "/".
-        after = f"{layout.STREAMS}/{name}0"
+    return [name for name in await store.folders(layout.STREAMS) if layout.is_stream_name(name)]
+
+
+async def open_several(
+    store: Store, names: list[str]
+) -> dict[str, Stream | NotSupported | Damaged]:
+    """The streams that exist of these, several at once; or why one of them cannot be read."""
+    found: dict[str, Stream | NotSupported | Damaged] = {}
+
+    async def one(name: str) -> tuple[str, Stream | NotSupported | Damaged | None]:
+        try:
+            return name, await open_stream(store, name)
+        except NotFound:
+            return name, None  # deleted: its register stays
+        except (NotSupported, Damaged) as error:
+            return name, error
+
+    for first in range(0, len(names), PARALLEL):
+        opened = await asyncio.gather(*map(one, names[first : first + PARALLEL]))
+        found |= {name: stream for name, stream in opened if stream is not None}
+    return found
 
 
 async def list_streams(source: str | Store) -> list[Stream]:
@@ -165,12 +183,6 @@ async def list_streams(source: str | Store) -> list[Stream]:
             group = (_open_if_live(store, name) for name in names[first : first + PARALLEL])
             streams += [stream for stream in await asyncio.gather(*group) if stream is not None]
     return [kept(source, stream) for stream in streams]
-
-
-async def _first_after(store: Store, after: str) -> ObjectMeta | None:
-    async for meta in store.list(layout.STREAMS, start_after=after):
-        return meta
-    return None
 
 
 async def _open_if_live(store: Store, name: str) -> Stream | None:

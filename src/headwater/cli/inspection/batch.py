@@ -11,6 +11,7 @@ import xxhash
 from headwater.buffer import batch as native
 from headwater.buffer import v1_batch
 from headwater.buffer.compression import Compression
+from headwater.cli.arrow_values import python_values
 from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.report import Problem, Report, Rows, offset_in
 from headwater.cli.inspection.source import Source
@@ -248,8 +249,8 @@ def _records(records: pa.RecordBatch, shown: int) -> list[Rows]:
     if not shown or not records.num_rows:
         return []
     columns = ("record", *records.schema.names)
-    listed = records.slice(0, shown).to_pylist()
-    rows = [(number, *row.values()) for number, row in enumerate(listed)]
+    listed = [python_values(column) for column in records.slice(0, shown).columns]
+    rows = [(number, *row) for number, row in enumerate(zip(*listed, strict=True))]
     return [Rows("first_records", columns, rows, _total(records.num_rows, rows))]
 
 

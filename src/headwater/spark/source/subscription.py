@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from headwater.buffer.stream import Stream, open_stream, stream_names
-from headwater.core.errors import NotFound, Refused
+from headwater.buffer.stream import Stream, open_several, open_stream, stream_names
+from headwater.core.errors import HeadwaterError, NotFound, Refused
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.offset import Part
 from headwater.store import Store
@@ -46,11 +46,10 @@ async def _named(store: Store, name: str) -> Stream:
 
 
 async def _matching(store: Store, pattern: re.Pattern[str]) -> list[Stream]:
-    found = []
-    for name in await stream_names(store):
-        if pattern.fullmatch(name):
-            try:
-                found.append(await open_stream(store, name))
-            except NotFound:
-                continue  # deleted: its name stays for a while
-    return found
+    names = [name for name in await stream_names(store) if pattern.fullmatch(name)]
+    streams = []
+    for found in (await open_several(store, names)).values():
+        if isinstance(found, HeadwaterError):
+            raise found
+        streams.append(found)
+    return streams

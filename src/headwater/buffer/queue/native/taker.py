@@ -41,6 +41,7 @@ class NativeTaker(Taker):
     ) -> int | None:
         if not group:
             raise Refused("a consumer needs the name of its group")
+        self._check_position(last_acked_sequence)
         position = await self._resume_at(last_acked_sequence)
 
         def change(now: ConsumerRecord | None) -> ConsumerRecord:

@@ -21,9 +21,10 @@ Always holds:
 - nothing is deleted that our consumer did not acknowledge.
 """
 
+from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue
 from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.queue.v1.collector import V1Collector
-from headwater.buffer.queue.v1.create import adopt_v1_queue, create_v1_queue
+from headwater.buffer.queue.v1.create import create_v1_queue
 from headwater.buffer.queue.v1.items import pack_calls
 from headwater.buffer.queue.v1.looker import V1Looker
 from headwater.buffer.queue.v1.numbering import UNKNOWN_LSN
@@ -31,6 +32,7 @@ from headwater.buffer.queue.v1.taker import V1Taker
 from headwater.buffer.queue.v1.view import ConsumedElsewhere
 
 __all__ = [
+    "Adopted",
     "ConsumedElsewhere",
     "UNKNOWN_LSN",
     "V1Appender",

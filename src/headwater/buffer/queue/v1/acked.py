@@ -18,7 +18,7 @@ from typing import Final
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.v1.cover import Stretch, cover
 from headwater.buffer.queue.v1.items import items_of
-from headwater.buffer.queue.v1.ledger import Ledger
+from headwater.buffer.queue.v1.ledger import Counted, Ledger
 from headwater.buffer.queue.v1.manifest_object import Found
 from headwater.buffer.queue.v1.names import Names, SegmentName
 from headwater.buffer.queue.v1.segment import (
@@ -29,11 +29,15 @@ from headwater.buffer.queue.v1.segment import (
     encode_segment,
     read_header,
 )
+from headwater.buffer.queue.v1.side import Side
+from headwater.buffer.v1_manifest import Entry
 from headwater.core import limits, runtime
 from headwater.core.errors import AlreadyExists, NotFound, OutcomeUnknown
 from headwater.store import ByteRange, Store
 
 _CACHED: Final = 4
+_OUTRANKS: Final = 0xFFFF_FFFF
+"""More than any consumer discards under one epoch."""
 
 
 class Acked:
@@ -60,6 +64,21 @@ class Acked:
             await self._put(key, data, token)
         return newest_ms
 
+    async def write_taken(self, taken: range, epoch: int, side: Side, location: str) -> None:
+        """Keep of these entries that somebody else took them, and that they have no records here.
+
+        Outranks what a consumer of ours wrote of them and did not acknowledge.
+        """
+        writer = runtime.new_token().hex()
+        newest_ms = max(side.newest_ms, 0)
+        for start in range(taken.start, taken.stop, limits.V1_SEGMENT_ENTRIES):
+            part = range(start, min(start + limits.V1_SEGMENT_ENTRIES, taken.stop))
+            entries = [Entry(sequence, location, ()) for sequence in part]
+            counted = Counted(side.lsn, 0, 0, newest_ms, newest_ms, duplicate=True)
+            token = runtime.new_token()
+            data = encode_segment(token, entries, [counted] * len(part), side.newest_ms)
+            await self._put(self._names.segment(part, epoch, _OUTRANKS, writer), data, token)
+
     async def read(self, sequences: range) -> list[Descriptor]:
         """What these acknowledged entries were, as far as segments follow one on another."""
         wanted: list[Descriptor] = []
@@ -78,12 +97,23 @@ class Acked:
 
     async def each(self, sequences: range) -> AsyncGenerator[list[Descriptor], None]:
         """What these entries were, segment by segment, each once, passing over what is gone."""
-        for start in range(sequences.start, sequences.stop, limits.V1_SEGMENT_ENTRIES):
+        start = sequences.start
+        while start < sequences.stop:
             stop = min(start + limits.V1_SEGMENT_ENTRIES, sequences.stop)
-            for key, held in await self._cover(range(start, stop)):
+            stretches = await self._cover(range(start, stop))
+            for key, held in stretches:
                 segment = await self._get(key)
                 if segment is not None:  # another collector was faster
                     yield [one for one in segment.descriptors if one.sequence in held]
+            # Of what was left out there may be any number: past it at once.
+            start = stop if stretches else await self._next_from(stop, sequences.stop)
+
+    async def _next_from(self, sequence: int, end: int) -> int:
+        """Where the next segment begins that holds this sequence or a later one; `end` if none."""
+        async with contextlib.aclosing(self._list(sequence)) as names:
+            async for name in names:
+                return max(sequence, name.first)
+        return end
 
     async def keys_before(self, sequence: int) -> AsyncIterator[str]:
         """The keys of segments whose entries all stand before this one."""

@@ -72,6 +72,7 @@ class V1Taker(Taker):
     ) -> int | None:
         if not group:
             raise Refused("a consumer's group needs a name")
+        self._check_position(last_acked_sequence)
         self._claim = ""
         view = await self._present()
         _check_group(view.side, group, take_over)
@@ -175,7 +176,7 @@ class V1Taker(Taker):
     def _check_resume(self, view: View, last_acked_sequence: int | None) -> None:
         if last_acked_sequence is None:
             return
-        if not 0 <= last_acked_sequence < view.found.next_sequence:
+        if last_acked_sequence >= view.found.next_sequence:
             raise Refused(
                 f"{self._names.manifest}: sequence {last_acked_sequence:,} cannot have been "
                 f"acknowledged: the next one is {view.found.next_sequence:,}. The position belongs "
