@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.producer.given import header_pairs, operation_code
+from headwater.buffer.producer.given import header_pairs, is_whole_text, operation_code
 from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
 from headwater.core.errors import Refused
 
@@ -42,6 +42,8 @@ def _column(name: Any, rows: list[Mapping[str, Any]], declared: Mapping[str, Any
     values = [row.get(name) for row in rows]
     if not isinstance(name, str):
         raise Refused(f"{name!r} is no column: names are text")
+    if not is_whole_text(name):
+        raise Refused(f"{name!r} is no column: a lone surrogate, half a character, is no text")
     try:
         if name == HEADERS:
             return pa.array([header_pairs(given) for given in values], HEADERS_TYPE)

@@ -59,7 +59,7 @@ class Draft(Gathering):
     def build(
         self, batch_id: str, defaults: Mapping[str, pa.Scalar], *, loose: bool = False
     ) -> Batch:
-        """All records and calls as columns, in memory that no caller can change.
+        """All records and calls as columns.
 
         With `loose`, values that came as bytes may stay where they are. Computes only; may run in
         a thread, once sealed.

@@ -52,9 +52,20 @@ def cut(
         yield from cut(records.slice(start, step), bytes_max, rows_max)
 
 
+def owned(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The records in memory of their own: whoever gave them may change theirs.
+
+    Arrow cannot tell whose memory a column stands in: an array made of a NumPy one, or of any
+    buffer, shares it, and looks like one that Arrow allocated.
+    """
+    return pa.concat_batches([records])
+
+
 def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All records in one batch, in memory of its own. The pieces agree in shape."""
+    """All records in one batch. The pieces agree in shape."""
     first = pieces[0].schema
+    if len(pieces) == 1:
+        return pieces[0]
     if all(piece.schema.equals(first) for piece in pieces):
         return pa.concat_batches(pieces)
     used = {name for piece in pieces for name in piece.schema.names}
