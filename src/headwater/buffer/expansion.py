@@ -77,7 +77,7 @@ def _lengths(column: pa.Array) -> pa.Array:
 def _width_bytes(kind: pa.DataType) -> int:
     """Of a type of fixed width; what is nested in a dictionary cannot be written out at all."""
     try:
-        return -(-kind.bit_width // 8)
+        return -(-int(kind.bit_width) // 8)
     except ValueError:
         return 0
 
