@@ -44,7 +44,8 @@ def _refused(data: pa.RecordBatch | pa.Table, error: pa.ArrowException) -> Refus
 
 
 def _plainly(error: pa.ArrowException) -> str:
-    text = str(error)
+    # Arrow says "Invalid: " once for every level that it came through.
+    text = str(error).replace("Invalid: ", "")
     if "UTF8" in text:
         return f"{text}. Decode the text in its own encoding first, or carry the column as binary"
     return text

@@ -90,6 +90,25 @@ async def test_the_refusal_says_what_to_do(kind: pa.DataType, value: Any, advice
 
 
 @pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 2**63),
+        (pa.decimal128(5, 2), Decimal("999.999")),
+        (pa.decimal128(5, 2), Decimal("NaN")),
+        (pa.string(), "\ud800"),
+    ],
+)
+@virtual
+async def test_a_value_beyond_its_type_is_named_with_its_record(
+    kind: pa.DataType, value: Any
+) -> None:
+    async with await Producer.open(fake_stream(schema=pa.schema([("c", kind)]))) as producer:
+        told = f"record 1, column 'c': {value!r} is no {kind}: "
+        with pytest.raises(Refused, match=re.escape(told)):
+            await producer.produce_rows([{"c": None}, {"c": value}])
+
+
+@pytest.mark.parametrize(
     ("row", "told"),
     [
         ({"_timestamp": 1.9}, "record 0, column '_timestamp': 1.9"),

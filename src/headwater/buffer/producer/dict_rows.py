@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.producer.exact import check_exact
+from headwater.buffer.producer.exact import check_exact, exact_array
 from headwater.buffer.producer.given import header_pairs, is_whole_text, operation_code
 from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
 from headwater.core.errors import Refused
@@ -52,8 +52,7 @@ def _column(name: Any, rows: list[Mapping[str, Any]], declared: Mapping[str, Any
             return pa.array([operation_code(given) for given in values], RESERVED[OPERATION])
         kind = RESERVED.get(name, declared.get(name))
         if kind is not None:
-            check_exact(name, values, kind, is_declared=True)
-            return pa.array(values, kind)
+            return exact_array(name, values, kind)
         found = pa.array(values)
         check_exact(name, values, found.type, is_declared=False)
         return found

@@ -96,6 +96,19 @@ def check_exact(
         raise Refused(f"{where}column {misfit}") from None
 
 
+def exact_array(column: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """The values as a column of a declared type; `Refused` names the record that is none."""
+    check_exact(column, values, kind, is_declared=True)
+    try:
+        return pa.array(values, kind)
+    except _FAILURES as error:
+        value = _first_failure(values, kind)
+        row = next(row for row, found in enumerate(values) if found is value)
+        raise Refused(
+            f"record {row}, column {column!r}: {_shown(value)} is no {kind}: {error}"
+        ) from error
+
+
 def _first_misfit(look: _Look, column: str, values: Sequence[Any], kind: pa.DataType) -> int | None:
     """The first record that does not fit by itself."""
     for row, value in enumerate(values):
@@ -195,13 +208,13 @@ def _check_same(place: str, odd: list[Any], kind: pa.DataType, rule: _Rule) -> N
             raise _misfit(place, value, kind, rule)
 
 
-def _first_failure(odd: list[Any], kind: pa.DataType) -> Any:
-    for value in odd:
+def _first_failure(values: Sequence[Any], kind: pa.DataType) -> Any:
+    for value in values:
         try:
             pa.array([value], kind).to_pylist()
         except _FAILURES:
             return value
-    return odd[0]
+    return values[0]
 
 
 def _is_same(value: Any, found: Any) -> bool:
@@ -255,9 +268,10 @@ def _undeclared(place: str, name: Any, rows: list[Any], names: list[str]) -> str
 
 
 def _misfit(place: str, value: Any, kind: pa.DataType, rule: _Rule) -> _Misfit:
-    shown = repr(value)
-    if len(shown) > _SHOWN:
-        shown = f"{shown[:_SHOWN]}…"
-    return _Misfit(
-        f"{place!r}: {shown} ({type(value).__name__}) is no {kind}, which takes {rule.takes}"
-    )
+    given = f"{_shown(value)} ({type(value).__name__})"
+    return _Misfit(f"{place!r}: {given} is no {kind}, which takes {rule.takes}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
