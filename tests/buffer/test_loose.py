@@ -11,11 +11,17 @@ from headwater.buffer import loose
 from headwater.buffer.batch import Batch, decode_batch, encode_batch, encode_parts
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.loose import Loose
-from headwater.buffer.producer.draft import Draft
-from headwater.buffer.producer.pieces import defaults_for
+from headwater.buffer.loose import Chunks, Loose
+from headwater.buffer.producer import Producer
+from headwater.buffer.producer.pieces import (
+    LOOSE_MIN_BYTES,
+    joined,
+    loosely_joined,
+)
 from headwater.buffer.producer.rows import Rows
 from headwater.core.limits import KIB
+from tests.buffer.producer.fakes import fake_stream
+from tests.store.scripted import virtual
 
 ID = "01J5T4R3KXBMZ7QV9N2WSP8YDH"
 CALLS = Calls.of([Call(0, 1_700_000_000_000, None)])
@@ -80,13 +86,60 @@ def test_parts_are_the_same_every_time() -> None:
     assert len(list(parts)) > 1
 
 
-def test_what_a_caller_changes_after_the_call_cannot_damage_the_batch() -> None:
-    memory = bytearray(b"ab" * 100 * KIB)
+@virtual
+async def test_what_a_caller_changes_after_the_call_cannot_damage_the_batch() -> None:
+    memory = bytearray(b"ab" * 300 * KIB)
     offsets = pa.py_buffer(pa.array([0, len(memory)], pa.int32()).buffers()[1])
     column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(memory)])
-    draft = Draft(0, None, 0.0)
-    draft.begin_call(0, None)
-    draft.add_piece(pa.record_batch([column], names=["_value"]))
-    parts = encode_parts(draft.build(ID, defaults_for("s"), loose=True))
-    memory[:] = bytes(len(memory))
-    assert decode_batch(bytes(parts)).records.column("_value").to_pylist() == [b"ab" * 100 * KIB]
+    stream = fake_stream()
+    async with await Producer.open(stream, linger_ms=10_000) as producer:
+        await producer.produce_arrow(pa.record_batch([column], names=["_value"]))
+        await producer.produce([b"between"])
+        await producer.produce_arrow(pa.record_batch([column], names=["_value"]))
+        memory[:] = bytes(len(memory))
+    assert stream.queues[0].values() == [b"ab" * 300 * KIB, b"between", b"ab" * 300 * KIB]
+
+
+@given(
+    chunks=st.lists(
+        st.lists(st.one_of(st.none(), st.text(max_size=9)), min_size=1, max_size=9),
+        min_size=2,
+        max_size=5,
+    ),
+    cut=st.integers(0, 3),
+    compression=st.sampled_from(Compression),
+)
+def test_chunks_of_a_column_are_written_as_if_they_had_been_joined(
+    chunks: list[list[str | None]], cut: int, compression: Compression
+) -> None:
+    arrays = [pa.array([*["skipped"] * cut, *chunk], pa.string()).slice(cut) for chunk in chunks]
+    together = pa.concat_arrays(arrays)
+    apart = Chunks(arrays)
+    loosely = pa.record_batch([apart.stand_in()], names=["s"])
+    encoded = bytes(encode_parts(Batch(ID, loosely, CALLS, apart), compression))
+    records = decode_batch(encoded).records
+    assert records.column("s").to_pylist() == together.to_pylist()
+    if not together.null_count:
+        whole = pa.record_batch([together], names=["s"])
+        assert encoded == bytes(encode_batch(Batch(ID, whole, CALLS), compression))
+
+
+def test_pieces_of_a_draft_that_are_large_are_not_joined_once_more() -> None:
+    pieces = [
+        pa.record_batch(
+            {"n": [n], "s": ["x" * LOOSE_MIN_BYTES], "t": pa.array([str(n) * 1000])},
+            schema=pa.schema([("n", pa.int64()), ("s", pa.string()), ("t", pa.string())]),
+        )
+        for n in range(3)
+    ]
+    records, apart = loosely_joined(pieces)
+    assert apart is not None
+    (held, *_) = apart.pieces()
+    address = pa.py_buffer(held).address
+    assert address == pieces[0].column("s").buffers()[2].address
+    encoded = encode_parts(Batch(ID, records, CALLS, apart))
+    assert decode_batch(bytes(encoded)).records.equals(joined(pieces))
+    small = [piece.drop_columns(["s"]) for piece in pieces]
+    assert loosely_joined(small)[1] is None
+    differing = [pieces[0], pieces[1].append_column("_rid", pa.array([1]))]
+    assert loosely_joined(differing)[1] is None

@@ -145,7 +145,7 @@ def test_a_line_longer_than_a_record_may_be_is_refused(
     monkeypatch.setattr(produce_input, "RECORD_MAX_BYTES", 10)
     done = invoke("produce", url, "events", file("short\n" + "x" * 20))
     assert done.exit_code == 2
-    assert "line 2 has more than 20 bytes" in done.stderr
+    assert "line 2 has more than 10 bytes (RECORD_MAX_BYTES)" in done.stderr
     assert values(url) == []
 
 
@@ -318,7 +318,7 @@ def test_rows_beside_opaque_values_are_read_by_the_advice_that_is_given(
 
 @pytest.mark.parametrize(
     ("second", "says"),
-    [('{"id":1.5}', "truncated"), ('{"id":"x"}', "is int64, and string is given")],
+    [('{"id":1.5}', "1.5 (float) is no int64"), ('{"id":"x"}', "is int64, and string is given")],
 )
 def test_a_column_keeps_the_type_of_its_first_value(
     invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch, second: str, says: str
@@ -378,7 +378,7 @@ def test_a_declared_schema_says_what_text_means(
         ('{"id":1,"extra":1}', "extra"),
         ('{"at":"2026-01-02T03:04:05Z"}', "id"),
         ('{"id":1,"at":"soon"}', "soon"),
-        ('{"id":1.5}', "truncated"),
+        ('{"id":1.5}', "1.5 (float) is no int64"),
         ('{"id":true}', "bool is given"),
         ('{"id":"1"}', "string is given"),
     ):
@@ -386,6 +386,54 @@ def test_a_declared_schema_says_what_text_means(
         assert done.exit_code == 2
         assert says in done.stderr
     assert len(lines(url, "strict")) == 2
+
+
+NESTED = {
+    "s": "struct<x: int64, y: double>",
+    "l": "list<struct<x: int64>>",
+    "m": "map<string, struct<x: int32, b: binary>>",
+    "f": "float",
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ('{"s":{"x":1,"lost":"gone"}}', "s.lost  string is given, and not declared"),
+        ('{"s":{"X":7}}', "s.X  int64 is given, and not declared (did you mean 'x'?)"),
+        ('{"l":[{"x":1},{"lost":2}]}', "l.element.lost  int64 is given, and not declared"),
+        ('{"m":{"k":{"x":1,"lost":2}}}', "m.value.lost  int64 is given, and not declared"),
+        ('{"m":{"k":{"x":1.5}}}', "1.5 (float) is no int32"),
+        ('{"f":1e300}', "1e+300 (float) is no float"),
+    ],
+)
+def test_what_is_not_declared_within_a_column_is_refused_and_not_dropped(
+    invoke: Invoke, url: str, make: Make, file: File, wrong: str, says: str
+) -> None:
+    make("nested", schema=NESTED)
+    good = '{"s":{"y":0.5},"l":[{"x":1}],"m":{"k":{"b":"text"}},"f":0.5}'
+    done = invoke("produce", url, "nested", file(f"{good}\n{wrong}\n"), "--json")
+    assert done.exit_code == 2
+    assert f"line 2: column '{wrong[2]}" in done.stderr
+    assert says in done.stderr
+    (row,) = lines(url, "nested", columns=list(NESTED))
+    assert row == {
+        "s": {"x": None, "y": 0.5},
+        "l": [{"x": 1}],
+        "m": [("k", {"x": None, "b": b"text"})],
+        "f": 0.5,
+    }
+
+
+def test_a_field_that_earlier_lines_did_not_have_is_not_dropped(
+    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce_input, "BLOCK_BYTES", 14)
+    done = invoke("produce", url, "events", file('{"s":{"x":1}}\n{"s":{"y":2}}\n'), "--json")
+    assert done.exit_code == 2
+    assert "line 2: column 's'" in done.stderr
+    assert "declare a schema" in done.stderr
+    assert lines(url, columns=["s"]) == [{"s": {"x": 1}}]
 
 
 def test_files_of_columns(invoke: Invoke, url: str, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.buffer.loose import Loose, is_stand_in
+from headwater.buffer.loose import Apart, is_stand_in
+from headwater.buffer.soundness import validate
 from headwater.core.errors import Corrupt
 
 # Places in Arrow's flatbuffers, by field number: Message.header, RecordBatch.compression.
@@ -20,11 +21,11 @@ _MESSAGE_HEADER_FIELD: Final = 2
 _COMPRESSION_FIELD: Final = 3
 
 
-Part = bytes | memoryview | Loose
+Part = bytes | memoryview | Apart
 """A stretch of bytes: at hand, or still to be put together."""
 
 
-def parts(batch: pa.RecordBatch, loose: Loose | None = None) -> list[Part]:
+def parts(batch: pa.RecordBatch, loose: Apart | None = None) -> list[Part]:
     """The stream's bytes, to stand at a place that is a multiple of eight.
 
     Columns are not copied: their parts share the memory of `batch`. `loose` is the column that one
@@ -43,7 +44,7 @@ def parts(batch: pa.RecordBatch, loose: Loose | None = None) -> list[Part]:
 class _Sink:
     """Keeps what is written to it where it stands."""
 
-    def __init__(self, loose: Loose | None) -> None:
+    def __init__(self, loose: Apart | None) -> None:
         self.parts: list[Part] = []
         self.closed = False
         self._loose = loose
@@ -73,8 +74,7 @@ def read(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
         _check_messages(buffer)
         with pa.ipc.open_stream(buffer) as reader:
             batch = reader.read_next_batch()
-        batch.validate(full=True)
-        _ = batch.schema.names  # which need not be text
+        validate(batch)
     except (pa.ArrowException, OSError, ValueError, StopIteration, struct.error) as error:
         raise Corrupt(f"not the Arrow stream that a batch holds: {error}") from error
     return batch

@@ -28,7 +28,7 @@ from headwater.buffer import arrow_stream
 from headwater.buffer.calls import SCHEMA as CALLS_SCHEMA
 from headwater.buffer.calls import Calls
 from headwater.buffer.compression import Compression, compress, decompress
-from headwater.buffer.loose import Loose
+from headwater.buffer.loose import Apart
 from headwater.buffer.records import record_schema
 from headwater.core import limits
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
@@ -64,7 +64,7 @@ class Batch(NamedTuple):
     batch_id: str
     records: pa.RecordBatch
     calls: Calls
-    loose: Loose | None = None
+    loose: Apart | None = None
     """The column that one of `records` stands in for, if one does."""
 
 
@@ -139,10 +139,10 @@ class Sealed(Parts):
 
 def _at_hand(parts: Iterable[arrow_stream.Part]) -> Iterator[bytes | memoryview]:
     for part in parts:
-        if isinstance(part, Loose):
-            yield from part.pieces()
-        else:
+        if isinstance(part, bytes | memoryview):
             yield part
+        else:
+            yield from part.pieces()
 
 
 def read_footer(tail: bytes | memoryview) -> Footer:

@@ -26,6 +26,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.buffer.expansion import check_expansion
+from headwater.buffer.soundness import check_sound
 from headwater.buffer.types import carried_schema, check_names, check_nested
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
@@ -79,6 +81,7 @@ def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
 
 def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     """Records from typed columns and reserved ones, in the types a stream carries."""
+    check_sound(data)
     table = _without_places(data if isinstance(data, pa.Table) else pa.Table.from_batches([data]))
     schema = record_schema(table.schema)
     # Here and not in `record_schema`, which also reads what is stored: no batch is damaged by the
@@ -87,7 +90,9 @@ def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     for field in schema:
         if field.name not in RESERVED:
             check_nested(field.name, field.type)
-    if table.schema != schema:
+    # With what is written beside the fields: the name of an extension type would come back as one.
+    if not table.schema.equals(schema, check_metadata=True):
+        check_expansion(table)
         table = _cast(table, schema)
     batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
     return batches
@@ -220,11 +225,13 @@ def _binary(values: Sequence[bytes | None]) -> pa.Array:
 
 
 def _as(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    if column.type == kind:
+    if column.type.equals(kind, check_metadata=True):
         return column
     try:
-        return column.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        found = column.cast(kind)
+        found.validate(full=True)
+        return found
+    except pa.ArrowException as error:
         raise Refused(f"{name} is {column.type}, not {kind}: {error}") from error
 
 
@@ -232,7 +239,7 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = []
     for field in schema:
         found = table.column(field.name)
-        if found.type == field.type:
+        if found.type.equals(field.type, check_metadata=True):
             columns.append(found)
         else:
             columns.append(_as_chunked(found, field))

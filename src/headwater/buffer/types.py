@@ -8,12 +8,13 @@ refused when they are produced, while the producer can still do something about 
 | --- | --- |
 | uint8, uint16, uint32 | int16, int32, int64 |
 | float16 | float32 |
-| large and view strings, binaries and lists, fixed-size lists and binaries | string, binary, list |
+| large and view strings and binaries, fixed-size binaries | string, binary |
+| large and fixed-size lists | list |
 | dictionary | its values |
 | date64 | date32 |
 | timestamp in s or ms, with any zone | timestamp in µs, in UTC |
 | timestamp in s or ms, without a zone | timestamp in µs, without a zone |
-| timestamp in ns, uint64, decimal256, time, duration, interval, union, null | refused |
+| timestamp in ns, uint64, decimal256, time, duration, interval, union, list view, null | refused |
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ _ADVICE: Final = {
     "time": "cast it to a string, or to an integer of the unit you mean",
     "duration": "cast it to an integer of the unit you mean",
     "null": "give it a type",
+    # Arrow's own cast to a list makes offsets that point anywhere.
+    "list_view": "make a list of it, as in pa.array(column.to_pylist())",
+    "large_list_view": "make a list of it, as in pa.array(column.to_pylist())",
     "decimal256": "cast it to decimal128 (at most 38 digits)",
 }
 # Nesting deeper than this is a mistake, and would overflow recursion somewhere else.
@@ -135,13 +139,7 @@ def _carried_timestamp(kind: pa.TimestampType, column: str) -> pa.DataType:
 
 
 def _carried_nested(kind: pa.DataType, column: str, depth: int) -> pa.DataType | None:
-    if (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    ):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         item = carried_type(kind.value_type, f"{column}.element", depth=depth)
         return pa.list_(pa.field("element", item, kind.value_field.nullable))
     if pa.types.is_map(kind):

@@ -120,7 +120,7 @@ def line_blocks(name: str, interrupt: Interrupt) -> Iterator[LineBlock]:
             if len(rest) > RECORD_MAX_BYTES:
                 raise LimitExceeded(
                     f"{_name(name)}, line {first_line + len(lines):,} has more than "
-                    f"{len(rest):,} bytes; RECORD_MAX_BYTES is {RECORD_MAX_BYTES:,}"
+                    f"{RECORD_MAX_BYTES:,} bytes (RECORD_MAX_BYTES), which a record may have"
                 )
             if lines:
                 yield LineBlock(first_line, lines, len(block))

@@ -4,7 +4,8 @@ A stream that declares a schema says what the columns are. Without one, the firs
 null decides the type of its column for the whole run: a stream whose batches disagree about a
 column cannot be read as one.
 
-Always holds: a value is sent as it is or refused. Arrow, told the type beforehand, makes 1 of 1.5.
+Always holds: a value is sent as it is or refused. Arrow, told the type beforehand, makes 1 of 1.5,
+and of an object takes the fields that it knows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headwater.buffer.producer.dict_rows import table_of
+from headwater.buffer.producer.exact import check_exact
 from headwater.buffer.records import RESERVED
 from headwater.cli.json_rows import bytes_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
@@ -130,6 +132,10 @@ class JsonRows:
         hint = "" if self._is_declared else self._hint
         if not _may_become(found.type, kind):
             raise Refused(f"column {name!r} is {kind}, and {found.type} is given{hint}")
+        try:
+            check_exact(name, values, kind, is_declared=True, from_json=True)
+        except Refused as error:
+            raise Refused(f"{error}{hint}") from error
         try:
             return found.cast(kind)
         except pa.ArrowNotImplementedError:

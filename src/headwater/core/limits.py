@@ -63,6 +63,8 @@ RECORD_MAX_BYTES: Final = 16 * MIB
 BATCH_MAX_BYTES: Final = 256 * MIB
 BATCH_MAX_ROWS: Final = 16_777_216
 BATCH_MAX_CALLS: Final = 1_048_576
+# What the dictionaries and views of one call may take once they are written out.
+EXPANDED_MAX_BYTES: Final = 256 * MIB
 
 # Consuming. A consumer writes one dequeue for so many acknowledgements.
 ACKS_PER_DEQUEUE: Final = 100

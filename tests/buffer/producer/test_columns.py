@@ -84,24 +84,6 @@ async def test_rows_that_make_no_columns_are_refused(rows: Any, why: str) -> Non
     assert batches(stream) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (pa.int32(), 1.5),
-        (pa.list_(pa.int64()), [1, 1.5]),
-        (pa.map_(pa.string(), pa.int64()), {"k": 1.5}),
-        (pa.struct([("n", pa.int16())]), {"n": 0.5}),
-    ],
-)
-@virtual
-async def test_a_fraction_is_not_cut_to_a_declared_integer(kind: pa.DataType, value: Any) -> None:
-    stream = fake_stream(schema=pa.schema([("id", kind)]))
-    async with await Producer.open(stream) as producer:
-        with pytest.raises(Refused, match="is no int"):
-            await producer.produce_rows([{"id": None}, {"id": value}])
-    assert batches(stream) == []
-
-
 @virtual
 async def test_what_is_not_arrow_is_refused_with_advice() -> None:
     async with await Producer.open(fake_stream()) as producer:

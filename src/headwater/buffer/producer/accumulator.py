@@ -19,17 +19,22 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+import pyarrow as pa
+
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.draft import Draft, Part
 from headwater.buffer.producer.drafts import DRAFT_ROWS, STAGE_ROWS, Drafts
 from headwater.buffer.producer.given import OFFSET_BYTES
 from headwater.buffer.producer.handle import Handle, Spread
 from headwater.buffer.producer.parcel import Parcel
-from headwater.buffer.producer.pieces import Share, cut, shape_of, split
+from headwater.buffer.producer.pieces import Share, cut, owned, shape_of, split
 from headwater.buffer.records import VALUE
 from headwater.core import limits
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import HeadwaterError, LimitExceeded
 
+INLINE_COPY_BYTES: Final = 4 * limits.MIB
+"""Columns up to this size are checked and copied where they are, which takes a millisecond or so;
+larger ones on a thread."""
 _ALWAYS_FULL: Final = -1
 _NOTHING: Final = -1
 
@@ -133,25 +138,34 @@ class Accumulator(Drafts):
             return self.take_one(value, key, metadata, now_ms)
 
     def takes_time(self, parcel: Parcel) -> bool:
-        """Whether `arrange` looks at the records of a large call, and not at its columns alone."""
+        """Whether `arrange` looks at every record of a large call, or copies a very large one."""
         if parcel.values is not None:
             return parcel.size_bytes > self._current_bytes
+        if not parcel.is_ours and parcel.size_bytes > INLINE_COPY_BYTES:
+            return True
         return parcel.partition is None and self._by_key
 
     def arrange(self, parcel: Parcel) -> Parcel:
-        """Cut and split a call that is not a small one. Computes only; may run in a thread."""
+        """Cut and split a call that is not a small one, in memory that no caller can change.
+
+        Computes only; may run in a thread.
+        """
         if parcel.values is not None:
             if parcel.size_bytes <= self._current_bytes:
                 return parcel
             parcel.batches, parcel.values = [parcel.rows_of_lists().to_arrow()], None
+            parcel.is_ours = True
         for batch in parcel.batches:
             if parcel.partition is None and self._by_key:
                 shares = split(batch, self._partitions, self._turn)
             else:
                 shares = [Share(parcel.partition, batch, None)]
-            for partition, records, _ in shares:
-                pieces = cut(records, self._batch_bytes, DRAFT_ROWS)
-                parcel.pieces += [(partition, piece, size) for piece, size in pieces]
+            for partition, records, rows in shares:
+                # What was split has been copied thereby.
+                is_ours = parcel.is_ours or rows is not None
+                for piece, size in cut(records, self._batch_bytes, DRAFT_ROWS):
+                    _check_fits(piece, size)
+                    parcel.pieces.append((partition, piece if is_ours else owned(piece), size))
         parcel.batches = []
         return parcel
 
@@ -263,6 +277,15 @@ class Accumulator(Drafts):
         open_rows = sum(draft.rows for draft in self._drafts if draft is not None)
         stage_rows = self._stage.rows if self._stage is not None else 0
         return open_rows + stage_rows + sum(draft.rows for draft in self.unsettled)
+
+
+def _check_fits(piece: pa.RecordBatch, size_bytes: int) -> None:
+    """A record goes into one batch, however many columns it has."""
+    if size_bytes > limits.BATCH_MAX_BYTES - limits.MIB:
+        raise LimitExceeded(
+            f"a record of {size_bytes:,} bytes in {piece.num_columns:,} columns; BATCH_MAX_BYTES "
+            f"is {limits.BATCH_MAX_BYTES:,} with what frames it"
+        )
 
 
 def _extend(parts: list[Part], part: Part) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.producer.given import header_pairs, operation_code
+from headwater.buffer.producer.exact import check_exact, exact_array
+from headwater.buffer.producer.given import header_pairs, is_whole_text, operation_code
 from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
 from headwater.core.errors import Refused
 
@@ -42,6 +43,8 @@ def _column(name: Any, rows: list[Mapping[str, Any]], declared: Mapping[str, Any
     values = [row.get(name) for row in rows]
     if not isinstance(name, str):
         raise Refused(f"{name!r} is no column: names are text")
+    if not is_whole_text(name):
+        raise Refused(f"{name!r} is no column: a lone surrogate, half a character, is no text")
     try:
         if name == HEADERS:
             return pa.array([header_pairs(given) for given in values], HEADERS_TYPE)
@@ -49,25 +52,9 @@ def _column(name: Any, rows: list[Mapping[str, Any]], declared: Mapping[str, Any
             return pa.array([operation_code(given) for given in values], RESERVED[OPERATION])
         kind = RESERVED.get(name, declared.get(name))
         if kind is not None:
-            _refuse_fractions(values, kind)
-        return pa.array(values, kind)
+            return exact_array(name, values, kind)
+        found = pa.array(values)
+        check_exact(name, values, found.type, is_declared=False)
+        return found
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise Refused(f"column {name!r}: {error}") from error
-
-
-def _refuse_fractions(values: Iterable[Any], kind: pa.DataType) -> None:
-    """Where integers are declared, Arrow would make 1 of 1.5 and say nothing."""
-    known = [value for value in values if value is not None]
-    if pa.types.is_integer(kind):
-        parts = [value for value in known if isinstance(value, float) and not value.is_integer()]
-        if parts:
-            raise ValueError(f"{parts[0]} is no {kind}")
-    elif pa.types.is_map(kind):
-        pairs = [pair for value in known for pair in (dict(value).items())]
-        _refuse_fractions((key for key, _ in pairs), kind.key_type)
-        _refuse_fractions((item for _, item in pairs), kind.item_type)
-    elif pa.types.is_struct(kind):
-        for field in kind:
-            _refuse_fractions((dict(value).get(field.name) for value in known), field.type)
-    elif pa.types.is_nested(kind):
-        _refuse_fractions((item for value in known for item in value), kind.value_type)

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from headwater.buffer.batch import Batch
 from headwater.buffer.calls import Calls
+from headwater.buffer.loose import Apart
 from headwater.buffer.producer.gathering import Gathering
-from headwater.buffer.producer.pieces import joined, without_nulls
+from headwater.buffer.producer.pieces import joined, loosely_joined, without_nulls
 from headwater.buffer.producer.rows import Rows
 from headwater.buffer.queue.contract import Placed
 
@@ -59,17 +60,17 @@ class Draft(Gathering):
     def build(
         self, batch_id: str, defaults: Mapping[str, pa.Scalar], *, loose: bool = False
     ) -> Batch:
-        """All records and calls as columns, in memory that no caller can change.
+        """All records and calls as columns.
 
-        With `loose`, values that came as bytes may stay where they are. Computes only; may run in
-        a thread, once sealed.
+        With `loose`, values may stay where they are. Computes only; may run in a thread, once
+        sealed.
         """
         calls = Calls.from_columns(self.starts, self.times_ms, self.metadata)
-        values = None
+        values: Apart | None = None
         first = self.pieces[0]
         if len(self.pieces) > 1 or not isinstance(first, Rows):
             pieces = [one.to_arrow() if isinstance(one, Rows) else one for one in self.pieces]
-            records = joined(pieces)
+            records, values = loosely_joined(pieces) if loose else (joined(pieces), None)
         elif loose:
             records, values = first.to_loose_arrow()
         else:

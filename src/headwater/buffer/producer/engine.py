@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from headwater.buffer.producer.accumulator import Accumulator
+from headwater.buffer.nulls import check_nulls
+from headwater.buffer.producer.accumulator import INLINE_COPY_BYTES, Accumulator
 from headwater.buffer.producer.config import Settings, settings_for
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.draft import Draft
+from headwater.buffer.producer.given import is_whole_text
 from headwater.buffer.producer.handle import Handle
 from headwater.buffer.producer.lane import Carrier, Lane
 from headwater.buffer.producer.line import BufferFull, Line
@@ -141,13 +143,21 @@ class Engine:
         return _checked(parcel)
 
     def typed(
-        self, data: pa.RecordBatch | pa.Table, metadata: bytes | None, partition: int | None
+        self,
+        data: pa.RecordBatch | pa.Table,
+        metadata: bytes | None,
+        partition: int | None,
+        *,
+        is_ours: bool = False,
     ) -> Parcel:
-        """A call of columns, checked."""
+        """A call of columns, checked. `is_ours`: nobody else can change their memory."""
         self._check_partition(partition)
-        parcel = typed(data, metadata, partition, self._carried)
+        parcel = typed(data, metadata, partition, self._carried, is_ours=is_ours)
         parcel.batches = [self.stream.fit(batch) for batch in parcel.batches]
-        if parcel.batches and parcel.batches[0].schema == data.schema:
+        if self.stream.schema is None:
+            for batch in parcel.batches:
+                check_nulls(batch)
+        if parcel.batches and parcel.batches[0].schema.equals(data.schema, check_metadata=True):
             self._carried = data.schema
         if self._is_v1:
             _check_v1(parcel)
@@ -156,14 +166,15 @@ class Engine:
     def takes_time(self, data: Any) -> bool:
         """Whether `typed` looks at the values of a large call, or copies them."""
         return not isinstance(data, pa.RecordBatch) or (
-            data.nbytes > limits.RECORD_MAX_BYTES or data.schema != self._carried
+            data.nbytes > INLINE_COPY_BYTES or data.schema != self._carried
         )
 
     def dicts(
         self, rows: Iterable[Mapping[str, Any]], metadata: bytes | None, partition: int | None
     ) -> Parcel:
         """A call of dicts, checked."""
-        return self.typed(table_of(rows, self.stream.schema), metadata, partition)
+        table = table_of(rows, self.stream.schema)
+        return self.typed(table, metadata, partition, is_ours=True)
 
     def _check_partition(self, partition: int | None) -> None:
         count = self.stream.partitions
@@ -345,10 +356,8 @@ async def _say_goodbye(appenders: list[Appender], *, for_good: bool) -> None:
 def _checked_id(producer_id: Any) -> str:
     if not isinstance(producer_id, str):
         raise Refused(f"producer_id is {producer_id!r}: it is text, such as 'binlog-7'")
-    try:
-        producer_id.encode()
-    except UnicodeEncodeError:
-        raise Refused(f"producer_id is {producer_id!r}: half a character is no text") from None
+    if not is_whole_text(producer_id):
+        raise Refused(f"producer_id is {producer_id!r}: half a character is no text")
     return producer_id
 
 

@@ -101,7 +101,20 @@ def header_pairs(pairs: Any) -> Header | None:
             raise Refused(
                 "headers: for each record one mapping, or a list of (text, bytes) pairs, or None"
             )
+        if not is_whole_text(pair["key"]):
+            raise Refused(f"headers: the key {pair['key']!r}: half a character is no text")
     return header
+
+
+def is_whole_text(text: str) -> bool:
+    """Whether it can be written down: a lone surrogate, as a broken decoder leaves one, cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def header_bytes(header: Header | None) -> int:

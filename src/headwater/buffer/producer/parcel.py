@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.buffer.expansion import check_expansion
 from headwater.buffer.producer.given import (
     OFFSET_BYTES,
     OPERATION_WORDS,
@@ -33,12 +34,14 @@ from headwater.buffer.records import (
     OPERATION,
     RESERVED,
     TIMESTAMP,
+    VALUE,
     Operation,
     check_sizes,
     from_arrow,
     from_values,
     with_column,
 )
+from headwater.buffer.soundness import check_sound
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
 
@@ -126,6 +129,7 @@ class Parcel:
     __slots__ = (
         "batches",
         "headers",
+        "is_ours",
         "keys",
         "metadata",
         "operations",
@@ -144,6 +148,8 @@ class Parcel:
         self.rows = 0
         self.size_bytes = len(metadata or b"")
         self.batches: list[pa.RecordBatch] = []
+        self.is_ours = False
+        """Whether nobody else can change the memory of the batches."""
         self.pieces: list[tuple[int | None, pa.RecordBatch, int]] = []
         """What goes into a draft each, with its partition (None: whose turn it is) and bytes."""
         self.values: list[bytes | None] | None = None
@@ -230,7 +236,12 @@ def valued(
 
 
 def typed(
-    data: Any, metadata: bytes | None, partition: int | None, carried: pa.Schema | None = None
+    data: Any,
+    metadata: bytes | None,
+    partition: int | None,
+    carried: pa.Schema | None = None,
+    *,
+    is_ours: bool = False,
 ) -> Parcel:
     """A call of typed columns and reserved ones. A batch of the schema `carried` goes as it is."""
     if not isinstance(data, pa.RecordBatch | pa.Table):
@@ -241,8 +252,16 @@ def typed(
     if data.num_rows and not data.num_columns:
         raise Refused(f"{data.num_rows:,} rows without any column: there is nothing to carry them")
     parcel = Parcel(metadata, partition)
-    as_it_is = isinstance(data, pa.RecordBatch) and data.schema == carried
-    parcel.take_batches([data] if as_it_is else from_arrow(data))
+    parcel.is_ours = is_ours
+    if (
+        carried is not None
+        and isinstance(data, pa.RecordBatch)
+        and data.schema.equals(carried, check_metadata=True)
+    ):
+        check_sound(data)
+        parcel.take_batches([data])
+    else:
+        parcel.take_batches(from_arrow(data))
     return parcel
 
 
@@ -254,13 +273,22 @@ def _take_arrow(parcel: Parcel, entries: pa.Array | pa.ChunkedArray, extras: Ext
     _check_counts(columns, len(entries))
     batches, start = [], 0
     for chunk in chunks:
+        _check_array(VALUE, chunk)
         batch = from_values(chunk)
         for name, column in columns.items():
             values = column[start : start + len(chunk)] if len(chunks) > 1 else column
+            if isinstance(values, pa.Array):
+                _check_array(name, values)
             batch = with_column(batch, name, _plain(name, values))
         start += len(chunk)
         batches += from_arrow(batch) if columns else [batch]
     parcel.take_batches(batches)
+
+
+def _check_array(name: str, column: pa.Array) -> None:
+    table = pa.table({name: column})
+    check_sound(table)
+    check_expansion(table)
 
 
 def _plain(name: str, values: Any) -> Any:

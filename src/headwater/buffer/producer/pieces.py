@@ -13,9 +13,14 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.buffer.loose import Chunks
 from headwater.buffer.partitioner import NO_PARTITION, partition_keys
 from headwater.buffer.records import KEY, OPERATION, RESERVED, TIMESTAMP, VALUE, Operation
+from headwater.core import limits
 
+LOOSE_MIN_BYTES: Final = 256 * limits.KIB
+"""Columns whose pieces are smaller, on average, are joined: to place each one costs more than that
+copy, which comes out of the processor's cache."""
 ENTITY: Final = "entity"
 """The kind of a record that names none."""
 
@@ -52,9 +57,20 @@ def cut(
         yield from cut(records.slice(start, step), bytes_max, rows_max)
 
 
+def owned(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The records in memory of their own: whoever gave them may change theirs.
+
+    Arrow cannot tell whose memory a column stands in: an array made of a NumPy one, or of any
+    buffer, shares it, and looks like one that Arrow allocated.
+    """
+    return pa.concat_batches([records])
+
+
 def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All records in one batch, in memory of its own. The pieces agree in shape."""
+    """All records in one batch. The pieces agree in shape."""
     first = pieces[0].schema
+    if len(pieces) == 1:
+        return pieces[0]
     if all(piece.schema.equals(first) for piece in pieces):
         return pa.concat_batches(pieces)
     used = {name for piece in pieces for name in piece.schema.names}
@@ -73,6 +89,36 @@ def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.record_batch(columns, schema=schema)
+
+
+def loosely_joined(
+    pieces: Sequence[pa.RecordBatch],
+) -> tuple[pa.RecordBatch, Chunks | None]:
+    """The same with a stand-in for the largest column of bytes or text, and that column.
+
+    Whoever writes the batch writes it from where it is, and does not copy it once more.
+    """
+    first = pieces[0].schema
+    sizes = {
+        field.name: sum(piece.column(field.name).nbytes for piece in pieces)
+        for field in first
+        if pa.types.is_binary(field.type) or pa.types.is_string(field.type)
+        if field.name == VALUE or field.name not in RESERVED
+    }
+    name = max(sizes, key=lambda name: sizes[name], default=None)
+    if (
+        name is None
+        or len(pieces) == 1
+        or sizes[name] < LOOSE_MIN_BYTES * len(pieces)
+        or not all(piece.schema.equals(first) for piece in pieces)
+    ):
+        return joined(pieces), None
+    chunks = Chunks([piece.column(name) for piece in pieces])
+    place = first.get_field_index(name)
+    rest = joined([piece.drop_columns([name]) for piece in pieces])
+    columns = list(rest.columns)
+    columns.insert(place, chunks.stand_in())
+    return pa.record_batch(columns, schema=first), chunks
 
 
 def defaults_for(stream: str) -> dict[str, pa.Scalar]:

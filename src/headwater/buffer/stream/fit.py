@@ -20,6 +20,7 @@ import difflib
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.buffer.nulls import first, first_null, is_strict
 from headwater.buffer.records import (
     OPERATION,
     RESERVED,
@@ -41,7 +42,7 @@ class Fitting:
         self._version = version
         self._declared = schema
         self._typed = [pa.field(field.name, relaxed(field.type)) for field in schema]
-        self._strict = [field for field in schema if not field.nullable or _is_strict(field.type)]
+        self._strict = [field for field in schema if not field.nullable or is_strict(field.type)]
         self._matching: pa.Schema | None = None
 
     def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
@@ -84,7 +85,7 @@ class Fitting:
         return records.drop_columns([VALUE])
 
     def _check_all_deletes(self, records: pa.RecordBatch) -> None:
-        row = _first(pc.invert(_deletes(records)))
+        row = first(pc.invert(_deletes(records)))
         if row is not None:
             raise self._refused(
                 f"record {row} has none of its columns ({', '.join(self._declared.names)}); only a "
@@ -97,7 +98,7 @@ class Fitting:
         for field in self._declared:
             found = given.pop(field.name, None)
             if found is None:
-                if not field.nullable and _first(pc.invert(_deletes(records))) is not None:
+                if not field.nullable and first(pc.invert(_deletes(records))) is not None:
                     wrong.append((field.name, f"{field_text(field)} is declared, and is missing"))
             elif not accepts(found.type, field.type):
                 wrong.append(
@@ -110,9 +111,9 @@ class Fitting:
 
     def _check_nulls(self, records: pa.RecordBatch, field: pa.Field) -> None:
         column = records.column(field.name)
-        if not column.null_count and not _is_strict(field.type):
+        if not column.null_count and not is_strict(field.type):
             return
-        row = _first_null(column, field, _deletes(records))
+        row = first_null(column, field, _deletes(records))
         if row is not None:
             raise self._refused(
                 f"column {field.name!r} is {field_text(field)}, and record {row} has null there; "
@@ -181,44 +182,3 @@ def _deletes(records: pa.RecordBatch) -> pa.Array:
         return pa.repeat(False, records.num_rows)
     codes = records.column(OPERATION)
     return pc.fill_null(pc.equal(codes, pa.scalar(Operation.DELETE, codes.type)), False)
-
-
-def _first(mask: pa.Array) -> int | None:
-    """The first place where the mask holds."""
-    found = int(pc.index(mask, True).as_py())
-    return None if found < 0 else found
-
-
-def _is_strict(kind: pa.DataType) -> bool:
-    """Whether something inside a type may not be null."""
-    if pa.types.is_list(kind):
-        return not kind.value_field.nullable or _is_strict(kind.value_type)
-    if pa.types.is_map(kind):
-        return _is_strict(kind.item_type)
-    if pa.types.is_struct(kind):
-        return any(not field.nullable or _is_strict(field.type) for field in kind)
-    return False
-
-
-def _first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | None:
-    """The first row with a null that `field` does not allow, at any depth; not of those excused."""
-    rows = [] if field.nullable else [_first(pc.and_not(pc.is_null(column), excused))]
-    if _is_strict(field.type):
-        rows += _nulls_within(column, field.type, pc.or_(excused, pc.is_null(column)))
-    return min((row for row in rows if row is not None), default=None)
-
-
-def _nulls_within(column: pa.Array, kind: pa.DataType, excused: pa.Array) -> list[int | None]:
-    if pa.types.is_struct(kind):
-        children = zip(column.flatten(), kind, strict=True)
-        return [_first_null(child, field, excused) for child, field in children]
-    # Lists and maps: what is inside has rows of its own, each belonging to one row outside.
-    if pa.types.is_map(kind):
-        entry = pa.struct([column.type.key_field, column.type.item_field])
-        column = column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
-        inside, field = pc.struct_field(pc.list_flatten(column), 1), kind.item_field
-    else:
-        inside, field = pc.list_flatten(column), kind.value_field
-    parents = pc.list_parent_indices(column)
-    row = _first_null(inside, field, excused.take(parents))
-    return [None if row is None else int(parents[row].as_py())]
