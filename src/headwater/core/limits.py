@@ -148,3 +148,22 @@ COORDINATOR_VIEWS: Final = 16
 """Views that are kept for a subscriber that does not come for them."""
 COORDINATOR_TURN_WRITES: Final = 512
 """Writes that are applied before others have a turn on the event loop."""
+
+# The log.
+LOG_GROUP_BYTES: Final = 16 * MIB
+"""Records of one frame; a single record alone may be larger."""
+LOG_SEGMENT_BYTES: Final = 128 * MIB
+LOG_SEGMENT_AGE_S: Final = 300.0
+LOG_TAIL_BYTES: Final = 64 * MIB
+"""Records that all readers of the log's end share in memory."""
+LOG_QUEUE_BYTES: Final = 512 * MIB
+"""What may wait to be written before appends are turned away."""
+LOG_FLUSH_BYTES: Final = 64 * MIB
+"""What one write takes; an append that is larger goes alone."""
+LOG_TEND_EVERY_S: Final = 1.0
+# The sparse index has one place for so many frames or bytes, whichever come first.
+LOG_INDEX_FRAMES: Final = 64
+LOG_INDEX_BYTES: Final = 1 * MIB
+LOG_READ_CHUNK_BYTES: Final = 256 * KIB
+LOG_READ_BYTES: Final = 16 * MIB
+LOG_READ_RECORDS: Final = 100_000
