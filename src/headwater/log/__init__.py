@@ -5,9 +5,11 @@ readers as there are.
 
     record   change records, groups of them, their hashes
     wal      what those who replicate a log ask of it
+    spool    the log on a local disk
 """
 
-from headwater.log.record.group import Group
+from headwater.log.record import ChangeRecord, Group
+from headwater.log.spool import Spool, SpoolConfig, SpoolCorrupt
 from headwater.log.wal import Pruned, Wal
 
-__all__ = ["Group", "Pruned", "Wal"]
+__all__ = ["ChangeRecord", "Group", "Pruned", "Spool", "SpoolConfig", "SpoolCorrupt", "Wal"]
