@@ -50,7 +50,7 @@ class Header(NamedTuple):
         return self.header_bytes + self.payload_bytes + crc
 
 
-def read_header(data: bytes | memoryview) -> Header | None:
+def read_header(data: Buffer) -> Header | None:
     """The header at the start of `data`; None if there is none, or not all of it."""
     if len(data) < 5 or data[:4] != MAGIC or len(data) < _HEADER_BYTES.get(data[4], 1 << 30):
         return None

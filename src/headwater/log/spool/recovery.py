@@ -140,9 +140,9 @@ def _open_active(folder: Folder, listing: Listing, marks: Marks) -> Recovered:
         file.sync()
         folder.disk.sync_dir(folder.path)
         segment = Segment(active, found.last_lsn, found.valid_bytes, found.index)
-        recovered = Recovered(
-            [*sealed, segment], marks, found.last_lsn, file, found.index, torn=torn
-        )
+        last_lsn, index = found.last_lsn, found.index
+        recovered = Recovered([*sealed, segment], marks, last_lsn, file, index, marks.term)
+        recovered.torn = torn
         _remember(recovered, window, found)
         if found.last is None and sealed:
             recovered.term = max(recovered.term, _last_term(folder, sealed[-1]))
