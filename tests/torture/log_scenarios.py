@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -17,7 +19,7 @@ from headwater.core.errors import Conflict, Corrupt, DiskFailed, HeadwaterError
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import Scenario
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
-from tests.log.given import PATH, contents, everything, numbered, opened, planted
+from tests.log.given import contents, everything, numbered, opened, planted
 
 VARIANTS = 24
 LIVES = 3
@@ -47,6 +49,19 @@ def _grown(variant: int) -> tuple[dict[str, bytes], dict[int, bytes], int]:
     return contents(disk), records, unproven
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Torn tails by the thousand are what is expected here."""
+    logger = logging.getLogger("headwater.log.spool")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@_quiet()
 def bitflip_history(seed: int) -> None:
     """One bit of one file of a log is another."""
     random = Random(seed)
@@ -110,9 +125,9 @@ class _Life:
         for lsn, value in given.items():
             self.appended.setdefault(lsn, set()).add(value)
         if self.random.random() < 0.05:
-            disk.fail_next("sync", 5)
+            disk.fail_next(self.random.choice(("sync", "sync_dir")), errno.EIO)
         if self.random.random() < 0.05:
-            disk.fail_next("append", 28)
+            disk.fail_next("append", errno.ENOSPC)
         try:
             spool.append_blocking(records, term=1, first_lsn=first)
         except (DiskFailed, Conflict):
@@ -122,6 +137,7 @@ class _Life:
         self.acknowledged |= given
 
 
+@_quiet()
 def power_loss_history(seed: int) -> None:
     """Several lives on one disk, each ended by a power loss or a kill at a point of its own."""
     random = Random(seed)
@@ -178,4 +194,3 @@ def replaced(owner: type, name: str, other: Callable[..., object]) -> Iterator[N
 BITFLIPS = Scenario("log", "bitflips", bitflip_history, rounds=100_000, sample=400)
 POWER_LOSS = Scenario("log", "power-loss", power_loss_history, rounds=1_000, sample=60)
 SCENARIOS = [BITFLIPS, POWER_LOSS]
-FOLDER = PATH

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from headwater.core.errors import Corrupt, Refused
+from headwater.core.errors import Refused
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
 from headwater.log.spool.frame import encode_frame, read_header
 from headwater.testing.disk import FaultyDisk
@@ -137,9 +137,14 @@ def test_a_segment_without_marks_is_opened_as_it_is() -> None:
     assert list(everything(spool)) == [1, 2, 3]
 
 
-def test_marks_that_were_copied_in_are_refused() -> None:
-    with pytest.raises(Corrupt, match="2 files of marks"):
-        opened(planted({MARKS: b"", MARKS.replace("1-", "2-", 1): b""}))
+def test_of_several_marks_the_highest_counts() -> None:
+    """A rename whose sync failed may be undone by halves."""
+    data, _ = log_of(2, 1, 1)
+    older, newer = MARKS, "-".join(f"{number:020d}" for number in (1, 2, 3, 9)) + ".marks"
+    disk = planted({SEGMENT: data, older: b"", newer: b""})
+    spool = opened(disk)
+    assert (spool.oldest_lsn(), spool.term) == (3, 9)
+    assert [name for name in contents(disk) if name.endswith(".marks")] == [newer]
 
 
 def published(*, frames: int = 5) -> bytes:

@@ -109,6 +109,16 @@ class Body:
         return Group(term, first_lsn, last_lsn, self.records, timestamp_ms, self.lost)
 
 
+def moved_frame(frame: memoryview, *, synced_lsn: int, offset: int) -> bytearray:
+    """The same group as a frame that stands elsewhere."""
+    moved = bytearray(frame)
+    magic, kind, first_lsn, _, _ = _ENVELOPE.unpack_from(moved, V3.size)
+    _ENVELOPE.pack_into(moved, V3.size, magic, kind, first_lsn, synced_lsn, offset)
+    crc = zlib.crc32(memoryview(moved)[len(MAGIC) : -CRC_BYTES])
+    _CRC.pack_into(moved, len(moved) - CRC_BYTES, crc)
+    return moved
+
+
 def read_envelope(payload: bytes | memoryview) -> Envelope | None:
     """The envelope of a payload; None if another implementation wrote it."""
     if len(payload) < ENVELOPE_BYTES or payload[:4] != GROUP_MAGIC:

@@ -13,12 +13,14 @@ no space, so a full disk can still be pruned. `began` is the first LSN that the 
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from headwater.core.disk import Disk
-from headwater.core.errors import Corrupt
+from headwater.core.disk import Disk, DiskFile
+from headwater.core.errors import Denied
 
 SEGMENT: Final = re.compile(r"(\d{20})\.wal")
 _MARKS: Final = re.compile(r"(\d{20})-(\d{20})-(\d{20})-(\d{20})\.marks")
@@ -48,6 +50,8 @@ class Listing(NamedTuple):
     """First LSNs, rising."""
     indexes: list[int]
     marks: Marks | None
+    """The highest of everything that any marks say."""
+    all_marks: list[Marks]
     published: list[str]
     """Names of spools of another implementation."""
     temporary: list[str]
@@ -73,22 +77,26 @@ class Folder:
         return posixpath.join(self.path, name)
 
     def make(self) -> None:
-        """Make the folder, and those above it, so that a power loss leaves them."""
-        missing = [self.path]
-        while not self._is_there(posixpath.dirname(missing[-1])):
-            missing.append(posixpath.dirname(missing[-1]))
-        for path in reversed(missing):
-            if self.disk.make_dir(path):
-                self.disk.sync_dir(posixpath.dirname(path))
+        """Make the folder, and those above it, so that a power loss leaves them.
 
-    def _is_there(self, path: str) -> bool:
-        name = posixpath.basename(path)
-        return not name or (name, True) in self.disk.list_dir(posixpath.dirname(path))
+        Those that are there are synced as well: whoever made them may have died before it did.
+        """
+        above, name = [], self.path
+        while posixpath.dirname(name) != name:
+            above.append(name)
+            name = posixpath.dirname(name)
+        for path in reversed(above):
+            made = self.disk.make_dir(path)
+            try:
+                self.disk.sync_dir(posixpath.dirname(path))
+            except Denied:
+                # A folder that may not even be read is not one that somebody made for this.
+                if made:
+                    raise
 
     def listing(self) -> Listing:
         """What is there now."""
-        found = Listing([], [], None, [], [])
-        marks: list[Marks] = []
+        found = Listing([], [], None, [], [], [])
         for name, is_dir in self.disk.list_dir(self.path):
             if is_dir:
                 continue
@@ -97,18 +105,13 @@ class Folder:
             elif match := _INDEX.fullmatch(name):
                 found.indexes.append(int(match[1]))
             elif match := _MARKS.fullmatch(name):
-                marks.append(Marks(*map(int, match.groups())))
+                found.all_marks.append(Marks(*map(int, match.groups())))
             elif name.endswith(PUBLISHED_SUFFIX):
                 found.published.append(name)
             elif name.endswith(_TEMPORARY):
                 found.temporary.append(name)
-        if len(marks) > 1:
-            raise Corrupt(
-                f"{self.path} has {len(marks)} files of marks, and a spool has one: remove those "
-                "that were copied into it"
-            )
         found.segments.sort()
-        return found._replace(marks=marks[0] if marks else None)
+        return found._replace(marks=_highest(found.all_marks))
 
     def set_marks(self, before: Marks | None, after: Marks) -> None:
         """Replace the marks, durably."""
@@ -118,12 +121,34 @@ class Folder:
             self.disk.rename(self.file(before.name), self.file(after.name))
         self.disk.sync_dir(self.path)
 
-    def write_beside(self, path: str, data: bytes, *, sync: bool) -> None:
-        """Put a whole file under its name at once. Its name is not yet synced."""
+    def renew_marks(self, before: list[Marks], after: Marks) -> None:
+        """Write the marks anew, and remove all others: a name whose sync once failed may be seen
+        and not be safe, and no later sync of the folder makes it so."""
+        with self.replacing(self.file(after.name)):
+            pass
+        for marks in before:
+            if marks != after:
+                self.disk.unlink(self.file(marks.name))
+        self.disk.sync_dir(self.path)
+
+    @contextlib.contextmanager
+    def replacing(self, path: str) -> Iterator[DiskFile]:
+        """Write a file that is under its name wholly or not at all, which is not yet synced."""
         temporary = path + _TEMPORARY
         self.disk.unlink(temporary)
         with self.disk.create(temporary) as file:
-            file.append(data)
-            if sync:
-                file.sync()
+            yield file
         self.disk.rename(temporary, path)
+
+
+def _highest(marks: list[Marks]) -> Marks | None:
+    """All of them only grow. A rename that was half undone leaves the older ones as well."""
+    if not marks:
+        return None
+    newest = max(marks, key=lambda one: one.floor_lsn)
+    return Marks(
+        newest.began_lsn,
+        newest.floor_lsn,
+        max(one.synced_lsn for one in marks),
+        max(one.term for one in marks),
+    )

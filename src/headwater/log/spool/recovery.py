@@ -19,6 +19,7 @@ from headwater.log.spool.envelope import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import Folder, Listing, Marks
 from headwater.log.spool.index import SparseIndex, decode_index
+from headwater.log.spool.renew import renew
 from headwater.log.spool.scan import Scan, scan
 from headwater.log.spool.state import Segment
 from headwater.log.spool.torn import TornTail, mend
@@ -48,26 +49,26 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
     listing = folder.listing()
     for name in listing.temporary:
         folder.disk.unlink(folder.file(name))
-    marks = listing.marks
     if listing.published:
         listing = adopt(folder, listing)
-        marks = listing.marks
+    marks = listing.marks
     if not listing.segments:
         _check_nothing_is_gone(folder, marks)
         return _begin(folder, marks, 1 if first_lsn is None else first_lsn)
     if marks is None:
-        began = listing.segments[0]
-        marks = Marks(began, began - 1, 0)
-        folder.set_marks(None, marks)
+        marks = Marks(listing.segments[0], listing.segments[0] - 1, 0)
+    _check_first(folder, listing, marks)
+    folder.renew_marks(listing.all_marks, marks)
     _drop_pruned(folder, listing, marks)
     found = _open_active(folder, listing, marks)
     if found.last_lsn < marks.floor_lsn:
         return _begin_above_floor(folder, found)
     if found.last_lsn < marks.began_lsn and first_lsn not in (None, marks.began_lsn):
         # Nothing was ever written: whoever opens it says where it begins.
-        found.file.close()
-        folder.disk.unlink(folder.segment(found.segments[-1].first_lsn))
-        return _begin(folder, marks, first_lsn or 1)
+        chosen = first_lsn or 1
+        found.marks = Marks(chosen, chosen - 1, 0, marks.term)
+        folder.set_marks(marks, found.marks)
+        return _begin_above_floor(folder, found)
     return found
 
 
@@ -81,47 +82,52 @@ def _check_nothing_is_gone(folder: Folder, marks: Marks | None) -> None:
         )
 
 
-def _begin(
-    folder: Folder, marks: Marks | None, first_lsn: int, *, keep_marks: bool = False
-) -> Recovered:
+def _begin(folder: Folder, marks: Marks | None, first_lsn: int) -> Recovered:
     fresh = Marks(first_lsn, first_lsn - 1, 0, marks.term if marks else 0)
-    if keep_marks and marks is not None:
-        fresh = marks
     file = folder.disk.create(folder.segment(first_lsn))
     folder.set_marks(marks, fresh)
-    index = SparseIndex(first_lsn)
-    return Recovered(
-        [Segment(first_lsn, first_lsn - 1, 0, index)], fresh, first_lsn - 1, file, index
-    )
+    return _at_beginning(file, fresh)
 
 
 def _begin_above_floor(folder: Folder, found: Recovered) -> Recovered:
     """All that is left lies below the floor: it was about to start over, or its unsynced end is
     gone, of which the floor says that nobody needs it here."""
     found.file.close()
-    began = _begin(folder, found.marks, found.marks.floor_lsn + 1, keep_marks=True)
+    file = folder.disk.create(folder.segment(found.marks.floor_lsn + 1))
+    folder.disk.sync_dir(folder.path)
     for segment in found.segments:
         folder.disk.unlink(folder.segment(segment.first_lsn))
         folder.disk.unlink(folder.index(segment.first_lsn))
+    began = _at_beginning(file, found.marks)
     began.term, began.torn = found.term, found.torn
     return began
 
 
+def _at_beginning(file: DiskFile, marks: Marks) -> Recovered:
+    first_lsn = marks.floor_lsn + 1
+    index = SparseIndex(first_lsn)
+    segment = Segment(first_lsn, first_lsn - 1, 0, index)
+    return Recovered([segment], marks, first_lsn - 1, file, index, marks.term)
+
+
+def _check_first(folder: Folder, listing: Listing, marks: Marks) -> None:
+    if listing.segments[0] > marks.floor_lsn + 1:
+        raise SpoolCorrupt(
+            f"the segment is gone; the first one left begins at LSN {listing.segments[0]}",
+            path=folder.path,
+            offset=0,
+            lsn=marks.floor_lsn + 1,
+        )
+
+
 def _drop_pruned(folder: Folder, listing: Listing, marks: Marks) -> None:
-    """Remove what an interrupted prune left, and check that nothing else is missing."""
+    """Remove what an interrupted prune left."""
     firsts = listing.segments
     while len(firsts) > 1 and firsts[1] - 1 <= marks.floor_lsn:
         folder.disk.unlink(folder.segment(firsts.pop(0)))
     for first in listing.indexes:
         if first not in firsts:
             folder.disk.unlink(folder.index(first))
-    if firsts[0] > marks.floor_lsn + 1:
-        raise SpoolCorrupt(
-            f"the segment is gone; the first one left begins at LSN {firsts[0]}",
-            path=folder.path,
-            offset=0,
-            lsn=marks.floor_lsn + 1,
-        )
 
 
 def _open_active(folder: Folder, listing: Listing, marks: Marks) -> Recovered:
@@ -129,26 +135,33 @@ def _open_active(folder: Folder, listing: Listing, marks: Marks) -> Recovered:
     sealed = [
         _sealed(folder, first, following - 1) for first, following in itertools.pairwise(firsts)
     ]
-    active = firsts[-1]
-    path = folder.segment(active)
+    path = folder.segment(firsts[-1])
     file = folder.disk.open(path, write=True)
     try:
         window = Window(file, path, end=file.stat().size_bytes)
-        found = scan(window, first_lsn=active, synced_lsn=marks.synced_lsn)
+        found = scan(window, first_lsn=firsts[-1], synced_lsn=marks.synced_lsn)
         torn = mend(file, path, found, floor_lsn=marks.floor_lsn)
-        # What a killed process left may be in the kernel's memory alone, and so may the names.
         file.sync()
-        folder.disk.sync_dir(folder.path)
-        segment = Segment(active, found.last_lsn, found.valid_bytes, found.index)
-        last_lsn, index = found.last_lsn, found.index
-        recovered = Recovered([*sealed, segment], marks, last_lsn, file, index, marks.term)
+        recovered = Recovered(sealed, marks, found.last_lsn, file, found.index, marks.term)
         recovered.torn = torn
         _remember(recovered, window, found)
         if found.last is None and sealed:
             recovered.term = max(recovered.term, _last_term(folder, sealed[-1]))
+        active = Segment(firsts[-1], found.last_lsn, found.valid_bytes, found.index)
+        renewed = renew(folder, window, active, synced_lsn=found.synced_lsn)
     except BaseException:
         file.close()
         raise
+    if renewed is None:
+        recovered.segments.append(active)
+        return recovered
+    file.close()
+    recovered.file, segment = renewed
+    if not active.is_empty:
+        recovered.segments.append(active)
+    recovered.segments.append(segment)
+    assert segment.index is not None
+    recovered.index = segment.index
     return recovered
 
 

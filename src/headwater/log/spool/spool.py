@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import Refused
+from headwater.core.errors import DiskFailed, Refused
 from headwater.core.limits import (
     DECODE_INLINE_BYTES,
     LOG_READ_BYTES,
@@ -262,7 +262,11 @@ class Spool:
         """Keep beside the segments how far the log was pruned and synced."""
         floor_lsn = self._state.floor_lsn if floor_lsn is None else floor_lsn
         marks = Marks(self._marks.began_lsn, floor_lsn, self._state.synced_lsn, self.term)
-        self._folder.set_marks(self._marks, marks)
+        try:
+            self._folder.set_marks(self._marks, marks)
+        except DiskFailed as error:
+            self._state.fail(error)
+            raise
         self._marks = marks
 
     def _removed(self, gone: list[Segment]) -> Pruned:

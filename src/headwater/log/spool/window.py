@@ -76,7 +76,8 @@ def frames_after(
     end before `last_lsn`, is `SpoolCorrupt`: all of this was published, so it was whole.
     """
     reached = -1
-    while offset < window.end:
+    # What stands behind `last_lsn` was moved to the next segment, and is no part of this one.
+    while offset < window.end and reached < last_lsn:
         peeked = window.peek(offset)
         good = peeked is not None and _belongs(peeked, reached)
         if peeked is None or not good or peeked.end > window.end:

@@ -316,7 +316,8 @@ class SegmentWriter:
     def _keep_index(self, sealed: Segment) -> None:
         data = self._index.encode(last_lsn=sealed.last_lsn, segment_bytes=sealed.size_bytes)
         try:
-            self._folder.write_beside(self._folder.index(sealed.first_lsn), data, sync=False)
+            with self._folder.replacing(self._folder.index(sealed.first_lsn)) as file:
+                file.append(data)
         except HeadwaterError as error:
             # It is made again from the segment when it is asked for.
             _log.warning("the index of a sealed segment was not kept: %s", error)
