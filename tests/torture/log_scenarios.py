@@ -119,7 +119,7 @@ class _Life:
             spool.tend_blocking()
 
     def _append(self, spool: Spool, disk: FaultyDisk) -> None:
-        first, count = spool.current_lsn() + 1, self.random.randint(1, 6)
+        first, count = spool.current_lsn() + 1, self.random.randint(1, 12)
         records = numbered(first, count, size=self.random.choice((0, 40, 700)))
         given = dict(enumerate(records.column("_value").to_pylist(), first))
         for lsn, value in given.items():
@@ -128,6 +128,9 @@ class _Life:
             disk.fail_next(self.random.choice(("sync", "sync_dir")), errno.EIO)
         if self.random.random() < 0.05:
             disk.fail_next("append", errno.ENOSPC)
+        if self.random.random() < 0.1:
+            # Between the write and its sync, where most can be lost.
+            disk.crash_at = disk.points + self.random.randint(1, 2)
         try:
             spool.append_blocking(records, term=1, first_lsn=first)
         except (DiskFailed, Conflict):
@@ -143,20 +146,23 @@ def power_loss_history(seed: int) -> None:
     random = Random(seed)
     disk = FaultyDisk(seed=seed, journaled=random.random() < 0.5)
     config = SpoolConfig(
-        segment_bytes=random.choice((600, 4000, 1 << 20)), group_bytes=random.choice((60, 1 << 20))
+        segment_bytes=random.choice((600, 4000, 1 << 20)),
+        group_bytes=random.choice((60, 60, 1 << 20)),
     )
     appended: dict[int, set[bytes]] = {}
     acknowledged: dict[int, bytes] = {}
     floor_lsn = 0
     for _ in range(LIVES):
-        disk.crash_at = disk.points + random.randint(0, 12 * STEPS)
+        disk.crash_at = disk.points + random.randint(0, 5 * STEPS)
         life = _Life(random, appended)
         life.floor_lsn = floor_lsn
         life.run(disk, config)
         acknowledged |= life.acknowledged
         floor_lsn = max(floor_lsn, life.floor_lsn)
         disk.crash()
-        disk = disk.after_crash(random, random.choice(tuple(CrashKind)))
+        disk = disk.after_crash(
+            random, CrashKind.PROCESS_KILL if random.random() < 0.25 else CrashKind.POWER_LOSS
+        )
         found = _check(disk, appended, acknowledged, floor_lsn)
         # Whatever was found is promised from then on: others have seen it.
         acknowledged |= found
@@ -181,8 +187,8 @@ def _check(
 
 
 @contextlib.contextmanager
-def replaced(owner: type, name: str, other: Callable[..., object]) -> Iterator[None]:
-    """A class with one of its methods replaced by a mistake."""
+def replaced(owner: object, name: str, other: Callable[..., object]) -> Iterator[None]:
+    """A class or a module with one of its functions replaced by a mistake."""
     before = getattr(owner, name)
     setattr(owner, name, other)
     try:
