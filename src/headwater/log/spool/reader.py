@@ -11,7 +11,7 @@ from headwater.log.spool.folder import Folder
 from headwater.log.spool.index import SparseIndex
 from headwater.log.spool.metrics import SpoolMetrics
 from headwater.log.spool.recovery import load_index
-from headwater.log.spool.state import Segment, SpoolState
+from headwater.log.spool.state import Place, Segment, SpoolState
 from headwater.log.spool.tail import Tail
 from headwater.log.spool.taking import Taking
 from headwater.log.spool.window import Window, frames_after
@@ -44,26 +44,27 @@ class SpoolReader:
         """Take from the segments."""
         self._metrics.disk_reads += 1
         while (place := self._state.after(taking.lsn)) is not None:
-            segment, end, last_lsn = place
+            if taking.groups and place.lsn > taking.lsn:
+                # Pruned meanwhile: what one read hands out has no gap inside.
+                return
+            taking.lsn = place.lsn
             try:
-                if not self._read_segment(segment, end, last_lsn, taking):
+                if not self._read_segment(place, taking):
                     return
             except NotFound:
-                if self._state.holds(segment):
-                    path = self._folder.segment(segment.first_lsn)
+                if self._state.holds(place.segment):
+                    path = self._folder.segment(place.segment.first_lsn)
                     raise SpoolCorrupt(
                         "the file is gone", path=path, offset=0, lsn=taking.lsn + 1
                     ) from None
-                # It was pruned meanwhile: what is left begins above the floor.
-                taking.lsn = max(taking.lsn, self._state.floor_lsn)
 
-    def _read_segment(self, segment: Segment, end: int, last_lsn: int, taking: Taking) -> bool:
+    def _read_segment(self, place: Place, taking: Taking) -> bool:
         """Take what a segment has; False once there is enough."""
-        path = self._folder.segment(segment.first_lsn)
+        path = self._folder.segment(place.segment.first_lsn)
         with self._folder.disk.open(path) as file:
-            window = Window(file, path, end=end)
-            offset = self.index(segment).offset_for(taking.lsn + 1)
-            frames = frames_after(window, offset=offset, lsn=taking.lsn, last_lsn=last_lsn)
+            window = Window(file, path, end=place.end)
+            offset = self.index(place.segment).offset_for(taking.lsn + 1)
+            frames = frames_after(window, offset=offset, lsn=taking.lsn, last_lsn=place.last_lsn)
             for peeked, payload in frames:
                 if not taking.add(decode_group(peeked.header, payload)):
                     return False
@@ -74,9 +75,9 @@ class SpoolReader:
         place = self._state.after(lsn)
         if place is None:
             return 0
-        segment, end, _ = place
-        size_bytes = end - self.index(segment).offset_for(max(lsn, self._state.floor_lsn) + 1)
-        later = (one for one in self._state.segments() if one.first_lsn > segment.first_lsn)
+        size_bytes = place.end - self.index(place.segment).offset_for(place.lsn + 1)
+        first_lsn = place.segment.first_lsn
+        later = (one for one in self._state.segments() if one.first_lsn > first_lsn)
         return size_bytes + sum(one.size_bytes for one in later)
 
     def index(self, segment: Segment) -> SparseIndex:

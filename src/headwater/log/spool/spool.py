@@ -128,7 +128,7 @@ class Spool:
     def seek_offset(self, lsn: int) -> int:
         """Where in its segment a read after `lsn` begins to look."""
         place = self._state.after(lsn)
-        return 0 if place is None else self._reader.index(place[0]).offset_for(lsn + 1)
+        return 0 if place is None else self._reader.index(place.segment).offset_for(lsn + 1)
 
     def segments(self) -> list[Segment]:
         """The segments, oldest first; the last one is being written."""

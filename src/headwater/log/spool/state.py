@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headwater.core.errors import HeadwaterError
 from headwater.log.spool.index import SparseIndex
@@ -32,6 +33,16 @@ class Segment:
     def is_empty(self) -> bool:
         """Whether it holds no frame yet."""
         return self.last_lsn < self.first_lsn
+
+
+class Place(NamedTuple):
+    """A segment to read, as it was published at one moment."""
+
+    segment: Segment
+    lsn: int
+    """Above this: what was asked for, or the floor where that is higher."""
+    end: int
+    last_lsn: int
 
 
 class SpoolState:
@@ -58,8 +69,8 @@ class SpoolState:
         with self.mutex:
             return list(self._segments)
 
-    def after(self, lsn: int) -> tuple[Segment, int, int] | None:
-        """The segment with the first LSN above `lsn` and above the floor; how far it goes."""
+    def after(self, lsn: int) -> Place | None:
+        """Where the first LSN above `lsn` and above the floor stands."""
         with self.mutex:
             lsn = max(lsn, self.floor_lsn)
             if lsn >= self.current_lsn:
@@ -72,7 +83,9 @@ class SpoolState:
                 else:
                     low = middle + 1
             found = self._segments[low]
-            return (found, found.size_bytes, found.last_lsn) if found.last_lsn > lsn else None
+            if found.last_lsn <= lsn:
+                return None
+            return Place(found, lsn, found.size_bytes, found.last_lsn)
 
     def holds(self, segment: Segment) -> bool:
         """Whether a segment is still among them."""
