@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from headwater.core.disk import DiskFile
 from headwater.core.limits import LOG_READ_CHUNK_BYTES
 from headwater.log.spool.envelope import ENVELOPE_BYTES, Envelope, read_envelope
 from headwater.log.spool.errors import SpoolCorrupt
@@ -32,10 +31,17 @@ class Peeked(NamedTuple):
         return self.offset + self.header.frame_bytes
 
 
+class ReadsAt(Protocol):
+    """What a window looks at: a file, or bytes that stand for one."""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`."""
+
+
 class Window:
     """A file up to `end`, seen a chunk at a time."""
 
-    def __init__(self, file: DiskFile, path: str, *, end: int) -> None:
+    def __init__(self, file: ReadsAt, path: str, *, end: int) -> None:
         self.path = path
         self.end = end
         self._file = file
