@@ -95,13 +95,18 @@ class _Life:
         self.appended = appended
         """Every value that was ever handed in for an LSN."""
         self.acknowledged: dict[int, bytes] = {}
+        """What was promised: acknowledged, and synced where the one does not mean the other."""
         self.floor_lsn = 0
+        self._written: dict[int, bytes] = {}
 
     def run(self, disk: FaultyDisk, config: SpoolConfig) -> None:
         with contextlib.suppress(Crashed, DiskFailed):
             spool = opened(disk, config=config)
             for _ in range(self.random.randint(1, STEPS)):
                 self._step(spool, disk)
+                self.acknowledged |= {
+                    lsn: value for lsn, value in self._written.items() if lsn <= spool.synced_lsn
+                }
             if self.random.random() < 0.3:
                 spool.close_blocking()
 
@@ -137,7 +142,9 @@ class _Life:
             raise
         except HeadwaterError:
             return
-        self.acknowledged |= given
+        self._written |= given
+        if spool.config.sync_always:
+            self.acknowledged |= given
 
 
 @_quiet()

@@ -219,6 +219,34 @@ def test_more_than_may_wait_is_turned_away() -> None:
     assert flushed == [1, 1]
 
 
+def test_a_thread_that_is_interrupted_when_it_is_to_lead_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flushed: list[Ticket] = []
+
+    def flush(tickets: list[Ticket]) -> None:
+        flushed.extend(tickets)
+        for ticket in tickets:
+            ticket.settle(Appended(1, 1))
+
+    class Interrupted(threading.Event):
+        """The signal arrives just when this thread is appointed."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert committer._handed_over()
+            raise KeyboardInterrupt
+
+    committer = Committer(flush, queue_bytes=1000)
+    committer._led = True
+    behind, mine = _waiting_ticket(), _waiting_ticket()
+    committer._enter(behind)
+    monkeypatch.setattr("headwater.log.spool.commit.threading.Event", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        committer.append_from_thread(mine)
+    assert flushed == [behind, mine]
+    assert not committer._led
+
+
 def test_a_flush_that_breaks_off_leaves_nobody_waiting() -> None:
     behind = _waiting_ticket()
 

@@ -13,6 +13,8 @@ from headwater.core.disk import DiskFile
 from headwater.core.errors import DiskFailed, NoSpace
 from headwater.log.spool import SpoolConfig, recovery, scan, window
 from headwater.log.spool.folder import Folder, Marks
+from headwater.log.spool.index import SparseIndex
+from headwater.log.spool.state import Segment
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
@@ -150,6 +152,11 @@ def _set_marks_unsynced(self: Folder, before: Marks | None, after: Marks) -> Non
         self.disk.rename(self.file(before.name), self.file(after.name))
 
 
+def _create_unsynced(self: SegmentWriter, first_lsn: int) -> tuple[Segment, DiskFile]:
+    file = self._folder.disk.create(self._folder.segment(first_lsn))
+    return Segment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn)), file
+
+
 def _sync_without_a_disk(self: SegmentWriter, *, through_lsn: int | None = None) -> None:
     self._note_synced(self._state.current_lsn if through_lsn is None else through_lsn)
 
@@ -171,6 +178,10 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], None]]] = {
     ),
     "the floor's name is not synced": (
         lambda: replaced(Folder, "set_marks", _set_marks_unsynced),
+        power_loss_history,
+    ),
+    "the name of the next segment is not synced": (
+        lambda: replaced(SegmentWriter, "_create", _create_unsynced),
         power_loss_history,
     ),
     "a later whole frame means corruption": (

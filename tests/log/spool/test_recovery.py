@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from headwater.core.errors import Refused
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
 from headwater.log.spool.frame import encode_frame, read_header
 from headwater.testing.disk import FaultyDisk
+from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, contents, everything, numbered, opened, planted, values
 from tests.torture.log_scenarios import BITFLIPS, POWER_LOSS
 
@@ -181,6 +183,38 @@ def test_a_flipped_bit_in_a_published_spool_does_not_cost_what_follows() -> None
     data[60] ^= 4
     with pytest.raises(SpoolCorrupt):
         opened(planted({"x.logical.wal": bytes(data)}))
+
+
+def test_taking_over_a_published_spool_is_safe_at_every_point() -> None:
+    def body(disk: FaultyDisk, ack: Callable[[int], None]) -> None:
+        disk.make_dir(PATH)
+        with disk.create(f"{PATH}/x.logical.wal") as file:
+            file.append(published())
+            file.sync()
+        disk.sync_dir(PATH)
+        disk.sync_dir("/")
+        ack(14)
+        spool = opened(disk)
+        spool.append_blocking(values(b"ours"), term=3)
+        ack(15)
+        spool.close_blocking()
+
+    def check(disk: FaultyDisk, acknowledged: list[int]) -> None:
+        if not acknowledged:
+            return
+        spool = opened(disk)
+        records = everything(spool)
+        assert list(records) in (list(range(10, 15)), list(range(10, 16)))
+        assert max(records) >= acknowledged[-1]
+        assert spool.append_blocking(values(b"more"), term=3).first_lsn == max(records) + 1
+
+    explore(body, check)
+
+
+def test_a_published_spool_that_begins_below_1_is_refused() -> None:
+    data = encode_frame(b"x", term=1, lsn=0, timestamp_ms=0)
+    with pytest.raises(Refused, match="begin at 1"):
+        opened(planted({"x.logical.wal": data}))
 
 
 def test_a_published_spool_beside_another_log_is_refused() -> None:

@@ -1,14 +1,13 @@
 """Taking over a spool that another implementation wrote: one file, any version of the format.
 
-It becomes the first segment as it is, sealed, and what is appended goes to the next one.
+It becomes the first segment, as it is, by a rename; opening then seals it, because what Headwater
+appends goes to a segment of its own.
 """
 
 from __future__ import annotations
 
 from headwater.core.errors import Refused
-from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, Listing, Marks
-from headwater.log.spool.scan import scan
-from headwater.log.spool.torn import mend
+from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, Listing
 from headwater.log.spool.window import Window
 
 
@@ -20,19 +19,17 @@ def adopt(folder: Folder, listing: Listing) -> Listing:
             f"*{PUBLISHED_SUFFIX} is taken over by a folder that has nothing else"
         )
     path = folder.file(listing.published[0])
-    with folder.disk.open(path, write=True) as file:
-        window = Window(file, path, end=file.stat().size_bytes)
-        head = window.peek(0)
-        first_lsn = head.header.lsn if head is not None else 1
-        found = scan(window, first_lsn=first_lsn, native=False)
-        mend(file, path, found)
-        file.sync()
-    following = found.last_lsn + 1
-    if found.frames:
-        folder.disk.create(folder.segment(following)).close()
-    term = 0 if found.last is None else found.last.header.term or 0
-    folder.set_marks(listing.marks, Marks(first_lsn, first_lsn - 1, found.last_lsn, term))
-    # Last of all: until it has its new name, nothing has happened that opening again would mind.
+    with folder.disk.open(path) as file:
+        head = Window(file, path, end=file.stat().size_bytes).peek(0)
+    first_lsn = 1 if head is None else head.header.lsn
+    if first_lsn < 1:
+        raise Refused(f"{path} begins with LSN {first_lsn}: LSNs begin at 1")
     folder.disk.rename(path, folder.segment(first_lsn))
     folder.disk.sync_dir(folder.path)
     return folder.listing()
+
+
+def is_foreign(window: Window) -> bool:
+    """Whether another implementation wrote a segment: a whole frame without a group begins it."""
+    head = window.peek(0)
+    return head is not None and head.envelope is None and window.payload(head) is not None

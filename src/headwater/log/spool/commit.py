@@ -96,11 +96,20 @@ class Committer:
         turn = ticket.turn = threading.Event()
         if self._enter(ticket):
             self._lead(ticket)
-        while not ticket.is_settled:
-            turn.wait()
-            turn.clear()
-            if not ticket.is_settled:
-                self._lead(ticket)
+        try:
+            while not ticket.is_settled:
+                turn.wait()
+                turn.clear()
+                if not ticket.is_settled:
+                    self._lead(ticket)
+        except BaseException:
+            # Interrupted: nobody may appoint this thread any more, and if somebody just has, the
+            # others wait for it.
+            with self._mutex:
+                ticket.turn = None
+            if turn.is_set() and not ticket.is_settled:
+                self._lead(None)
+            raise
         return ticket.result()
 
     async def append_from_task(self, ticket: Ticket) -> Appended:

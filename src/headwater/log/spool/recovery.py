@@ -14,7 +14,7 @@ from typing import Any
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
 from headwater.core.errors import NotFound
-from headwater.log.spool.adopt import adopt
+from headwater.log.spool.adopt import adopt, is_foreign
 from headwater.log.spool.envelope import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import Folder, Listing, Marks
@@ -139,7 +139,8 @@ def _open_active(folder: Folder, listing: Listing, marks: Marks) -> Recovered:
     file = folder.disk.open(path, write=True)
     try:
         window = Window(file, path, end=file.stat().size_bytes)
-        found = scan(window, first_lsn=firsts[-1], synced_lsn=marks.synced_lsn)
+        foreign = is_foreign(window)
+        found = scan(window, first_lsn=firsts[-1], synced_lsn=marks.synced_lsn, native=not foreign)
         torn = mend(file, path, found, floor_lsn=marks.floor_lsn)
         file.sync()
         recovered = Recovered(sealed, marks, found.last_lsn, file, found.index, marks.term)
@@ -148,7 +149,8 @@ def _open_active(folder: Folder, listing: Listing, marks: Marks) -> Recovered:
         if found.last is None and sealed:
             recovered.term = max(recovered.term, _last_term(folder, sealed[-1]))
         active = Segment(firsts[-1], found.last_lsn, found.valid_bytes, found.index)
-        renewed = renew(folder, window, active, synced_lsn=found.synced_lsn)
+        proven_lsn = found.last_lsn if foreign else found.synced_lsn
+        renewed = renew(folder, window, active, synced_lsn=proven_lsn, seal=foreign)
     except BaseException:
         file.close()
         raise

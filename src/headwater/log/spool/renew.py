@@ -22,20 +22,22 @@ _log = logging.getLogger(__name__)
 
 
 def renew(
-    folder: Folder, window: Window, active: Segment, *, synced_lsn: int
+    folder: Folder, window: Window, active: Segment, *, synced_lsn: int, seal: bool = False
 ) -> tuple[DiskFile, Segment] | None:
     """Move the unproven end of the active segment into a new one, and cut it off there.
 
     None where all is proven, or where there is no room for it: a full disk must still open, so
-    that it can be pruned.
+    that it can be pruned. With `seal` there is a new one though all is proven.
     """
     proven_lsn = max(synced_lsn, active.first_lsn - 1)
-    if proven_lsn >= active.last_lsn and not active.is_empty:
+    if proven_lsn >= active.last_lsn and not active.is_empty and not seal:
         folder.disk.sync_dir(folder.path)
         return None
     try:
         segment, begins = _copied(folder, window, active, proven_lsn)
     except NoSpace as error:
+        if seal:
+            raise
         _log.warning(
             "the end of the log could not be written anew, and is used as it is: %s", error
         )

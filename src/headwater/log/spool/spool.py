@@ -210,9 +210,13 @@ class Spool:
             self._tail.prune_through(lsn)
             return self._removed(gone)
 
-    def start_over_blocking(self, first_lsn: int) -> Pruned:
+    async def start_over(self, first_lsn: int) -> Pruned:
         """Drop everything and go on at `first_lsn`, above all that was written: for a leader whose
         disk was left behind by others."""
+        return await runtime.run_blocking(self.start_over_blocking, first_lsn)
+
+    def start_over_blocking(self, first_lsn: int) -> Pruned:
+        """As `start_over`, from a thread."""
         with self._marking:
             if first_lsn <= self._state.current_lsn + 1:
                 raise Refused(
@@ -223,8 +227,12 @@ class Spool:
             self._mark(floor_lsn=first_lsn - 1)
             return self._removed(self._writer.restart(first_lsn))
 
-    def seal_blocking(self) -> None:
+    async def seal(self) -> None:
         """Seal the active segment, for a hand-over; the next append begins another."""
+        await runtime.run_blocking(self.seal_blocking)
+
+    def seal_blocking(self) -> None:
+        """As `seal`, from a thread."""
         self._writer.seal("hand-over")
 
     def tend_blocking(self) -> None:
@@ -252,6 +260,7 @@ class Spool:
                 if self._state.failure is None and self._state.synced_lsn > self._marks.synced_lsn:
                     self._mark()
         finally:
+            self._state.end(Refused(f"{self.path} is closed: open it again"))
             self._held.close()
 
     async def close(self) -> None:

@@ -127,6 +127,11 @@ class SpoolState:
         self.failure = error
         self._tell()
 
+    def end(self, error: HeadwaterError) -> None:
+        """Nothing more will come: tell those who wait, unless they were told why before."""
+        if self.failure is None:
+            self.fail(error)
+
     async def wait_for_lsn_after(self, lsn: int, timeout_s: float | None) -> int:
         """The current LSN, as soon as it is above `lsn`, or when the time is over."""
         if self.current_lsn > lsn or (timeout_s is not None and timeout_s <= 0):
