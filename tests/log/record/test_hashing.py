@@ -31,6 +31,7 @@ TYPED = {
     "when": pa.array([1, None, 3, 4], TIMES),
     "tags": pa.array([["a", None], [], None, ["b", "a"]], pa.list_(pa.string())),
     "pairs": pa.array([[("k", 1)], [], None, [("k", 2)]], pa.map_(pa.string(), pa.int32())),
+    "coded": pa.array(["a", None, "b", "a"]).dictionary_encode(),
     "inner": pa.array([{"x": 1, "y": [1]}, {"x": None, "y": None}, None, {"x": 1, "y": []}]),
 }
 

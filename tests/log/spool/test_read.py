@@ -239,5 +239,26 @@ def test_a_segment_that_is_gone_is_damage() -> None:
 
 
 def test_a_spool_is_a_wal() -> None:
-    wal: Wal = opened(FaultyDisk())
-    assert wal.current_lsn() == 0
+    """Through the protocol alone, in virtual time, from memory and from disk."""
+
+    async def main(simulation: Simulation) -> None:
+        spool = opened(FaultyDisk(), config=SMALL)
+        wal: Wal = spool
+        for lsn in range(1, 31):
+            await spool.append(numbered(lsn, 1, size=100), term=1)
+        assert await wal.wait_for_lsn_after(29, timeout_s=1) == wal.current_lsn() == 30
+        assert spans(await wal.read_since(29, max_records=5, max_bytes=10_000)) == [(30, 30)]
+        old = await wal.read_since(0, max_records=5, max_bytes=10_000)
+        assert list(found(old)) == [1, 2, 3, 4, 5]
+        assert spool.metrics.disk_reads == 1
+        await spool.seal()
+        assert (await wal.prune_through(30)).segments > 0
+        assert (wal.oldest_lsn(), wal.bytes_since(0)) == (31, 0)
+        await spool.start_over(50)
+        await spool.append(numbered(50, 1, size=100_000), term=1)
+        assert wal.current_lsn() == 50
+        await spool.close()
+        with pytest.raises(Refused, match="is closed"):
+            await wal.wait_for_lsn_after(50, timeout_s=1000)
+
+    simulate(main, seed=2)
