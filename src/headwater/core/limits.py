@@ -148,3 +148,24 @@ COORDINATOR_VIEWS: Final = 16
 """Views that are kept for a subscriber that does not come for them."""
 COORDINATOR_TURN_WRITES: Final = 512
 """Writes that are applied before others have a turn on the event loop."""
+
+# Replication. What one slot may hold of the log, and how often slots are written.
+SLOTS_MAX: Final = 1024
+SLOT_MAX_LAG_LSN: Final = 100_000_000
+SLOT_MAX_LAG_BYTES: Final = 16 * GIB
+SLOT_MAX_LAG_S: Final = 7 * 24 * 3600.0
+SLOT_IDLE_TIMEOUT_S: Final = 7 * 24 * 3600.0
+SLOT_WRITE_INTERVAL_S: Final = 5.0
+"""Positions that moved are written so often."""
+SLOT_WRITE_GAP_S: Final = 0.25
+"""Between any two writes of the slots, however urgent."""
+SLOT_SEEN_REFRESH_S: Final = 60.0
+"""A stored time at which a replica was last heard of may be so old."""
+REPLICA_HEALTH_TIMEOUT_S: Final = 30.0
+REPLICA_SWEEP_INTERVAL_S: Final = 5.0
+COMMIT_TIMEOUT_S: Final = 10.0
+PULL_MAX_RECORDS: Final = 10_000
+PULL_MAX_BYTES: Final = 16 * MIB
+# A writer that runs ahead of its replicas is held up by at most so much at a time.
+FLOW_SOFT_LAG_LSN: Final = 1_000_000
+FLOW_MAX_DELAY_S: Final = 0.5
