@@ -10,7 +10,16 @@ from typing import Any
 from headwater.log.primary import PrimaryReplication, PrimaryService, ReplicaState
 from headwater.log.primary.config import ReplicationConfig
 from headwater.log.slots import RetentionLimits, Slot, SlotRegister
-from headwater.store import MemoryBackend, Store
+from headwater.store import (
+    ByteRange,
+    Condition,
+    MemoryBackend,
+    Object,
+    Store,
+    Unreachable,
+    Version,
+)
+from headwater.store.objects import Buffer
 from headwater.testing import MemoryWal, Simulation, simulate
 
 STREAM = "orders"
@@ -91,3 +100,25 @@ async def leader(
         config=configured or config(**changed),
     )
     return Leader(primary, log, place)
+
+
+class Away(MemoryBackend):
+    """A store that can be out of reach, and counts what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.writes = 0
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+        self._reach()
+        return await super().get(key, byte_range)
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        self._reach()
+        self.writes += 1
+        return await super().put(key, data, condition)
+
+    def _reach(self) -> None:
+        if self.is_away:
+            raise Unreachable("connection refused")

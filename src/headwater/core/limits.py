@@ -159,6 +159,8 @@ SLOT_WRITE_INTERVAL_S: Final = 5.0
 """Positions that moved are written so often."""
 SLOT_WRITE_GAP_S: Final = 0.25
 """Between any two writes of the slots, however urgent."""
+SLOT_LOOK_S: Final = 60.0
+"""A leader that had nothing to write looks so often whether somebody dropped a slot."""
 SLOT_SEEN_REFRESH_S: Final = 60.0
 """A stored time at which a replica was last heard of may be so old."""
 REPLICA_HEALTH_TIMEOUT_S: Final = 30.0

@@ -46,10 +46,12 @@ class CommitWaiter:
             async with asyncio.timeout(timeout_s):
                 await reached
         except TimeoutError:
+            self._leave(policy, entry)
             # The last acknowledgement may have come in the same moment as the time-out.
             return self._replicated_lsn(policy) >= lsn
-        finally:
+        except asyncio.CancelledError:
             self._leave(policy, entry)
+            raise
         return True
 
     def evaluate(self) -> None:

@@ -82,7 +82,7 @@ class LogRetention:
             except (Unavailable, OutcomeUnknown, Refused):
                 self._metrics.prunes_held += 1
         self.keeper.check()
-        prune_lsn = self._may_prune(self.book.floor_lsn())
+        prune_lsn = min(self._may_prune(self.book.floor_lsn()), self.wal.current_lsn())
         if prune_lsn > 0:
             # Said before it is awaited: whoever registers meanwhile must not count on what goes.
             self._pruning_lsn = max(self._pruning_lsn, prune_lsn)
@@ -118,6 +118,22 @@ class LogRetention:
             raise Refused(f"replica {name!r} cannot be bootstrapped: {plan.why}")
         self.book.create(name, plan.after_lsn, bootstrapping=True)
         return plan
+
+    def complete_bootstrap(self, name: str, lsn: int) -> Slot:
+        """The replica has a fresh copy of everything through this LSN: its slot is valid again.
+
+        `Refused` if the log no longer has what follows, however the slot stands.
+        """
+        self.keeper.check()
+        slot = self.book.get(name)
+        if self.oldest_lsn() > lsn + 1:
+            raise Refused(
+                f"the copy of {name!r} ends at LSN {lsn}, and the log begins at "
+                f"{self.oldest_lsn()}: bootstrap again, from a newer image"
+            )
+        if slot.is_valid and slot.bootstrapping and lsn >= slot.restart_lsn:
+            return self.book.complete_bootstrap(name, lsn)
+        return self.book.create(name, lsn)
 
     def pull_refusal(self, name: str, since_lsn: int) -> FullRebootstrap | None:
         """Why a pull cannot be served. A bootstrap under way may pull what follows its image."""

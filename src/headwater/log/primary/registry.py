@@ -100,7 +100,7 @@ class ReplicaRegistry:
         apply_error_count: int = 0,
         divergence_count: int = 0,
     ) -> ReplicaState:
-        """The replica has come so far, and met so many errors since it started."""
+        """The replica has come so far, and its copy met so many errors since it was made."""
         before = self.get(name)
         self._hear(
             msgspec.structs.replace(

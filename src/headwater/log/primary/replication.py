@@ -291,7 +291,7 @@ class PrimaryReplication:
     def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
         """The fresh copy is there, through this LSN and on disk: its slot is valid again."""
         self._registry.get(name)
-        slot = self._book.complete_bootstrap(name, lsn)
+        slot = self.retention.complete_bootstrap(name, lsn)
         self._registry.renew(name, lsn)
         self.metrics.slots_renewed += 1
         self._evaluate()

@@ -44,7 +44,7 @@ class Pulled:
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
-    """How far a replica has come, and what it met since it started."""
+    """How far a replica has come, and what its present copy met since it was made."""
 
     applied_lsn: int
     durable_lsn: int

@@ -10,7 +10,7 @@ Always holds:
 from __future__ import annotations
 
 from headwater.core import limits, runtime
-from headwater.core.errors import LimitExceeded, NotFound, Refused
+from headwater.core.errors import LimitExceeded, NotFound
 from headwater.log.slots.retention import retention_floor
 from headwater.log.slots.slot import InvalidationCause, Slot
 from headwater.log.slots.table import SlotTable, table_of
@@ -110,21 +110,9 @@ class SlotBook:
         return slot
 
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
-        """The replica has everything through this LSN, and goes on from there."""
-        slot = self.get(name)
-        if not slot.bootstrapping:
-            raise Refused(
-                f"slot {name!r} is not kept for a bootstrap: ask for a plan before you begin one"
-            )
-        if lsn < slot.restart_lsn:
-            raise Refused(
-                f"a bootstrap of {name!r} that ends at LSN {lsn} is not complete: the log is kept "
-                f"for it from {slot.restart_lsn} on"
-            )
-        done = slot.bootstrapped(lsn)
-        self._put(done)
-        self.touch(name)
-        return done
+        """The bootstrap that the slot was kept for is done, through this LSN."""
+        self._put(self.get(name).bootstrapped(lsn))
+        return self.touch(name)
 
     def drop(self, name: str) -> bool:
         """Forget a slot; whether there was one."""

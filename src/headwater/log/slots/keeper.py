@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable
 
 from headwater.core import limits, runtime
@@ -42,7 +41,7 @@ class SlotKeeper:
         self._register = register
         self._write_interval_s = write_interval_s
         self._written = book.changes
-        self._last_write_s = -math.inf
+        self._last_write_s = runtime.monotonic_s()
         self._attempts = 0
         self._failed: tuple[int, HeadwaterError] | None = None
         """The attempt that failed last, and why."""
@@ -107,6 +106,15 @@ class SlotKeeper:
                     await self._write()
         self.check()
 
+    async def refresh(self) -> None:
+        """Look what is stored, also if there is nothing to write.
+
+        A slot that somebody dropped holds the log until the leader hears of it, and where nothing
+        moves there is no write by which it would.
+        """
+        async with self._writing:
+            await self._write()
+
     async def _write(self) -> None:
         self.check()
         wait_s = self._last_write_s + limits.SLOT_WRITE_GAP_S - runtime.monotonic_s()
@@ -136,7 +144,13 @@ class SlotKeeper:
             await runtime.sleep(self._write_interval_s)
             # What can pass is tried again at the next turn; what cannot is in `failure`.
             with contextlib.suppress(HeadwaterError):
-                await self.settle()
+                if self._is_old():
+                    await self.refresh()
+                else:
+                    await self.settle()
+
+    def _is_old(self) -> bool:
+        return runtime.monotonic_s() - self._last_write_s >= limits.SLOT_LOOK_S
 
 
 def _again(error: HeadwaterError) -> HeadwaterError:
