@@ -6,9 +6,15 @@ import pytest
 
 from headwater.core.errors import NotFound, Refused
 from headwater.log.primary import AckN, Acknowledgement
-from headwater.log.slots import BootstrapPlan, FullRebootstrap, InvalidationCause, PartialResync
+from headwater.log.slots import (
+    BootstrapPlan,
+    FullRebootstrap,
+    InvalidationCause,
+    PartialResync,
+    Slot,
+)
 from headwater.testing import MemoryWal
-from tests.log.given import Leader, leader, virtual
+from tests.log.given import Leader, leader, slot_register, virtual
 
 
 async def with_a_lost_slot() -> tuple[Leader, int]:
@@ -35,6 +41,23 @@ async def test_a_completed_rebootstrap_renews_the_slot() -> None:
     assert (await one.service.register("r1", 7)).resume == PartialResync(7)
     second = await leader(wal=one.wal, store=one.store, epoch=2)
     assert (await second.service.register("r1", 7)).resume == PartialResync(7)
+
+
+@virtual
+async def test_both_ends_of_a_bootstrap_are_stored_before_they_are_told() -> None:
+    one, session = await with_a_lost_slot()
+
+    async def stored() -> Slot:
+        table = await slot_register(one.store).read()
+        assert table is not None
+        return table.slots[0]
+
+    await one.service.begin_bootstrap("r1", image_lsn=7, session=session)
+    assert (await stored()).restart_lsn == 7
+    assert (await stored()).bootstrapping
+    await one.service.complete_bootstrap("r1", 8, session=session)
+    assert (await stored()).restart_lsn == 8
+    assert not (await stored()).bootstrapping
 
 
 @virtual

@@ -72,6 +72,20 @@ async def test_a_leader_that_was_overtaken_prunes_nothing() -> None:
 
 
 @virtual
+async def test_a_leader_that_knows_it_prunes_nothing_although_its_slots_would_allow_it() -> None:
+    one = await leader(epoch=1)
+    one.wal.append(9)
+    await one.service.register("r1", 5)
+    await slot_register(one.store).stamp(2)
+    one.acknowledge("r1", 6)
+    with pytest.raises(Fenced):
+        await one.primary.settle_slots()
+    with pytest.raises(Fenced):
+        await one.primary.prune_retained_wal_through(3)
+    assert one.wal.oldest_lsn() == 1
+
+
+@virtual
 async def test_slots_that_cannot_be_read_free_nothing() -> None:
     one = await leader()
     one.wal.append(9)

@@ -53,15 +53,10 @@ class SlotRegister:
     async def write(self, mine: SlotTable) -> SlotTable:
         """Bring what is stored up to what the leader knows; returns it, as it is then.
 
-        After an unknown outcome it is simply done again: nothing in it goes back.
+        After an unknown outcome it is simply done again: nothing in it goes back. `RolledBack` if
+        the table that this leader stamped is gone.
         """
-
-        def change(stored: SlotTable | None) -> SlotTable:
-            if stored is None:
-                raise RolledBack(f"{self.key} is gone, and this leader had written it")
-            return joined(stored, mine)
-
-        return (await self._register.update(change)).value
+        return (await self._register.update(lambda stored: joined(stored, mine))).value
 
     async def drop(self, name: str) -> bool:
         """Remove a slot, whoever leads; whether there was one. The log is no longer kept for it."""
