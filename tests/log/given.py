@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headwater.core.errors import OutcomeUnknown
 from headwater.log.primary import PrimaryReplication, PrimaryService, ReplicaState
 from headwater.log.primary.config import ReplicationConfig
 from headwater.log.slots import RetentionLimits, Slot, SlotRegister
@@ -108,6 +109,7 @@ class Away(MemoryBackend):
     def __init__(self) -> None:
         super().__init__()
         self.is_away = False
+        self.goes_away_after_write = False
         self.writes = 0
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
@@ -117,7 +119,11 @@ class Away(MemoryBackend):
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         self._reach()
         self.writes += 1
-        return await super().put(key, data, condition)
+        version = await super().put(key, data, condition)
+        if self.goes_away_after_write:
+            self.is_away, self.goes_away_after_write = True, False
+            raise OutcomeUnknown("connection reset")
+        return version
 
     def _reach(self) -> None:
         if self.is_away:

@@ -26,7 +26,8 @@ class MemoryWal:
         self._groups: list[Group] = []
         self._floor_lsn = first_lsn - 1
         self._current_lsn = first_lsn - 1
-        self._waiting: set[asyncio.Future[None]] = set()
+        # In the order in which they came: that of a set is another one in every process.
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self.pruning: Callable[[], Awaitable[None]] | None = None
 
     def append(self, records: int = 1, *, term: int = 1) -> Group:
@@ -97,11 +98,11 @@ class MemoryWal:
             async with asyncio.timeout(timeout_s):
                 while self._current_lsn <= lsn:
                     waiting = asyncio.get_running_loop().create_future()
-                    self._waiting.add(waiting)
+                    self._waiting[waiting] = None
                     try:
                         await waiting
                     finally:
-                        self._waiting.discard(waiting)
+                        del self._waiting[waiting]
         except TimeoutError:
             pass  # what it came to by then is the answer
         return self._current_lsn

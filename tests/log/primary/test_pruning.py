@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Damaged, Fenced
+from headwater.core.errors import Damaged, Fenced, OutcomeUnknown
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync, SlotStatus
 from headwater.store import Store
 from headwater.testing import MemoryWal
@@ -39,6 +39,24 @@ async def test_what_is_pruned_would_be_allowed_by_the_next_leader_as_well() -> N
     stored = await slot_register(one.store).read()
     assert stored is not None
     assert stored.slots[0].restart_lsn == 8
+
+
+@virtual
+async def test_a_write_that_may_have_landed_counts_as_one_that_has() -> None:
+    backend = Away()
+    one = await leader(store=Store(backend))
+    one.wal.append(9)
+    await one.service.register("r1", 0)
+    one.acknowledge("r1", 9)
+    await one.primary.settle_slots()
+
+    backend.goes_away_after_write = True
+    with pytest.raises(OutcomeUnknown):
+        await one.service.register("r1", 2)  # it lost its disk; its slot is stored at 2
+    one.acknowledge("r1", 9)
+    assert await one.primary.prune_retained_wal_through(9) == 2
+    backend.is_away = False
+    assert await one.primary.prune_retained_wal_through(9) == 9
 
 
 @virtual

@@ -3,7 +3,8 @@
 Always holds:
 
 - what is kept of the log follows what is *stored*: a position that moved, an invalidation or a drop
-  frees nothing before it would survive this leader. A slot that is not stored yet counts at once;
+  frees nothing before it would survive this leader. A slot that is not stored yet counts at once,
+  and so does one that a write whose outcome is unknown may have stored;
 - a pull changes nothing that is worth a write, but for the time it was heard of, once a minute.
 """
 
@@ -22,6 +23,8 @@ class SlotBook:
     def __init__(self, stored: SlotTable) -> None:
         self._stored = stored
         self._slots = {slot.name: slot for slot in stored.slots}
+        self._maybe_stored_floor: int | None = None
+        """The lowest floor of the tables sent since `_stored`: any of them may have landed."""
         self._next_generation = stored.next_generation
         now_s = runtime.monotonic_s()
         self._heard_s = dict.fromkeys(self._slots, now_s)
@@ -61,8 +64,11 @@ class SlotBook:
 
     def floor_lsn(self) -> int | None:
         """The log must be kept above this; None where no slot asks for anything."""
-        floors = (retention_floor(self._stored.slots), retention_floor(self._slots.values()))
-        return min((floor for floor in floors if floor is not None), default=None)
+        return _lowest(
+            retention_floor(self._slots.values()),
+            retention_floor(self._stored.slots),
+            self._maybe_stored_floor,
+        )
 
     def wanted_floor_lsn(self) -> int | None:
         """Where the floor would be if everything were stored."""
@@ -130,9 +136,18 @@ class SlotBook:
             next_generation=self._next_generation,
         )
 
+    def sending(self, sent: SlotTable) -> None:
+        """This is about to be written; until a write is known to have landed, it may be stored."""
+        self._maybe_stored_floor = _lowest(self._maybe_stored_floor, retention_floor(sent.slots))
+
     def stored(self, sent: SlotTable, found: SlotTable) -> list[str]:
-        """`sent` was written, and gave `found`; the names that somebody else had dropped."""
+        """`sent` was written, and gave `found`; the names that somebody else had dropped.
+
+        Whatever was sent before it and had not landed by then never will: each names the version
+        that it replaces.
+        """
         self._stored = found
+        self._maybe_stored_floor = None
         kept = {slot.name for slot in found.slots}
         dropped = []
         for slot in sent.slots:
@@ -148,3 +163,7 @@ class SlotBook:
         if self._slots.get(slot.name) != slot:
             self._slots[slot.name] = slot
             self.changes += 1
+
+
+def _lowest(*floors: int | None) -> int | None:
+    return min((floor for floor in floors if floor is not None), default=None)

@@ -122,6 +122,7 @@ class SlotKeeper:
             await runtime.sleep(wait_s)
         self._attempts += 1
         changes, sent = self.book.changes, self.book.table()
+        self.book.sending(sent)
         try:
             found = await self._register.write(sent)
         except HeadwaterError as error:
