@@ -9,7 +9,7 @@ from headwater.core import runtime
 from headwater.log.slots import InvalidationCause, SlotKeeper
 from headwater.log.slots.table import SlotTable
 from tests.golden.fixed_runtime import FixedRuntime
-from tests.log.given import SLOTS_KEY, memory_store, slot_register
+from tests.log.leaders import SLOTS_KEY, memory_store, slot_register
 
 GOLDEN = Path(__file__).parent / "slots.1.json"
 

@@ -20,7 +20,7 @@ from headwater.store import Condition, MemoryBackend, Store, Version
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Faults, MemoryWal, Process, Simulation
-from tests.log.given import SLOTS_KEY, STREAM, STREAM_ID
+from tests.log.leaders import SLOTS_KEY, STREAM, STREAM_ID
 from tests.torture.surroundings import EchoingStore, require
 
 IMPATIENT = RetryPolicy(attempts=3, deadline_s=40, attempt_timeout_s=10)

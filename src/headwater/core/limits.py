@@ -138,17 +138,6 @@ GC_FULL_EVERY_MS: Final = 24 * 3600 * 1000
 # A producer that was silent for so long, and of which nothing is kept, is forgotten.
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
 
-# The write coordinator.
-COORDINATOR_QUEUE_WRITES: Final = 10_000
-COORDINATOR_FLUSH_INTERVAL_S: Final = 10.0
-COORDINATOR_FLUSH_BYTES: Final = 64 * MIB
-COORDINATOR_FROZEN: Final = 3
-COORDINATOR_STOP_GRACE_S: Final = 30.0
-COORDINATOR_VIEWS: Final = 16
-"""Views that are kept for a subscriber that does not come for them."""
-COORDINATOR_TURN_WRITES: Final = 512
-"""Writes that are applied before others have a turn on the event loop."""
-
 # Replication. What one slot may hold of the log, and how often slots are written.
 SLOTS_MAX: Final = 1024
 SLOT_MAX_LAG_LSN: Final = 100_000_000
@@ -171,3 +160,14 @@ PULL_MAX_BYTES: Final = 16 * MIB
 # A writer that runs ahead of its replicas is held up by at most so much at a time.
 FLOW_SOFT_LAG_LSN: Final = 1_000_000
 FLOW_MAX_DELAY_S: Final = 0.5
+
+# The write coordinator.
+COORDINATOR_QUEUE_WRITES: Final = 10_000
+COORDINATOR_FLUSH_INTERVAL_S: Final = 10.0
+COORDINATOR_FLUSH_BYTES: Final = 64 * MIB
+COORDINATOR_FROZEN: Final = 3
+COORDINATOR_STOP_GRACE_S: Final = 30.0
+COORDINATOR_VIEWS: Final = 16
+"""Views that are kept for a subscriber that does not come for them."""
+COORDINATOR_TURN_WRITES: Final = 512
+"""Writes that are applied before others have a turn on the event loop."""

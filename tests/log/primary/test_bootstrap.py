@@ -14,7 +14,7 @@ from headwater.log.slots import (
     Slot,
 )
 from headwater.testing import MemoryWal
-from tests.log.given import Leader, leader, slot_register, virtual
+from tests.log.leaders import Leader, leader, slot_register, virtual
 
 
 async def with_a_lost_slot() -> tuple[Leader, int]:

@@ -20,7 +20,7 @@ from headwater.log.primary import (
     ReplicationConfig,
     parse_policy,
 )
-from tests.log.given import leader, slot_register, virtual
+from tests.log.leaders import leader, slot_register, virtual
 
 
 def replicas(*durable: int) -> list[ReplicaState]:

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.log.primary import hold_up_s
-from tests.log.given import Leader, leader, virtual
+from tests.log.leaders import Leader, leader, virtual
 
 
 @pytest.mark.parametrize(

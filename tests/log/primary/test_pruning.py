@@ -11,7 +11,7 @@ from headwater.core.errors import Damaged, Fenced, OutcomeUnknown
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync, SlotStatus
 from headwater.store import Store
 from headwater.testing import MemoryWal
-from tests.log.given import SLOTS_KEY, Away, leader, slot_register, virtual
+from tests.log.leaders import SLOTS_KEY, Away, leader, slot_register, virtual
 
 
 @virtual

@@ -7,7 +7,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused
 from headwater.log.primary import AckN, Acknowledgement
-from tests.log.given import leader, virtual
+from tests.log.leaders import leader, virtual
 
 
 @virtual

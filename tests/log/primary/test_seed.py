@@ -11,7 +11,7 @@ from headwater.core import runtime
 from headwater.log.primary import ReplicaState, ReplicationConfig, ReplicationProgress
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.testing import MemoryWal
-from tests.log.given import Leader, leader, virtual
+from tests.log.leaders import Leader, leader, virtual
 
 
 def retained(one: Leader) -> list[int]:

@@ -12,7 +12,7 @@ from headwater.log.primary import Acknowledgement, Pulled, ReplicationSource
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.store import Store
 from headwater.testing import MemoryWal
-from tests.log.given import Away, leader, slot_register, virtual
+from tests.log.leaders import Away, leader, slot_register, virtual
 
 
 def lsns(pulled: Pulled) -> list[int]:

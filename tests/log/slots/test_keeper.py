@@ -20,7 +20,7 @@ from headwater.core.errors import (
 from headwater.core.limits import SLOT_LOOK_S, SLOT_WRITE_GAP_S, SLOTS_MAX
 from headwater.log.slots import InvalidationCause, SlotKeeper
 from headwater.store import Store
-from tests.log.given import SLOTS_KEY, Away, memory_store, slot_register, virtual
+from tests.log.leaders import SLOTS_KEY, Away, memory_store, slot_register, virtual
 
 INTERVAL_S = 5.0
 
