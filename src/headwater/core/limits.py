@@ -155,7 +155,7 @@ SLOT_SEEN_REFRESH_S: Final = 60.0
 REPLICA_HEALTH_TIMEOUT_S: Final = 30.0
 REPLICA_SWEEP_INTERVAL_S: Final = 5.0
 COMMIT_TIMEOUT_S: Final = 10.0
-PULL_MAX_RECORDS: Final = 10_000
+PULL_MAX_RECORDS: Final = 1_000_000
 PULL_MAX_BYTES: Final = 16 * MIB
 # A writer that runs ahead of its replicas is held up by at most so much at a time.
 FLOW_SOFT_LAG_LSN: Final = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, NotFound, Refused
+from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
 from headwater.log.primary import AckN, Acknowledgement
 from tests.log.leaders import leader, virtual
 
@@ -47,6 +47,7 @@ async def test_the_log_is_kept_for_what_such_a_replica_is_sent_again() -> None:
 @virtual
 async def test_an_acknowledgement_only_raises() -> None:
     one = await leader()
+    one.wal.append(9)
     one.primary.register_replica("r1")
     one.acknowledge("r1", 8, 6)
     one.acknowledge("r1", 5, 9)
@@ -54,6 +55,24 @@ async def test_an_acknowledgement_only_raises() -> None:
     assert (state.last_acked_lsn, state.last_durable_lsn) == (8, 9)
     with pytest.raises(Refused):
         one.acknowledge("r1", -1)
+
+
+@virtual
+async def test_what_nobody_has_written_or_sent_cannot_be_acknowledged() -> None:
+    one = await leader()
+    one.wal.append(5)
+    await one.service.register("r1", 5)
+    with pytest.raises(Refused, match="not a copy"):
+        one.acknowledge("r1", 5, 6)
+    with pytest.raises(Refused, match="not a copy"):
+        one.acknowledge("r1", 6, 5)
+    assert one.slot("r1").restart_lsn == 5
+    one.wal.append(1)
+    assert one.primary.replicated_lsn(AckN(1)) == 0
+
+    await one.service.register("ahead", 9)  # of a leader that derives its log again
+    one.acknowledge("ahead", 9)
+    assert one.primary.replicated_lsn(AckN(1)) == 9
 
 
 @virtual
@@ -87,7 +106,7 @@ async def test_the_health_sweep_flips_replicas_and_bumps_the_topology_epoch() ->
     one.primary.register_replica("lively")
     epoch = one.primary.topology_epoch
     await runtime.sleep(9.0)
-    one.acknowledge("lively", 1)
+    one.acknowledge("lively", 0)
     one.primary.sweep()
     assert one.primary.topology_epoch == epoch, "nothing changed"
 
@@ -110,6 +129,26 @@ async def test_sweeps_go_on_by_themselves_until_the_leader_ends() -> None:
     one.primary.start()
     await runtime.sleep(60.0)
     assert not one.replica("quiet").healthy
+    await one.primary.close()
+
+
+@virtual
+async def test_a_sweep_that_failed_is_counted_and_not_the_last_one() -> None:
+    one = await leader(health_timeout_s=10.0)
+    one.primary.register_replica("quiet")
+    measure = one.wal.bytes_since
+
+    def broken(lsn: int) -> int:
+        raise Unavailable("the log is being opened")
+
+    one.wal.bytes_since = broken  # type: ignore[method-assign]
+    one.primary.start()
+    await runtime.sleep(30.0)
+    assert one.primary.metrics.sweeps_failed >= 5
+    one.wal.bytes_since = measure  # type: ignore[method-assign]
+    failed = one.primary.metrics.sweeps_failed
+    await runtime.sleep(30.0)
+    assert one.primary.metrics.sweeps_failed == failed
     await one.primary.close()
 
 

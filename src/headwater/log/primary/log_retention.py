@@ -9,6 +9,9 @@ Always holds:
 
 from __future__ import annotations
 
+import logging
+from typing import Final
+
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
 from headwater.log.primary.metrics import ReplicationMetrics
@@ -29,6 +32,8 @@ from headwater.log.slots import (
     plan_resume,
 )
 from headwater.log.wal import Wal
+
+_log: Final = logging.getLogger("headwater")
 
 
 class LogRetention:
@@ -187,9 +192,19 @@ class LogRetention:
 
     def _invalidate(self, name: str, cause: InvalidationCause) -> None:
         slot = self.book.find(name)
-        if slot is not None and slot.is_valid:
-            self.book.invalidate(name, cause)
-            self._metrics.slots_invalidated[cause.value] += 1
+        if slot is None or not slot.is_valid:
+            return
+        self.book.invalidate(name, cause)
+        self._metrics.slots_invalidated[cause.value] += 1
+        _log.warning(
+            "slot %s is given up (%s) at LSN %s, with the log from %s to %s: its replica must "
+            "bootstrap again",
+            name,
+            cause.value,
+            slot.restart_lsn,
+            self.oldest_lsn(),
+            self.wal.current_lsn(),
+        )
 
     def _lag(self, slot: Slot) -> SlotLag:
         behind_s = self._lag_clock.behind_s(runtime.monotonic_s(), slot.restart_lsn)

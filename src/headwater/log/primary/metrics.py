@@ -25,6 +25,8 @@ class ReplicationMetrics:
         self.acknowledgements = 0
         self.health_flips: Counter[str] = Counter()
         """To healthy, to unhealthy."""
+        self.sweeps_failed = 0
+        """Looks after replicas and slots that an error of the log cut short."""
         self.commit_seconds = Histogram()
         """From asking until a record was replicated."""
         self.commit_timeouts: Counter[str] = Counter()

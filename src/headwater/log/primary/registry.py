@@ -76,7 +76,10 @@ class ReplicaRegistry:
             )
         else:
             state = msgspec.structs.replace(
-                before, region=region or before.region, session=self._sessions
+                before,
+                last_sent_lsn=max(before.last_sent_lsn, sent_lsn),
+                region=region or before.region,
+                session=self._sessions,
             )
             if position_lsn is not None:
                 state = _with_at_most(state, position_lsn)

@@ -172,7 +172,10 @@ class PrimaryReplication:
         is_new = name not in self._registry
         slot = self.retention.hold(name, position_lsn)
         state = self._registry.register(
-            name, region=region, sent_lsn=slot.restart_lsn, position_lsn=position_lsn
+            name,
+            region=region,
+            sent_lsn=max(slot.restart_lsn, position_lsn or 0),
+            position_lsn=position_lsn,
         )
         self._evaluate()
         return Registration(state.session, slot.restart_lsn, is_new)
@@ -212,9 +215,19 @@ class PrimaryReplication:
         apply_error_count: int = 0,
         divergence_count: int = 0,
     ) -> ReplicaState:
-        """A replica has come so far. Numbers only rise; an older message changes nothing."""
+        """A replica has come so far. Numbers only rise; an older message changes nothing.
+
+        `Refused` beyond what is in the log, was sent, or came with the registration: it would count
+        for records that nobody has written yet.
+        """
         if min(applied_lsn, durable_lsn, apply_error_count, divergence_count) < 0:
             raise Refused(f"replica {name!r} acknowledged a negative number")
+        known_lsn = max(self._registry.get(name).last_sent_lsn, self.wal.current_lsn())
+        if max(applied_lsn, durable_lsn) > known_lsn:
+            raise Refused(
+                f"replica {name!r} acknowledged LSN {max(applied_lsn, durable_lsn)}, and there is "
+                f"nothing beyond {known_lsn}: it is not a copy of this log"
+            )
         state = self._registry.acknowledge(
             name,
             applied_lsn=applied_lsn,
@@ -386,4 +399,9 @@ class PrimaryReplication:
     async def _sweep_on(self) -> None:
         while True:
             await runtime.sleep(self.config.sweep_interval_s)
-            self.sweep()
+            try:
+                self.sweep()
+            except HeadwaterError:
+                # A log that cannot tell how long it is today may be able to tomorrow; were the
+                # sweeps to end, a dead slot would hold it for ever.
+                self.metrics.sweeps_failed += 1

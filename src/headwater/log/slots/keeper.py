@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
+from typing import Final
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Damaged, Fenced, HeadwaterError
 from headwater.log.slots.book import SlotBook
 from headwater.log.slots.slot_register import SlotRegister
+
+_log: Final = logging.getLogger("headwater")
 
 
 class SlotKeeper:
@@ -130,6 +134,7 @@ class SlotKeeper:
             self._failed = (self._attempts, error)
             if isinstance(error, Fenced | Damaged | Bug):
                 self.failure = error
+                _log.error("slots are not written any more, and nothing is pruned: %s", error)
                 self.on_failure(error)
             raise
         finally:
