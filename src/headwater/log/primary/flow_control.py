@@ -31,6 +31,7 @@ class FlowControl:
         self._lag_lsn = lag_lsn
         self._soft_lag_lsn = soft_lag_lsn
         self._max_delay_s = max_delay_s
+        self._waiting = 0
         self._released = asyncio.Event()
 
     @property
@@ -49,14 +50,17 @@ class FlowControl:
             return 0.0
         began_s = runtime.monotonic_s()
         self._released.clear()
+        self._waiting += 1
         try:
             async with asyncio.timeout(delay_s):
                 await self._released.wait()
         except TimeoutError:
             pass  # soft: it goes on
+        finally:
+            self._waiting -= 1
         return runtime.monotonic_s() - began_s
 
     def evaluate(self) -> None:
         """Look again: somebody caught up or left."""
-        if not self.delay_s:
+        if self._waiting and not self.delay_s:
             self._released.set()

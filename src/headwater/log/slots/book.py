@@ -23,6 +23,7 @@ class SlotBook:
     def __init__(self, stored: SlotTable) -> None:
         self._stored = stored
         self._slots = {slot.name: slot for slot in stored.slots}
+        self._seen_stored_ms = _seen(stored)
         self._maybe_stored_floor: int | None = None
         """The lowest floor of the tables sent since `_stored`: any of them may have landed."""
         self._next_generation = stored.next_generation
@@ -101,9 +102,8 @@ class SlotBook:
         slot = self.get(name)
         self._heard_s[name] = runtime.monotonic_s()
         seen = slot.seen(runtime.wall_ms())
-        stored = self._stored.slot(name)
-        told_ms = 0 if stored is None else stored.last_seen_ms
-        if seen.last_seen_ms - told_ms >= limits.SLOT_SEEN_REFRESH_S * 1000:
+        stored_ms = self._seen_stored_ms.get(name, 0)
+        if seen.last_seen_ms - stored_ms >= limits.SLOT_SEEN_REFRESH_S * 1000:
             self._put(seen)
         else:
             self._slots[name] = seen
@@ -147,6 +147,7 @@ class SlotBook:
         that it replaces.
         """
         self._stored = found
+        self._seen_stored_ms = _seen(found)
         self._maybe_stored_floor = None
         kept = {slot.name for slot in found.slots}
         dropped = []
@@ -167,3 +168,7 @@ class SlotBook:
 
 def _lowest(*floors: int | None) -> int | None:
     return min((floor for floor in floors if floor is not None), default=None)
+
+
+def _seen(table: SlotTable) -> dict[str, int]:
+    return {slot.name: slot.last_seen_ms for slot in table.slots}
