@@ -136,9 +136,10 @@ class World:
 
     def new_wal(self) -> WatchedWal:
         """A disk: that of a dead leader, or an empty one, which begins after the archive."""
-        dead = [life.wal for life in self.leaders if not life.process.alive]
-        if dead and self.random.random() < 0.6:
-            return dead[-1]
+        held = [life.wal for life in self.leaders if life.process.alive]
+        free = [life.wal for life in self.leaders if life.wal not in held]
+        if free and self.random.random() < 0.6:
+            return free[-1]
         return WatchedWal(self, first_lsn=self.archived_lsn + 1)
 
     def has(self, lsn: int) -> Sequence[str]:
