@@ -66,6 +66,8 @@ async def test_what_nobody_has_written_or_sent_cannot_be_acknowledged() -> None:
         one.acknowledge("r1", 5, 6)
     with pytest.raises(Refused, match="not a copy"):
         one.acknowledge("r1", 6, 5)
+    with pytest.raises(Refused, match="not a copy"):
+        await one.service.pull("r1", 6)
     assert one.slot("r1").restart_lsn == 5
     one.wal.append(1)
     assert one.primary.replicated_lsn(AckN(1)) == 0

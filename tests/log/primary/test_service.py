@@ -161,6 +161,21 @@ async def test_a_leader_that_was_overtaken_answers_no_one() -> None:
 
 
 @virtual
+async def test_a_pull_that_waited_while_another_leader_took_over_is_not_answered() -> None:
+    one = await leader(epoch=1)
+    session = (await one.service.register("r1", 0)).session
+    waiting = runtime.spawn(one.service.pull("r1", 0, wait_s=5.0, session=session), name="pull")
+    await runtime.sleep(0.1)
+    await slot_register(one.store).stamp(2)
+    one.primary.register_replica("r2")
+    with pytest.raises(Fenced):
+        await one.primary.settle_slots()
+    one.wal.append(1)
+    with pytest.raises(Fenced):
+        await waiting
+
+
+@virtual
 async def test_whoever_leaves_is_forgotten_until_it_comes_again() -> None:
     one = await leader()
     session = (await one.service.register("r1", 0)).session

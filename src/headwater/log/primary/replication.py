@@ -217,17 +217,11 @@ class PrimaryReplication:
     ) -> ReplicaState:
         """A replica has come so far. Numbers only rise; an older message changes nothing.
 
-        `Refused` beyond what is in the log, was sent, or came with the registration: it would count
-        for records that nobody has written yet.
+        `Refused` beyond what it can have: it would count for records that nobody has written yet.
         """
         if min(applied_lsn, durable_lsn, apply_error_count, divergence_count) < 0:
             raise Refused(f"replica {name!r} acknowledged a negative number")
-        known_lsn = max(self._registry.get(name).last_sent_lsn, self.wal.current_lsn())
-        if max(applied_lsn, durable_lsn) > known_lsn:
-            raise Refused(
-                f"replica {name!r} acknowledged LSN {max(applied_lsn, durable_lsn)}, and there is "
-                f"nothing beyond {known_lsn}: it is not a copy of this log"
-            )
+        self.check_known(name, max(applied_lsn, durable_lsn))
         state = self._registry.acknowledge(
             name,
             applied_lsn=applied_lsn,
@@ -240,6 +234,15 @@ class PrimaryReplication:
         self.metrics.acknowledgements += 1
         self._evaluate()
         return state
+
+    def check_known(self, name: str, lsn: int) -> None:
+        """Refuse a position beyond what is in the log, was sent, or came with the registration."""
+        known_lsn = max(self._registry.get(name).last_sent_lsn, self.wal.current_lsn())
+        if lsn > known_lsn:
+            raise Refused(
+                f"replica {name!r} speaks of LSN {lsn}, and there is nothing beyond {known_lsn}: "
+                "it is not a copy of this log"
+            )
 
     def sweep(self) -> None:
         """Look after replicas and slots: who is silent, who is too far behind."""

@@ -64,6 +64,7 @@ class PrimaryService:
             if isinstance(resume, FullRebootstrap):
                 return self._cannot(since_lsn, resume)
         session = primary.replica(name, session=session).session
+        primary.check_known(name, since_lsn)
         refusal = primary.retention.pull_refusal(name, since_lsn)
         if refusal is not None:
             return self._cannot(since_lsn, refusal)
@@ -76,6 +77,7 @@ class PrimaryService:
             max_records=min(max_records, limits.PULL_MAX_RECORDS),
             max_bytes=min(max_bytes, limits.PULL_MAX_BYTES),
         )
+        primary.check_leading()
         primary.replica(name, session=session)
         if groups and groups[0].first_lsn != since_lsn + 1:
             return self._cannot(since_lsn, primary.retention.mark_removed(name))
