@@ -97,6 +97,18 @@ async def test_a_copy_that_is_being_replaced_counts_for_nothing_until_it_is_done
 
 
 @virtual
+async def test_what_the_copy_before_acknowledges_frees_nothing_of_the_one_to_come() -> None:
+    one = await leader()
+    one.wal.append(20)
+    session = (await one.service.register("r1", 0)).session
+    await one.service.begin_bootstrap("r1", image_lsn=12, session=session)
+    await one.service.acknowledge("r1", Acknowledgement(20, 20), session=session)
+    assert await one.primary.prune_retained_wal_through(20) == 12
+    await one.service.complete_bootstrap("r1", 12, session=session)
+    assert (await one.service.pull("r1", 12, session=session)).through_lsn == 20
+
+
+@virtual
 async def test_a_copy_counts_for_what_it_has_and_not_for_what_the_one_before_had() -> None:
     one = await leader()
     one.wal.append(20)

@@ -67,8 +67,12 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.invalidation is None
 
     def advanced(self, *, applied_lsn: int, durable_lsn: int) -> Slot:
-        """Moved forward by an acknowledgement; one that was given up stays where it is."""
-        if not self.is_valid:
+        """Moved forward by an acknowledgement.
+
+        One that was given up stays where it is, and so does one that is kept for a bootstrap: what
+        is acknowledged meanwhile may be of the copy that is to be replaced.
+        """
+        if not self.is_valid or self.bootstrapping:
             return self
         return msgspec.structs.replace(
             self,
@@ -88,5 +92,5 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def bootstrapped(self, lsn: int) -> Slot:
         """With a completed bootstrap that ended here: it can be resumed from."""
-        moved = self.advanced(applied_lsn=lsn, durable_lsn=lsn)
-        return msgspec.structs.replace(moved, bootstrapping=False)
+        done = msgspec.structs.replace(self, bootstrapping=False)
+        return done.advanced(applied_lsn=lsn, durable_lsn=lsn)
