@@ -5,6 +5,7 @@
     streams/<stream>/<partition>/ingest/…                     the published v1 manifest and batches
     streams/<stream>/<partition>/dlq/<stream id>/…            batches that could not be read
     streams/<stream>/<partition>/groups/<stream id>/…         positions of groups that follow
+    streams/<stream>/<partition>/log/<stream id>/slots.json   replication slots
     streams/<stream>/txn/<stream id>/…                        transactions of sinks
 
 The id stands in the native paths: whatever a stalled writer of a deleted stream still writes, it
@@ -81,6 +82,11 @@ def check_group_name(group: str) -> str:
 def group_key(name: str, partition: int, stream_id: str, group: str) -> str:
     """The register with the position of a group that follows."""
     return f"{partition_prefix(name, partition)}/groups/{stream_id}/{group}.json"
+
+
+def slots_key(name: str, partition: int, stream_id: str) -> str:
+    """The register with the replication slots of a partition."""
+    return f"{partition_prefix(name, partition)}/log/{stream_id}/slots.json"
 
 
 def transaction_prefix(name: str, stream_id: str) -> str:

@@ -46,8 +46,8 @@ NO_STREAM: Final = (
     "Or make one: {command} stream create {address} NAME"
 )
 _NO_STREAM: Final = re.compile(r"there is no stream '|stream '.*' was deleted$")
-_COMMAND: Final = re.compile(r"\bheadwater stream (\w+) URL\b")
-_HEADWATER: Final = re.compile(r"(?<![\w/])headwater stream ")
+_COMMAND: Final = re.compile(r"\bheadwater (stream|group) (\w+) URL\b")
+_HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group) ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
 """Of the stores that the command opened. A list: what an event loop sets does not leave it."""
 _OUTPUT_FAILED: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
@@ -90,8 +90,8 @@ def command() -> str:
 
 def runnable(text: str) -> str:
     """With the commands that an error names as they run from here."""
-    addressed = _COMMAND.sub(lambda found: f"headwater stream {found[1]} {address()}", text)
-    return _HEADWATER.sub(lambda _: f"{command()} stream ", addressed)
+    addressed = _COMMAND.sub(lambda found: f"headwater {found[1]} {found[2]} {address()}", text)
+    return _HEADWATER.sub(lambda found: f"{command()} {found[1]} ", addressed)
 
 
 def show(error: errors.HeadwaterError) -> None:

@@ -14,7 +14,9 @@ import typer
 from headwater.cli.advice import HeadwaterGroup, output_failed
 from headwater.cli.data_commands import produce, read
 from headwater.cli.doctor_command import doctor
+from headwater.cli.group_commands import group_app
 from headwater.cli.inspect_command import inspect_app
+from headwater.cli.log_commands import log_app
 from headwater.cli.standard_streams import open_closed_streams
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
@@ -29,7 +31,9 @@ app = typer.Typer(
 )
 app.add_typer(store_app, name="store")
 app.add_typer(stream_app, name="stream")
+app.add_typer(group_app, name="group")
 app.add_typer(inspect_app, name="inspect")
+app.add_typer(log_app, name="log")
 for command in (produce, read, lag, gc, doctor):
     app.command()(command)
 

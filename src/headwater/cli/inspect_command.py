@@ -1,4 +1,4 @@
-"""`headwater inspect …`: what an object of the buffer holds, in plain words."""
+"""`headwater inspect …`: what an object of the buffer or a file of the log holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 inspect_app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
-    help="Say what a batch, a manifest or a queue holds, and what is wrong with a bad one.",
+    help="Say what a batch, a manifest, a queue or a log holds, and what is wrong with a bad one.",
 )
 
 SOURCE = typer.Argument(
@@ -87,6 +87,23 @@ def queue(
     else:
         report = inspect_queue_object(read_source(source, option), entries=entries)
     _conclude(report, as_json)
+
+
+@inspect_app.command()
+def wal(
+    source: str = SOURCE,
+    frames: int = typer.Option(20, min=1, help="How many of the last frames to show."),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """A segment of a log: frames, groups, how far it was synced, what is torn or corrupt.
+
+    Exit status: 0 good, 1 bad, 2 if it could not be read at all.
+    """
+    from headwater.cli.inspection.source import read_source
+    from headwater.cli.inspection.wal import inspect_wal
+
+    _conclude(inspect_wal(read_source(source, option), frames=frames), as_json)
 
 
 def _partition(url: str, name: str, partition: int, entries: int, option: list[str]) -> Report:

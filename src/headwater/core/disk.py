@@ -78,6 +78,10 @@ class DiskFile(ABC):
     def sync(self) -> None:
         """Return once everything appended is on stable storage."""
 
+    def sync_data(self) -> None:
+        """As `sync`, where only the bytes and the size matter and not the file's times."""
+        self.sync()
+
     @abstractmethod
     def stat(self) -> FileStat:
         """Size, modification time and inode."""
@@ -183,6 +187,15 @@ class OsFile(DiskFile):
     def sync(self) -> None:
         with self._using() as descriptor:
             _sync_descriptor(descriptor, self._path)
+
+    def sync_data(self) -> None:
+        if sys.platform == "darwin":
+            return self.sync()
+        with self._using() as descriptor:
+            try:
+                os.fdatasync(descriptor)
+            except OSError as error:
+                raise_for_sync(error, self._path)
 
     def stat(self) -> FileStat:
         with self._using() as descriptor:

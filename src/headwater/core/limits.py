@@ -144,6 +144,29 @@ GC_FULL_EVERY_MS: Final = 24 * 3600 * 1000
 # A producer that was silent for so long, and of which nothing is kept, is forgotten.
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
 
+# Replication. What one slot may hold of the log, and how often slots are written.
+SLOTS_MAX: Final = 1024
+SLOT_MAX_LAG_LSN: Final = 100_000_000
+SLOT_MAX_LAG_BYTES: Final = 16 * GIB
+SLOT_MAX_LAG_S: Final = 7 * 24 * 3600.0
+SLOT_IDLE_TIMEOUT_S: Final = 7 * 24 * 3600.0
+SLOT_WRITE_INTERVAL_S: Final = 5.0
+"""Positions that moved are written so often."""
+SLOT_WRITE_GAP_S: Final = 0.25
+"""Between any two writes of the slots, however urgent."""
+SLOT_LOOK_S: Final = 60.0
+"""A leader that had nothing to write looks so often whether somebody dropped a slot."""
+SLOT_SEEN_REFRESH_S: Final = 60.0
+"""A stored time at which a replica was last heard of may be so old."""
+REPLICA_HEALTH_TIMEOUT_S: Final = 30.0
+REPLICA_SWEEP_INTERVAL_S: Final = 5.0
+COMMIT_TIMEOUT_S: Final = 10.0
+PULL_MAX_RECORDS: Final = 1_000_000
+PULL_MAX_BYTES: Final = 16 * MIB
+# A writer that runs ahead of its replicas is held up by at most so much at a time.
+FLOW_SOFT_LAG_LSN: Final = 1_000_000
+FLOW_MAX_DELAY_S: Final = 0.5
+
 # The write coordinator.
 COORDINATOR_QUEUE_WRITES: Final = 10_000
 COORDINATOR_FLUSH_INTERVAL_S: Final = 10.0
@@ -154,3 +177,22 @@ COORDINATOR_VIEWS: Final = 16
 """Views that are kept for a subscriber that does not come for them."""
 COORDINATOR_TURN_WRITES: Final = 512
 """Writes that are applied before others have a turn on the event loop."""
+
+# The log.
+LOG_GROUP_BYTES: Final = 16 * MIB
+"""Records of one frame; a single record alone may be larger."""
+LOG_SEGMENT_BYTES: Final = 128 * MIB
+LOG_SEGMENT_AGE_S: Final = 300.0
+LOG_TAIL_BYTES: Final = 64 * MIB
+"""Records that all readers of the log's end share in memory."""
+LOG_QUEUE_BYTES: Final = 512 * MIB
+"""What may wait to be written before appends are turned away."""
+LOG_FLUSH_BYTES: Final = 64 * MIB
+"""What one write takes; an append that is larger goes alone."""
+LOG_TEND_EVERY_S: Final = 1.0
+# The sparse index has one place for so many frames or bytes, whichever come first.
+LOG_INDEX_FRAMES: Final = 64
+LOG_INDEX_BYTES: Final = 1 * MIB
+LOG_READ_CHUNK_BYTES: Final = 256 * KIB
+LOG_READ_BYTES: Final = 16 * MIB
+LOG_READ_RECORDS: Final = 100_000

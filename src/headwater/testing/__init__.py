@@ -2,8 +2,9 @@
 
 Enters: a seed, and the code under test, unchanged.
 Leaves: `simulate` (virtual time, one thread, an order drawn from the seed), `FaultyStore` and
-`FaultyDisk` (whatever a store or a disk may do), `explore` (a crash at every point), `Scenario`
-and `run_scenarios` (many histories, resumable, each with the command that replays it).
+`FaultyDisk` (whatever a store or a disk may do), `MemoryWal` (a log without a disk), `explore` (a
+crash at every point), `Scenario` and `run_scenarios` (many histories, resumable, each with the
+command that replays it).
 
 Always holds:
 
@@ -15,6 +16,7 @@ Always holds:
 from headwater.store.conformance import check_store
 from headwater.testing.disk import Crashed, CrashKind, DiskFaultRates, FaultyDisk
 from headwater.testing.disk_explore import Explored, explore
+from headwater.testing.memory_wal import MemoryWal
 from headwater.testing.sim import Event, Outcome, Process, SimRuntime, Simulation, simulate
 from headwater.testing.store import Faults, FaultyStore
 from headwater.testing.torture import Scenario, run_scenarios
@@ -28,6 +30,7 @@ __all__ = [
     "Faults",
     "FaultyDisk",
     "FaultyStore",
+    "MemoryWal",
     "Outcome",
     "Process",
     "Scenario",

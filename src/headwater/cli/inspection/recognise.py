@@ -26,6 +26,8 @@ _BEGINNINGS: Final[dict[bytes, Kind]] = {
     b"HWQ1": Kind("an entry of a numbered sequence"),
     b"HWF1": Kind("a frame of an append-only file"),
     b'{"dead_letter":': Kind("a dead letter, which is JSON and says itself what it tells"),
+    b"RDLW": Kind("a segment of a log", "wal"),
+    b"HWX1": Kind("the index of a segment of a log, which is made again when it is gone"),
     b"PAR1": Kind("a Parquet file"),
     b"ARROW1": Kind("an Arrow file"),
 }
@@ -47,7 +49,7 @@ def recognise(data: bytes) -> Kind | None:
 
 def empty(asked: str) -> Problem:
     """That there are no bytes: no object of the buffer is written so."""
-    part = "part of a queue" if asked == "queue" else asked
+    part = {"queue": "part of a queue", "wal": "segment of a log"}.get(asked, asked)
     return Problem(
         "length",
         f"it has no bytes: no {part} is written so, so it was cut off, or something else made it",
@@ -64,6 +66,8 @@ def mistaken(data: bytes, asked: str) -> Problem | None:
         return None
     advice = f"Look at it with: {command()} inspect {kind.word} …" if kind.word else None
     message = f"this is no part of a {asked}: it looks like {kind.what}"
-    if asked != "queue":
+    if asked == "wal":
+        message = f"this is no segment of a log: it looks like {kind.what}"
+    elif asked != "queue":
         message = f"this is no {asked}: it looks like {kind.what}"
     return Problem("kind", message, 0, advice, "Corrupt")

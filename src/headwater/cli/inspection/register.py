@@ -27,6 +27,7 @@ from headwater.cli.inspection.transaction import describe_holds, describe_record
 from headwater.cli.stream_view import retention_words
 from headwater.core.errors import Corrupt, NotSupported
 from headwater.core.limits import REGISTER_HISTORY
+from headwater.log.slots import SlotTable
 from headwater.store.register import decode_envelope
 
 MARK_COLUMNS: Final = (
@@ -37,6 +38,15 @@ MARK_COLUMNS: Final = (
     "chunk",
     "seen_ms",
     "metadata",
+)
+SLOT_COLUMNS: Final = (
+    "slot",
+    "generation",
+    "restart_lsn",
+    "confirmed_lsn",
+    "last_seen_ms",
+    "bootstrapping",
+    "invalidation",
 )
 _SHARD: Final = re.compile(r"[0-9a-f]{3}\.json")
 
@@ -230,12 +240,36 @@ def _position(report: Report, position: GroupPosition, _: int) -> None:
         report.notes.append("the group took the queue over, and reads what another acknowledged")
 
 
+def _slots(report: Report, table: SlotTable, entries: int) -> None:
+    report.facts |= {
+        "slots": len(table.slots),
+        "leader_epoch": table.leader_epoch,
+        "next_generation": table.next_generation,
+    }
+    rows = [
+        (
+            slot.name,
+            slot.generation,
+            slot.restart_lsn,
+            slot.confirmed_lsn,
+            slot.last_seen_ms,
+            slot.bootstrapping,
+            slot.invalidation.cause.value if slot.invalidation else None,
+        )
+        for slot in table.slots
+    ]
+    total = len(rows) if len(rows) > entries else None
+    report.tables.append(Rows("slots", SLOT_COLUMNS, rows[:entries], total))
+    report.notes.append("the log is kept above the lowest restart_lsn of those that are valid")
+
+
 _BY_NAME: Final = {
     "queue.json": Known("queue.json: the floors of a native queue", Queue, _queue),
     "end.json": Known("end.json: how far a native queue has come at least", End, _end),
     "consumer.json": Known("consumer.json: who owns the consumer", ConsumerRecord, _consumer),
     "gc.json": Known("gc.json: how far the collector has looked", Scanned, _scanned),
     "side.json": Known("side.json: what a published v1 queue cannot hold", Side, _side),
+    "slots.json": Known("slots.json: what the log is kept for", SlotTable, _slots),
     "stream.json": Known("stream.json: what a stream is", StreamConfig, _stream),
     "holds.json": Known(
         "holds.json: what open transactions keep from the collector", Holds, describe_holds

@@ -1,0 +1,348 @@
+"""What the spool costs: `python -m bench.log [--quick] [--json] [--only NAME …] [--dir FOLDER]`.
+
+- groups: groups of 1 MiB from several threads at once, each returning when its bytes are synced,
+  against one write and one fdatasync for each of the same frames by hand, which is the limit of
+  whoever does not share syncs and checksums nothing;
+- records: small records through group commit against one sync a record, both by the spool, and
+  against SQLite in WAL mode with synchronous=FULL, a transaction for each group;
+- resume: from the middle of a long log, against reading all of it; memory stays flat;
+- fan-out: 1, 4 and 16 readers of the end, which share one copy;
+- reopen: opening logs of several lengths, closed and crashed.
+
+Candidates take turns within one run; ratios are of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import shutil
+import sqlite3
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from bench._findings import Goal, Section
+from bench._report import machine
+from headwater.core.limits import MIB
+from headwater.log.spool import Spool, SpoolConfig, draft_of
+
+RECORD_BYTES = 100
+WRITERS = 4
+ROUNDS = 5
+
+
+def records_of(count: int, size: int = RECORD_BYTES) -> pa.RecordBatch:
+    """Records with values of one size that do not repeat."""
+    data = os.urandom(count * size)
+    offsets = pa.array(range(0, count * size + 1, size), pa.int32())
+    values = pa.Array.from_buffers(
+        pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(data)]
+    )
+    return pa.record_batch({"_value": values})
+
+
+def timed(candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median seconds of each, taken in turns."""
+    spent: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, run in candidates.items():
+            started_s = time.perf_counter()
+            run()
+            spent[name].append(time.perf_counter() - started_s)
+    return {name: statistics.median(times) for name, times in spent.items()}
+
+
+class Folders:
+    """Fresh folders below one, which are removed in the end."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._count = 0
+
+    def fresh(self) -> str:
+        """A path that nothing stands at, beside the last one, which is removed."""
+        last = self._root / str(self._count)
+        if last.is_file():
+            last.unlink()
+        shutil.rmtree(last, ignore_errors=True)
+        self._count += 1
+        return str(self._root / str(self._count))
+
+
+def _from_threads(writers: int, work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def groups(folders: Folders, quick: bool) -> Section:
+    """Groups of 1 MiB."""
+    each, rounds = (24, 3) if quick else (64, ROUNDS)
+    batch = records_of(MIB // (RECORD_BYTES + 4))
+    frame = bytes(draft_of(batch).take()[0].frame)
+    syncs: list[float] = []
+
+    def ours() -> None:
+        spool = Spool.open(folders.fresh())
+
+        def work() -> None:
+            for _ in range(each):
+                spool.append_blocking(batch, term=1)
+
+        _from_threads(WRITERS, work)
+        syncs.append(spool.metrics.appends / spool.metrics.syncs)
+        spool.close_blocking()
+
+    def alone() -> None:
+        spool = Spool.open(folders.fresh())
+        for _ in range(WRITERS * each):
+            spool.append_blocking(batch, term=1)
+        spool.close_blocking()
+
+    def raw() -> None:
+        descriptor = os.open(folders.fresh(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for _ in range(WRITERS * each):
+            os.write(descriptor, frame)
+            os.fdatasync(descriptor)
+        os.close(descriptor)
+
+    spent = timed({f"spool, {WRITERS} threads": ours, "spool, 1 thread": alone, "raw": raw}, rounds)
+    total_mib = WRITERS * each * len(frame) / MIB
+    section = Section(
+        f"Groups of 1 MiB, synced: {total_mib:,.0f} MiB, medians of {rounds}",
+        ["way", "MiB/s", "records/s", "÷ raw"],
+    )
+    rows = WRITERS * each * batch.num_rows
+    for name, seconds in spent.items():
+        ratio = spent["raw"] / seconds
+        section.rows.append(
+            [name, f"{total_mib / seconds:,.0f}", f"{rows / seconds:,.0f}", f"{ratio:.2f}"]
+        )
+    section.notes.append(f"{statistics.median(syncs):.1f} appends shared a sync")
+    shared = spent["raw"] / spent[f"spool, {WRITERS} threads"]
+    section.goals.append(Goal("group commit ÷ raw write + fdatasync", 0.9, shared, timed=True))
+    return section
+
+
+def records(folders: Folders, quick: bool) -> Section:
+    """Small records: in groups, and one by one; and SQLite beside them."""
+    rounds, singles, grouped = (3, 100, 100_000) if quick else (ROUNDS, 400, 1_000_000)
+    one, many = records_of(1), records_of(10_000)
+    rows = [(bytes(value),) for value in many.column(0).to_pylist()]
+
+    def one_by_one() -> None:
+        spool = Spool.open(folders.fresh())
+        for _ in range(singles):
+            spool.append_blocking(one, term=1)
+        spool.close_blocking()
+
+    def in_groups() -> None:
+        spool = Spool.open(folders.fresh())
+        for _ in range(grouped // many.num_rows):
+            spool.append_blocking(many, term=1)
+        spool.close_blocking()
+
+    def sqlite() -> None:
+        path = folders.fresh()
+        os.mkdir(path)
+        base = sqlite3.connect(f"{path}/log.db")
+        base.executescript("pragma journal_mode=wal; pragma synchronous=full;")
+        base.execute("create table log (lsn integer primary key, value blob)")
+        for _ in range(grouped // len(rows)):
+            with base:
+                base.executemany("insert into log (value) values (?)", rows)
+        base.close()
+
+    ways = {"one sync a record": one_by_one, "groups of 10,000": in_groups, "SQLite, WAL": sqlite}
+    spent = timed(ways, rounds)
+    counts = {"one sync a record": singles, "groups of 10,000": grouped, "SQLite, WAL": grouped}
+    rates = {name: counts[name] / seconds for name, seconds in spent.items()}
+    section = Section(
+        f"Records of {RECORD_BYTES} bytes, synced, medians of {rounds}",
+        ["way", "records/s", "÷ one by one"],
+    )
+    base = rates["one sync a record"]
+    for name, rate in rates.items():
+        section.rows.append([name, f"{rate:,.0f}", f"{rate / base:,.1f}"])
+    ratio = rates["groups of 10,000"] / base
+    section.goals.append(Goal("group commit ÷ one sync a record", 100, ratio, timed=True))
+    return section
+
+
+def _grown(path: str, count: int) -> Spool:
+    """A log of `count` records, of which nothing is in memory."""
+    spool = Spool.open(path, config=SpoolConfig(sync="none", tail_bytes=1))
+    many = records_of(10_000)
+    for _ in range(count // many.num_rows):
+        spool.append_blocking(many, term=1)
+    return spool
+
+
+def _read_from(spool: Spool, lsn: int, most: int) -> int:
+    done = 0
+    while done < most and (found := spool.read_since_blocking(lsn, max_records=min(most, 100_000))):
+        lsn, done = found[-1].last_lsn, done + sum(map(len, found))
+    return done
+
+
+def resume(folders: Folders, quick: bool) -> Section:
+    """From the middle."""
+    count, rounds = (1_000_000, 3) if quick else (10_000_000, 3)
+    spool = _grown(folders.fresh(), count)
+    before_mib = _peak_mib()
+    ways = {
+        "first 1,000 from the middle": lambda: _check(_read_from(spool, count // 2, 1000), 1000),
+        "first 1,000 from the start": lambda: _check(_read_from(spool, 0, 1000), 1000),
+        "all": lambda: _check(_read_from(spool, 0, count), count),
+    }
+    spent = timed(ways, rounds)
+    section = Section(
+        f"Resuming in a log of {count:,} records, {len(spool.segments())} segments",
+        ["read", "ms", "records/s"],
+    )
+    for name, seconds in spent.items():
+        read = count if name == "all" else 1000
+        section.rows.append([name, f"{1e3 * seconds:,.2f}", f"{read / seconds:,.0f}"])
+    section.notes.append(
+        f"memory grew by {_peak_mib() - before_mib:,.0f} MiB at most while reading"
+    )
+    ratio = spent["all"] / spent["first 1,000 from the middle"]
+    section.goals.append(Goal("full scan ÷ resume from the middle", 100, ratio, timed=True))
+    spool.close_blocking()
+    return section
+
+
+def _check(found: int, wanted: int) -> None:
+    if found < wanted:
+        raise AssertionError(f"{found:,} records where {wanted:,} were wanted")
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def fan_out(folders: Folders, quick: bool) -> Section:
+    """Readers of the end."""
+    batches = 100 if quick else 400
+    section = Section(
+        f"Fan-out: readers that follow {batches} groups of 1,000 records as they are written",
+        ["readers", "records/s, all together", "tail, MiB", "peak memory, MiB", "from disk"],
+    )
+    for readers in (1, 4, 16):
+        spool = Spool.open(folders.fresh(), config=SpoolConfig(sync="none"))
+        started_s = time.perf_counter()
+        read = asyncio.run(_followed(spool, readers, batches))
+        seconds = time.perf_counter() - started_s
+        section.rows.append(
+            [
+                str(readers),
+                f"{read / seconds:,.0f}",
+                f"{spool._tail.size_bytes / MIB:.1f}",
+                f"{_peak_mib():,.0f}",
+                str(spool.metrics.disk_reads),
+            ]
+        )
+        spool.close_blocking()
+    return section
+
+
+async def _followed(spool: Spool, readers: int, batches: int) -> int:
+    """Write, while so many follow; how many records they read in all."""
+    batch = records_of(1000)
+
+    async def follow() -> int:
+        lsn = read = 0
+        while lsn < batches * batch.num_rows:
+            await spool.wait_for_lsn_after(lsn)
+            for group in await spool.read_since(lsn):
+                lsn, read = group.last_lsn, read + len(group)
+        return read
+
+    async def write() -> int:
+        for _ in range(batches):
+            await spool.append(batch, term=1)
+        return 0
+
+    return sum(await asyncio.gather(write(), *(follow() for _ in range(readers))))
+
+
+def reopen(folders: Folders, quick: bool) -> Section:
+    """Opening by length."""
+    section = Section("Opening a log", ["records", "MiB", "segments", "closed, ms", "crashed, ms"])
+    for count in (100_000, 1_000_000) if quick else (100_000, 1_000_000, 10_000_000):
+        path = folders.fresh()
+        spool = _grown(path, count)
+        size_bytes, segments = spool.bytes_since(0), len(spool.segments())
+        spool.close_blocking()
+        closed_s = _opened(path)
+        # A killed process leaves no marks that say how far the log was synced.
+        for marks in Path(path).glob("*.marks"):
+            marks.unlink()
+        crashed_s = _opened(path)
+        section.rows.append(
+            [
+                f"{count:,}",
+                f"{size_bytes / MIB:,.0f}",
+                str(segments),
+                f"{1e3 * closed_s:,.1f}",
+                f"{1e3 * crashed_s:,.1f}",
+            ]
+        )
+    section.notes.append(
+        "what grows is the last segment, up to 128 MiB, whose frames are all looked at; after a "
+        "crash those that nothing proves to be synced are written anew (here, with sync=none, all)"
+    )
+    return section
+
+
+def _opened(path: str) -> float:
+    started_s = time.perf_counter()
+    Spool.open(path).close_blocking()
+    return time.perf_counter() - started_s
+
+
+SECTIONS = {
+    "groups": groups,
+    "records": records,
+    "resume": resume,
+    "fan-out": fan_out,
+    "reopen": reopen,
+}
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description="Measure the spool.")
+    parser.add_argument("--quick", action="store_true", help="less of everything")
+    parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--dir", type=Path, help="where to write; the disk counts")
+    options = parser.parse_args()
+    if not options.json:
+        print(__doc__)
+        print(machine())
+    found = []
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as root:
+        folders = Folders(Path(root))
+        for name in options.only:
+            section = SECTIONS[name](folders, options.quick)
+            found.append(section)
+            if not options.json:
+                section.show()
+    if options.json:
+        print(json.dumps([section.as_json() for section in found]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""`headwater group …`: who holds the log of a stream of nodes, and who no longer may."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.data_commands import STREAM
+from headwater.cli.loop import run as run_loop
+from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.core.errors import Damaged, HeadwaterError, Refused
+
+if TYPE_CHECKING:
+    from headwater.buffer.stream import Stream
+    from headwater.log.slots import SlotRegister, SlotTable
+
+group_app = typer.Typer(
+    cls=HeadwaterGroup,
+    no_args_is_help=True,
+    help="Replication slots: who holds the log, and who no longer may.",
+)
+
+GROUP = typer.Argument(metavar="GROUP", help="The name of the slot: that of its replica.")
+PARTITION = typer.Option(None, min=0, help="Only this partition.")
+YES = typer.Option(False, "--yes", "-y", help="Do not ask.")
+
+
+@group_app.command("list")
+def list_slots(
+    url: str = URL,
+    stream: str = STREAM,
+    partition: int | None = PARTITION,
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    option: list[str] = OPTION,
+) -> None:
+    """List replication slots, as the store has them: a leader stores them every few seconds.
+
+    Exit status: 0, or 1 if there are none, or some that cannot be read.
+    """
+    from headwater.cli.group_view import as_rows, show_slots
+    from headwater.cli.stream_view import new_console
+
+    async def run() -> dict[int, tuple[SlotTable | None, int] | str]:
+        async with open_with_options(url, option) as store:
+            opened = await _opened(store, stream)
+            return {one: await _table(opened, one) for one in _wanted(opened, partition)}
+
+    found = run_loop(run())
+    rows = as_rows(found)
+    problems = {one: told for one, told in found.items() if isinstance(told, str)}
+    if as_json:
+        failed = [{"partition": one, "error": told} for one, told in problems.items()]
+        typer.echo(json.dumps([*rows, *failed], indent=2))
+    else:
+        show_slots(new_console(), rows, problems)
+    if not rows and not problems:
+        typer.echo(f"stream {stream} has no replication slots", err=True)
+    if problems or not rows:
+        raise typer.Exit(EXIT_NO)
+
+
+@group_app.command()
+def drop(
+    url: str = URL,
+    stream: str = STREAM,
+    group: str = GROUP,
+    partition: int | None = PARTITION,
+    yes: bool = YES,
+    option: list[str] = OPTION,
+) -> None:
+    """Drop a replication slot: the log is no longer kept for it.
+
+    The leader hears of it within a minute. A replica that still uses the slot comes back by itself,
+    and bootstraps again if the log has gone on without it.
+    Exit status: 0, or 1 if there was no such slot.
+    """
+    if not yes:
+        _ask(f"the slot {group} of stream {stream}; the log is then not kept for it")
+
+    async def run() -> list[int]:
+        async with open_with_options(url, option) as store:
+            opened = await _opened(store, stream)
+            wanted = _wanted(opened, partition)
+            return [one for one in wanted if await _register(opened, one).drop(group)]
+
+    dropped = run_loop(run())
+    for one in dropped:
+        typer.echo(f"✓ dropped the slot {group} of partition {one}")
+    if not dropped:
+        typer.echo(f"stream {stream} has no slot {group}", err=True)
+        raise typer.Exit(EXIT_NO)
+
+
+@group_app.command()
+def reset(
+    url: str = URL,
+    stream: str = STREAM,
+    partition: int = typer.Option(..., min=0, help="The partition."),
+    yes: bool = YES,
+    option: list[str] = OPTION,
+) -> None:
+    """Begin anew where the slots of a partition are damaged and there is no backup to restore.
+
+    Until then nothing of its log is deleted. Replicas that come back register again; those that are
+    away may find that the log has gone on without them, and bootstrap. Start the leader again
+    afterwards.
+    """
+    if not yes:
+        _ask(f"the damaged slots of partition {partition} of stream {stream}")
+
+    async def run() -> None:
+        async with open_with_options(url, option) as store:
+            opened = await _opened(store, stream)
+            (one,) = _wanted(opened, partition)
+            await _register(opened, one).reset_damaged()
+
+    run_loop(run())
+    typer.echo(f"✓ partition {partition} of {stream} begins without slots")
+
+
+async def _opened(store: Any, stream: str) -> Stream:
+    from headwater.buffer.stream import open_stream
+
+    return await open_stream(store, stream)
+
+
+def _wanted(stream: Stream, partition: int | None) -> list[int]:
+    if partition is None:
+        return list(range(stream.partitions))
+    stream.check_partition(partition)
+    return [partition]
+
+
+def _register(stream: Stream, partition: int) -> SlotRegister:
+    from headwater.log.slots import SlotRegister
+
+    return SlotRegister(stream.store, stream.name, partition, stream.id)
+
+
+async def _table(stream: Stream, partition: int) -> tuple[SlotTable | None, int] | str:
+    """The stored slots with the partition's next LSN, or why they cannot be told."""
+    try:
+        table = await _register(stream, partition).read()
+        return table, (await stream.looker(partition).state()).next_lsn
+    except Damaged as error:
+        return (
+            f"{error}. Nothing of its log is deleted meanwhile. Restore the object from a backup, "
+            f"or begin anew: headwater group reset URL {stream.name} --partition {partition}"
+        )
+    except HeadwaterError as error:
+        return str(error)
+
+
+def _ask(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise Refused(f"nobody is here to confirm that this is to go: {what}. Say --yes")
+    typer.confirm(f"Drop {what}?", abort=True)

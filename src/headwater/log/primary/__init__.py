@@ -1,0 +1,69 @@
+"""The leader's side of replication: who replicates, how far they are, what the log is kept for.
+
+Enters: registrations, pulls and acknowledgements of replicas; what was archived; writers that wait.
+Leaves: groups of the log, without gaps; commits as a policy says; the LSN that may be pruned.
+
+    replication     wires it: `PrimaryReplication`
+    registry        replicas of this leader's life, their health, the topology epoch
+    log_retention   slots against the log: floor, limits, pruning, resuming, bootstrapping
+    commit_policy   when a record counts as replicated; commit_waiter waits for it
+    flow_control    writers held up for a moment while replicas are far behind
+    source          what a replica asks, and is answered: `ReplicationSource`
+    service         the same over this leader's own log
+
+Always holds: a replica counts only for what it acknowledged since it registered; a time-out is an
+unknown outcome, never a failure; what is sent has no gap; what a valid slot needs is not pruned.
+"""
+
+from headwater.log.primary.commit_policy import (
+    AckN,
+    CommitPolicy,
+    Local,
+    Quorum,
+    Regions,
+    parse_policy,
+)
+from headwater.log.primary.config import ReplicationConfig
+from headwater.log.primary.errors import CommitUnknown
+from headwater.log.primary.flow_control import hold_up_s
+from headwater.log.primary.metrics import ReplicationMetrics
+from headwater.log.primary.registry import ReplicaRegistry
+from headwater.log.primary.replica_state import ReplicaState, ReplicationProgress
+from headwater.log.primary.replication import Committed, PrimaryReplication, Registration
+from headwater.log.primary.service import PrimaryService
+from headwater.log.primary.slot_view import SlotView
+from headwater.log.primary.source import (
+    Acknowledged,
+    Acknowledgement,
+    Bootstrap,
+    Pulled,
+    Registered,
+    ReplicationSource,
+)
+
+__all__ = [
+    "AckN",
+    "Acknowledged",
+    "Acknowledgement",
+    "Bootstrap",
+    "CommitPolicy",
+    "CommitUnknown",
+    "Committed",
+    "Local",
+    "PrimaryReplication",
+    "PrimaryService",
+    "Pulled",
+    "Quorum",
+    "Regions",
+    "Registered",
+    "Registration",
+    "ReplicaRegistry",
+    "ReplicaState",
+    "ReplicationConfig",
+    "ReplicationMetrics",
+    "ReplicationProgress",
+    "ReplicationSource",
+    "SlotView",
+    "hold_up_s",
+    "parse_policy",
+]

@@ -1,0 +1,216 @@
+"""What the log is kept for: slots against the log itself.
+
+Always holds:
+
+- nothing above the stored position of a valid slot is pruned, whatever is registered meanwhile;
+- what an invalid or dropped slot needed is freed only once that is stored;
+- a replica is told to go on only where the log has the very next record.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from headwater.core import runtime
+from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
+from headwater.log.primary.metrics import ReplicationMetrics
+from headwater.log.primary.slot_view import SlotView, slot_view
+from headwater.log.slots import (
+    BootstrapPlan,
+    FullRebootstrap,
+    InvalidationCause,
+    LagClock,
+    PartialResync,
+    ResumeMode,
+    RetentionLimits,
+    Slot,
+    SlotKeeper,
+    SlotLag,
+    breach,
+    plan_bootstrap,
+    plan_resume,
+)
+from headwater.log.wal import Wal
+
+_log: Final = logging.getLogger("headwater")
+
+
+class LogRetention:
+    """The slots of one leader, and the log that they hold."""
+
+    def __init__(
+        self, wal: Wal, keeper: SlotKeeper, bounds: RetentionLimits, metrics: ReplicationMetrics
+    ) -> None:
+        self.wal = wal
+        self.keeper = keeper
+        self.book = keeper.book
+        self._bounds = bounds
+        self._metrics = metrics
+        self._lag_clock = LagClock()
+        self._archived_lsn = 0
+        self._pruning_lsn = 0
+        """The log is being, or was, pruned through this one: what is not above it is gone."""
+
+    def oldest_lsn(self) -> int:
+        """The first record that a replica can count on."""
+        return max(self.wal.oldest_lsn(), self._pruning_lsn + 1)
+
+    def hold(self, name: str, position_lsn: int | None) -> Slot:
+        """The slot of a replica that registers with this position; see `register_replica`."""
+        self.keeper.check()
+        slot = self.book.find(name)
+        if slot is None:
+            return self._new_slot(name, position_lsn)
+        if position_lsn is not None and self._has_lost_some(slot, position_lsn):
+            return self.book.create(name, position_lsn)
+        return self.book.touch(name)
+
+    def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
+        """Give up slots that are beyond a limit; which, and why."""
+        self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
+        given_up = []
+        for slot in self.book.slots():
+            cause = breach(self._lag(slot), self._bounds) if slot.is_valid else None
+            if cause is not None:
+                self._invalidate(slot.name, cause)
+                given_up.append((slot.name, cause))
+        return given_up
+
+    async def prune_through(self, archived_lsn: int) -> int:
+        """Prune what is archived elsewhere and no slot needs; the LSN through which it went."""
+        self._archived_lsn = max(self._archived_lsn, archived_lsn)
+        self.enforce_limits()
+        if self._may_prune(self.book.floor_lsn()) < self._may_prune(self.book.wanted_floor_lsn()):
+            try:
+                await self.keeper.settle()
+            except (Unavailable, OutcomeUnknown, Refused):
+                self._metrics.prunes_held += 1
+        self.keeper.check()
+        prune_lsn = min(self._may_prune(self.book.floor_lsn()), self.wal.current_lsn())
+        if prune_lsn > 0:
+            # Said before it is awaited: whoever registers meanwhile must not count on what goes.
+            self._pruning_lsn = max(self._pruning_lsn, prune_lsn)
+            await self.wal.prune_through(prune_lsn)
+        return prune_lsn
+
+    def rebootstrap_reason(self, name: str, position_lsn: int | None) -> InvalidationCause | None:
+        """Why a replica cannot go on from here; None if it can. A slot found lost is marked so."""
+        slot = self.book.find(name)
+        mode = plan_resume(slot, position_lsn, oldest_lsn=self.oldest_lsn())
+        if isinstance(mode, PartialResync):
+            return None
+        if slot is not None and mode.cause is InvalidationCause.WAL_REMOVED:
+            self._invalidate(name, mode.cause)
+        return mode.cause
+
+    def plan_resume(self, name: str, position_lsn: int | None) -> ResumeMode:
+        """How a replica that comes back goes on; counted, so that it can be seen."""
+        cause = self.rebootstrap_reason(name, position_lsn)
+        if cause is not None:
+            self._metrics.full_rebootstraps[cause.value] += 1
+            return FullRebootstrap(cause)
+        self._metrics.partial_resyncs += 1
+        return plan_resume(self.book.find(name), position_lsn, oldest_lsn=self.oldest_lsn())
+
+    def begin_bootstrap(self, name: str, image_lsn: int | None) -> BootstrapPlan:
+        """Plan a fresh copy, and keep the log after it from here on."""
+        self.keeper.check()
+        plan = plan_bootstrap(
+            image_lsn, oldest_lsn=self.oldest_lsn(), current_lsn=self.wal.current_lsn()
+        )
+        if not isinstance(plan, BootstrapPlan):
+            raise Refused(f"replica {name!r} cannot be bootstrapped: {plan.why}")
+        self.book.create(name, plan.after_lsn, bootstrapping=True)
+        return plan
+
+    def complete_bootstrap(self, name: str, lsn: int) -> Slot:
+        """The replica has a fresh copy of everything through this LSN: its slot is valid again.
+
+        `Refused` if the log no longer has what follows, however the slot stands.
+        """
+        self.keeper.check()
+        slot = self.book.get(name)
+        if self.oldest_lsn() > lsn + 1:
+            raise Refused(
+                f"the copy of {name!r} ends at LSN {lsn}, and the log begins at "
+                f"{self.oldest_lsn()}: bootstrap again, from a newer image"
+            )
+        if slot.is_valid and slot.bootstrapping and lsn >= slot.restart_lsn:
+            return self.book.complete_bootstrap(name, lsn)
+        return self.book.create(name, lsn)
+
+    def pull_refusal(self, name: str, since_lsn: int) -> FullRebootstrap | None:
+        """Why a pull cannot be served. A bootstrap under way may pull what follows its image."""
+        slot = self.book.get(name)
+        if slot.invalidation is not None:
+            return FullRebootstrap(slot.invalidation.cause)
+        if slot.bootstrapping and since_lsn < slot.restart_lsn:
+            return FullRebootstrap(InvalidationCause.NOT_BOOTSTRAPPED)
+        if self.oldest_lsn() > since_lsn + 1:
+            return self.mark_removed(name)
+        return None
+
+    def mark_removed(self, name: str) -> FullRebootstrap:
+        """The log no longer had what a replica came for."""
+        self._invalidate(name, InvalidationCause.WAL_REMOVED)
+        return FullRebootstrap(InvalidationCause.WAL_REMOVED)
+
+    def view(self, slot: Slot, *, is_active: bool) -> SlotView:
+        """A slot in words."""
+        return slot_view(
+            slot,
+            self._lag(slot),
+            self._bounds,
+            oldest_lsn=self.oldest_lsn(),
+            archived_lsn=self._archived_lsn,
+            is_active=is_active,
+        )
+
+    def _new_slot(self, name: str, position_lsn: int | None) -> Slot:
+        current_lsn = self.wal.current_lsn()
+        if position_lsn is None:
+            return self.book.create(name, current_lsn)
+        if self.oldest_lsn() <= position_lsn + 1:
+            return self.book.create(name, position_lsn)
+        # What the replica has does not reach the log: it needs a copy, and its slot says so.
+        return self.book.create(name, current_lsn, bootstrapping=True)
+
+    def _has_lost_some(self, slot: Slot, position_lsn: int) -> bool:
+        """Whether a replica has less than it acknowledged, and the log still has the rest.
+
+        Its slot then begins anew, further back, or the rest would go before it is sent.
+        """
+        return (
+            slot.is_valid
+            and not slot.bootstrapping
+            and self.oldest_lsn() - 1 <= position_lsn < slot.restart_lsn
+        )
+
+    def _may_prune(self, floor_lsn: int | None) -> int:
+        return self._archived_lsn if floor_lsn is None else min(floor_lsn, self._archived_lsn)
+
+    def _invalidate(self, name: str, cause: InvalidationCause) -> None:
+        slot = self.book.find(name)
+        if slot is None or not slot.is_valid:
+            return
+        self.book.invalidate(name, cause)
+        self._metrics.slots_invalidated[cause.value] += 1
+        _log.warning(
+            "slot %s is given up (%s) at LSN %s, with the log from %s to %s: its replica must "
+            "bootstrap again",
+            name,
+            cause.value,
+            slot.restart_lsn,
+            self.oldest_lsn(),
+            self.wal.current_lsn(),
+        )
+
+    def _lag(self, slot: Slot) -> SlotLag:
+        behind_s = self._lag_clock.behind_s(runtime.monotonic_s(), slot.restart_lsn)
+        return SlotLag(
+            max(0, self.wal.current_lsn() - slot.restart_lsn),
+            self.wal.bytes_since(slot.restart_lsn),
+            behind_s,
+            self.book.idle_s(slot.name),
+        )

@@ -1,0 +1,172 @@
+"""Who replicates from this leader: registrations, acknowledgements, health.
+
+It lives as long as the leader does. A new leader begins with an empty one, and replicas register
+there again; what must survive stands in their slots.
+
+Always holds:
+
+- the topology epoch rises with every change of who is there, healthy or re-bootstrapping, and with
+  nothing else;
+- what a replica acknowledged never goes down, unless it registers and says itself that it has less.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.core import runtime
+from headwater.core.errors import Fenced, NotFound
+from headwater.log.primary.replica_state import ReplicaState
+
+
+class ReplicaRegistry:
+    """Registered replicas, by name."""
+
+    def __init__(self) -> None:
+        self.topology_epoch = 0
+        self._replicas: dict[str, ReplicaState] = {}
+        self._heard_s: dict[str, float] = {}
+        self._sessions = 0
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._replicas
+
+    def replicas(self) -> list[ReplicaState]:
+        """All of them, in the order in which they came."""
+        return list(self._replicas.values())
+
+    def get(self, name: str, *, session: int | None = None) -> ReplicaState:
+        """The replica of this name; `NotFound` if it has to register first.
+
+        `Fenced` if another registration took the name over since `session`.
+        """
+        state = self._replicas.get(name)
+        if state is None:
+            raise NotFound(f"replica {name!r} is not registered here: register it first")
+        if session is not None and session != state.session:
+            raise Fenced(
+                f"replica {name!r} was registered again (session {state.session}) after this "
+                f"session {session}: two replicas may not share a name; stop one of them"
+            )
+        return state
+
+    def register(
+        self, name: str, *, region: str | None, sent_lsn: int, position_lsn: int | None
+    ) -> ReplicaState:
+        """Add a replica, or take one back that comes again: it keeps what it acknowledged.
+
+        One that says it has less than it acknowledged has lost the rest, and no longer counts
+        for it.
+        """
+        now_ms = runtime.wall_ms()
+        self._sessions += 1
+        before = self._replicas.get(name)
+        if before is None:
+            self.topology_epoch += 1
+            state = ReplicaState(
+                name,
+                last_sent_lsn=sent_lsn,
+                connected_at_ms=now_ms,
+                last_seen_at_ms=now_ms,
+                region=region,
+                session=self._sessions,
+            )
+        else:
+            state = msgspec.structs.replace(
+                before,
+                last_sent_lsn=max(before.last_sent_lsn, sent_lsn),
+                region=region or before.region,
+                session=self._sessions,
+            )
+            if position_lsn is not None:
+                state = _with_at_most(state, position_lsn)
+        self._hear(state)
+        return self._replicas[name]
+
+    def unregister(self, name: str) -> bool:
+        """Forget a replica; whether it was there."""
+        if self._replicas.pop(name, None) is None:
+            return False
+        del self._heard_s[name]
+        self.topology_epoch += 1
+        return True
+
+    def acknowledge(
+        self,
+        name: str,
+        *,
+        applied_lsn: int,
+        durable_lsn: int,
+        apply_error_count: int = 0,
+        divergence_count: int = 0,
+    ) -> ReplicaState:
+        """The replica has come so far, and its copy met so many errors since it was made."""
+        before = self.get(name)
+        self._hear(
+            msgspec.structs.replace(
+                before,
+                last_acked_lsn=max(before.last_acked_lsn, applied_lsn),
+                last_durable_lsn=max(before.last_durable_lsn, durable_lsn),
+                apply_error_count=max(before.apply_error_count, apply_error_count),
+                divergence_count=max(before.divergence_count, divergence_count),
+            )
+        )
+        return self._replicas[name]
+
+    def note_pull(self, name: str, last_sent_lsn: int) -> None:
+        """The replica was sent records through this one."""
+        before = self.get(name)
+        sent = max(before.last_sent_lsn, last_sent_lsn)
+        self._hear(msgspec.structs.replace(before, last_sent_lsn=sent))
+
+    def set_rebootstrapping(self, name: str, rebootstrapping: bool) -> bool:
+        """Whether it loads a fresh copy; False if there is no such replica."""
+        state = self._replicas.get(name)
+        if state is None:
+            return False
+        if state.rebootstrapping != rebootstrapping:
+            self._replicas[name] = msgspec.structs.replace(state, rebootstrapping=rebootstrapping)
+            self.topology_epoch += 1
+        return True
+
+    def renew(self, name: str, lsn: int) -> None:
+        """The replica loaded a copy of everything through this LSN in place of what it had."""
+        state = self.get(name)
+        self._replicas[name] = msgspec.structs.replace(
+            state,
+            last_acked_lsn=lsn,
+            last_durable_lsn=lsn,
+            last_sent_lsn=max(state.last_sent_lsn, lsn),
+            divergence_count=0,
+        )
+        self.set_rebootstrapping(name, False)
+
+    def sweep(self, timeout_s: float) -> list[ReplicaState]:
+        """Tell the healthy from those that were silent for so long; those that changed."""
+        now_s = runtime.monotonic_s()
+        changed = []
+        for name, state in self._replicas.items():
+            healthy = now_s - self._heard_s[name] <= timeout_s
+            if healthy != state.healthy:
+                changed.append(msgspec.structs.replace(state, healthy=healthy))
+        for state in changed:
+            self._replicas[state.name] = state
+        self.topology_epoch += len(changed)
+        return changed
+
+    def _hear(self, state: ReplicaState) -> None:
+        self._replicas[state.name] = msgspec.structs.replace(
+            state, last_seen_at_ms=runtime.wall_ms()
+        )
+        self._heard_s[state.name] = runtime.monotonic_s()
+
+
+def _with_at_most(state: ReplicaState, position_lsn: int) -> ReplicaState:
+    return msgspec.structs.replace(
+        state,
+        last_acked_lsn=min(state.last_acked_lsn, position_lsn),
+        last_durable_lsn=min(state.last_durable_lsn, position_lsn),
+    )

@@ -1,0 +1,410 @@
+"""The leader's side of replication: who replicates, how far they are, what the log is kept for.
+
+    replication = await PrimaryReplication.open(wal, register, leader_epoch=7)
+    replication.start()
+    await replication.wait_committed(lsn)              # after a write, as the policy says
+    await replication.prune_retained_wal_through(tiered_lsn)
+    await replication.close()
+
+What changes state is plain and synchronous, and asks neither a store nor a disk; what waits is a
+coroutine. Replicas come in through `PrimaryService`.
+
+Always holds: a replica counts towards a commit with what it acknowledged since it registered, and
+no more; whoever waits is answered; nothing that a valid slot needs is pruned (see `log_retention`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+import msgspec
+
+from headwater.buffer.layout import check_group_name
+from headwater.core import runtime
+from headwater.core.errors import Fenced, HeadwaterError, Refused
+from headwater.log.primary.commit_policy import CommitPolicy, acknowledged_by
+from headwater.log.primary.commit_waiter import CommitWaiter
+from headwater.log.primary.config import ReplicationConfig
+from headwater.log.primary.errors import CommitUnknown
+from headwater.log.primary.flow_control import FlowControl
+from headwater.log.primary.log_retention import LogRetention
+from headwater.log.primary.metrics import ReplicationMetrics
+from headwater.log.primary.registry import ReplicaRegistry
+from headwater.log.primary.replica_state import ReplicaState, ReplicationProgress
+from headwater.log.primary.slot_view import SlotView
+from headwater.log.slots import (
+    BootstrapPlan,
+    InvalidationCause,
+    ResumeMode,
+    Slot,
+    SlotKeeper,
+    SlotRegister,
+)
+from headwater.log.wal import Wal
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """What a replica is told when it registers."""
+
+    session: int
+    """What it says with every further request."""
+    restart_lsn: int
+    """Where its slot stands."""
+    is_new: bool
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """A record that is in the log, and who has it besides."""
+
+    lsn: int
+    is_replicated: bool
+    """False: the time-out came first, and the configuration says to go on."""
+    acknowledged_by: list[str]
+
+
+class PrimaryReplication:
+    """Replicas, slots and commits of one partition's leader. For one event loop."""
+
+    def __init__(
+        self, wal: Wal, slots: SlotKeeper, config: ReplicationConfig | None = None
+    ) -> None:
+        """Use `PrimaryReplication.open`."""
+        self.config = config or ReplicationConfig()
+        self.metrics = ReplicationMetrics()
+        self.wal = wal
+        self.retention = LogRetention(wal, slots, self.config.retention, self.metrics)
+        self._slots = slots
+        self._book = slots.book
+        self._registry = ReplicaRegistry()
+        self.commits = CommitWaiter(self.replicated_lsn)
+        self.flow = FlowControl(
+            self._flow_lag_lsn,
+            soft_lag_lsn=self.config.soft_lag_lsn,
+            max_delay_s=self.config.max_delay_s,
+        )
+        self._sweeping: asyncio.Task[None] | None = None
+        slots.on_dropped = self._dropped_elsewhere
+        slots.on_failure = self._ended
+
+    @classmethod
+    async def open(
+        cls,
+        wal: Wal,
+        register: SlotRegister,
+        *,
+        leader_epoch: int,
+        config: ReplicationConfig | None = None,
+        must_exist: bool = False,
+    ) -> Self:
+        """Take the slots over under this leader's epoch.
+
+        `Fenced` if a later leader has. Slots that cannot be read raise what is wrong with them;
+        nothing is pruned then, since nobody can say what replicas still need.
+        """
+        chosen = config or ReplicationConfig()
+        slots = await SlotKeeper.open(
+            register,
+            leader_epoch=leader_epoch,
+            must_exist=must_exist,
+            write_interval_s=chosen.slot_write_interval_s,
+        )
+        return cls(wal, slots, chosen)
+
+    def start(self) -> None:
+        """Write slots and look after replicas, every few seconds, until `close`."""
+        self._slots.start()
+        if self._sweeping is None:
+            self._sweeping = runtime.spawn(self._sweep_on(), name="headwater-replicas")
+
+    async def close(self) -> None:
+        """Tell everybody who waits, store the slots, and end."""
+        self.commits.end(lambda: CommitUnknown("the leader stops: the record is in its log"))
+        sweeping, self._sweeping = self._sweeping, None
+        if sweeping is not None:
+            sweeping.cancel()
+            await asyncio.wait((sweeping,))
+        await self._slots.close()
+
+    @property
+    def term(self) -> int:
+        """The leader's epoch."""
+        return self._book.leader_epoch
+
+    def check_leading(self) -> None:
+        """Raise `Fenced` once it is known that a newer leader took over."""
+        if isinstance(self._slots.failure, Fenced):
+            self._slots.check()
+
+    # Who replicates
+
+    @property
+    def topology_epoch(self) -> int:
+        """How often the set of replicas, or what they are good for, has changed."""
+        return self._registry.topology_epoch
+
+    @property
+    def replica_count(self) -> int:
+        """How many replicas are registered."""
+        return len(self._registry)
+
+    def replicas(self) -> list[ReplicaState]:
+        """What is known of each."""
+        return self._registry.replicas()
+
+    def replica(self, name: str, *, session: int | None = None) -> ReplicaState:
+        """What is known of one; `NotFound`, or `Fenced` if the name was registered again since."""
+        return self._registry.get(name, session=session)
+
+    def progress(self) -> ReplicationProgress | None:
+        """How far they are together; None if there are none."""
+        return ReplicationProgress.from_replicas(self._registry.replicas())
+
+    def register_replica(
+        self, name: str, *, region: str | None = None, position_lsn: int | None = None
+    ) -> Registration:
+        """Add a replica, or take one back that comes again, with what it acknowledged.
+
+        `position_lsn` is the last record that it has. Without it a new slot stands at the end of
+        the log, for a copy that is about to be made; with it, where the replica is.
+        """
+        check_group_name(name)
+        is_new = name not in self._registry
+        slot = self.retention.hold(name, position_lsn)
+        state = self._registry.register(
+            name,
+            region=region,
+            sent_lsn=max(slot.restart_lsn, position_lsn or 0),
+            position_lsn=position_lsn,
+        )
+        self._evaluate()
+        return Registration(state.session, slot.restart_lsn, is_new)
+
+    def ensure_replica_registered(self, name: str, *, position_lsn: int | None = None) -> bool:
+        """Register a replica that only pulls, the first time it does; whether this was it."""
+        if name in self._registry:
+            return False
+        self.register_replica(name, position_lsn=position_lsn)
+        return True
+
+    def unregister_replica(self, name: str) -> bool:
+        """Forget a replica until it comes again; its slot stays, and so what it holds."""
+        left = self._registry.unregister(name)
+        if left:
+            self._evaluate()
+        return left
+
+    def set_replica_rebootstrapping(self, name: str, rebootstrapping: bool) -> bool:
+        """Whether it loads a fresh copy, so that readers who must see their writes go elsewhere."""
+        known = self._registry.set_rebootstrapping(name, rebootstrapping)
+        self._evaluate()
+        return known
+
+    def note_replica_pull(self, name: str, last_sent_lsn: int) -> None:
+        """A replica was sent records through this one."""
+        self._registry.note_pull(name, last_sent_lsn)
+        if self._book.find(name) is not None:
+            self._book.touch(name)
+
+    def acknowledge(
+        self,
+        name: str,
+        *,
+        applied_lsn: int,
+        durable_lsn: int,
+        apply_error_count: int = 0,
+        divergence_count: int = 0,
+    ) -> ReplicaState:
+        """A replica has come so far. Numbers only rise; an older message changes nothing.
+
+        `Refused` beyond what it can have: it would count for records that nobody has written yet.
+        """
+        if min(applied_lsn, durable_lsn, apply_error_count, divergence_count) < 0:
+            raise Refused(f"replica {name!r} acknowledged a negative number")
+        self.check_known(name, max(applied_lsn, durable_lsn))
+        state = self._registry.acknowledge(
+            name,
+            applied_lsn=applied_lsn,
+            durable_lsn=durable_lsn,
+            apply_error_count=apply_error_count,
+            divergence_count=divergence_count,
+        )
+        if self._book.find(name) is not None:
+            self._book.advance(name, applied_lsn=applied_lsn, durable_lsn=durable_lsn)
+        self.metrics.acknowledgements += 1
+        self._evaluate()
+        return state
+
+    def check_known(self, name: str, lsn: int) -> None:
+        """Refuse a position beyond what is in the log, was sent, or came with the registration."""
+        known_lsn = max(self._registry.get(name).last_sent_lsn, self.wal.current_lsn())
+        if lsn > known_lsn:
+            raise Refused(
+                f"replica {name!r} speaks of LSN {lsn}, and there is nothing beyond {known_lsn}: "
+                "it is not a copy of this log"
+            )
+
+    def sweep(self) -> None:
+        """Look after replicas and slots: who is silent, who is too far behind."""
+        for state in self._registry.sweep(self.config.health_timeout_s):
+            self.metrics.health_flips["healthy" if state.healthy else "unhealthy"] += 1
+        self.enforce_retention_limits()
+        self._evaluate()
+
+    # What the log is kept for
+
+    def slots(self) -> list[Slot]:
+        """The slots as they are at this moment."""
+        return self._book.slots()
+
+    def slot(self, name: str) -> Slot:
+        """One of them; `NotFound` if its replica has to register."""
+        return self._book.get(name)
+
+    def slot_views(self) -> list[SlotView]:
+        """The slots in words: status, lag, and since when nobody uses them."""
+        healthy = {one.name for one in self._registry.replicas() if one.healthy}
+        return [
+            self.retention.view(slot, is_active=slot.name in healthy) for slot in self._book.slots()
+        ]
+
+    def retention_floor_lsn(self) -> int | None:
+        """The slowest valid slot: the log is kept above it. None if no slot asks for anything."""
+        return self._book.wanted_floor_lsn()
+
+    def enforce_retention_limits(self) -> list[tuple[str, InvalidationCause]]:
+        """Give up slots that are beyond a limit; which, and why."""
+        return self.retention.enforce_limits()
+
+    async def prune_retained_wal_through(self, archived_lsn: int) -> int:
+        """Prune what is archived elsewhere and no slot needs; the LSN through which it went.
+
+        If slots cannot be stored it is pruned only as far as what is stored allows. A newer
+        leader, or damaged slots, raise, and nothing is pruned.
+        """
+        return await self.retention.prune_through(archived_lsn)
+
+    def slot_rebootstrap_reason(
+        self, name: str, position_lsn: int | None = None
+    ) -> InvalidationCause | None:
+        """Why a replica cannot go on from here; None if it can. A slot found lost is marked so."""
+        return self.retention.rebootstrap_reason(name, position_lsn)
+
+    def plan_replica_resume(self, name: str, position_lsn: int | None = None) -> ResumeMode:
+        """How a replica that comes back goes on; counted, so that it can be seen."""
+        return self.retention.plan_resume(name, position_lsn)
+
+    def begin_rebootstrap(self, name: str, *, image_lsn: int | None = None) -> BootstrapPlan:
+        """Plan a fresh copy from an image of everything through `image_lsn`, or from the log alone.
+
+        The log after it is kept from here on. `Refused` says why there is nothing to begin from.
+        """
+        self._registry.get(name)
+        plan = self.retention.begin_bootstrap(name, image_lsn)
+        self.set_replica_rebootstrapping(name, True)
+        return plan
+
+    def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
+        """The fresh copy is there, through this LSN and on disk: its slot is valid again."""
+        self._registry.get(name)
+        slot = self.retention.complete_bootstrap(name, lsn)
+        self._registry.renew(name, lsn)
+        self.metrics.slots_renewed += 1
+        self._evaluate()
+        return slot
+
+    def drop_slot(self, name: str) -> bool:
+        """Forget a slot and its replica; whether there was one. It frees the log once stored."""
+        self._registry.unregister(name)
+        dropped = self._book.drop(name)
+        self.metrics.slots_dropped += dropped
+        self._evaluate()
+        return dropped
+
+    async def settle_slots(self) -> None:
+        """Return once the slots, as they are now, would survive this leader."""
+        await self._slots.settle()
+
+    # Commits
+
+    def replicated_lsn(self, policy: CommitPolicy | None = None) -> int:
+        """The last record that is replicated as the policy says."""
+        chosen = policy or self.config.commit_policy
+        return chosen.replicated_lsn(self._registry.replicas(), self.wal.current_lsn())
+
+    async def wait_committed(
+        self, lsn: int, *, policy: CommitPolicy | None = None, timeout_s: float | None = None
+    ) -> Committed:
+        """Wait until a record that is in the log is replicated.
+
+        A time-out is `CommitUnknown`, or with `on_commit_timeout="continue"` an answer that says
+        so. It takes nothing back: the record is in the log, and replicas will have it.
+        """
+        chosen = policy or self.config.commit_policy
+        began_s = runtime.monotonic_s()
+        in_time = await self.commits.wait(
+            lsn, chosen, timeout_s=self.config.commit_timeout_s if timeout_s is None else timeout_s
+        )
+        acked = acknowledged_by(self._registry.replicas(), lsn)
+        if in_time:
+            self.metrics.commit_seconds.observe(runtime.monotonic_s() - began_s)
+            return Committed(lsn, True, acked)
+        self.metrics.commit_timeouts[str(chosen)] += 1
+        if self.config.on_commit_timeout == "continue":
+            return Committed(lsn, False, acked)
+        raise CommitUnknown(
+            f"LSN {lsn} is in the log, but {chosen} was not met within "
+            f"{runtime.monotonic_s() - began_s:.1f} s: {', '.join(acked) or 'no replica'} has it. "
+            "It may still be replicated: do not write it again",
+            lsn=lsn,
+            policy=str(chosen),
+            acknowledged_by=tuple(acked),
+        )
+
+    async def admit(self) -> float:
+        """Let a writer on, held up for a moment if replicas are far behind; for how long."""
+        held_s = await self.flow.admit()
+        if held_s:
+            self.metrics.held_up += 1
+            self.metrics.held_up_seconds.observe(held_s)
+        return held_s
+
+    # Inside
+
+    def _flow_lag_lsn(self) -> int:
+        """Of the slowest replica that is there, has spoken, and is not being made anew."""
+        slowest = min(
+            (
+                one.last_acked_lsn
+                for one in self._registry.replicas()
+                if one.healthy and one.is_counted and one.last_acked_lsn
+            ),
+            default=None,
+        )
+        return 0 if slowest is None else max(0, self.wal.current_lsn() - slowest)
+
+    def _evaluate(self) -> None:
+        self.commits.evaluate()
+        self.flow.evaluate()
+
+    def _dropped_elsewhere(self, names: list[str]) -> None:
+        for name in names:
+            self.metrics.slots_dropped += 1
+            self.unregister_replica(name)
+
+    def _ended(self, failure: HeadwaterError) -> None:
+        self.commits.end(
+            lambda: CommitUnknown(
+                f"the record is in this leader's log; who else will have it is not known: {failure}"
+            )
+        )
+
+    async def _sweep_on(self) -> None:
+        while True:
+            await runtime.sleep(self.config.sweep_interval_s)
+            try:
+                self.sweep()
+            except HeadwaterError:
+                # A log that cannot tell how long it is today may be able to tomorrow; were the
+                # sweeps to end, a dead slot would hold it for ever.
+                self.metrics.sweeps_failed += 1

@@ -1,0 +1,55 @@
+"""A slot as people look at it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.log.slots import (
+    InvalidationCause,
+    RetentionLimits,
+    Slot,
+    SlotLag,
+    SlotStatus,
+    slot_status,
+)
+
+
+class SlotView(msgspec.Struct, frozen=True):
+    """What one slot holds, and for whom."""
+
+    name: str
+    status: SlotStatus
+    restart_lsn: int
+    confirmed_lsn: int
+    lag_lsn: int
+    lag_bytes: int
+    lag_s: float
+    inactive_since_ms: int | None
+    """When its replica was last heard of, if it is away; None while it is there."""
+    bootstrapping: bool
+    cause: InvalidationCause | None
+    """Why it was given up."""
+
+
+def slot_view(
+    slot: Slot,
+    lag: SlotLag,
+    bounds: RetentionLimits,
+    *,
+    oldest_lsn: int,
+    archived_lsn: int,
+    is_active: bool,
+) -> SlotView:
+    """The view of a slot at this moment."""
+    return SlotView(
+        slot.name,
+        slot_status(slot, lag, bounds, oldest_lsn=oldest_lsn, archived_lsn=archived_lsn),
+        slot.restart_lsn,
+        slot.confirmed_lsn,
+        lag.lsn,
+        lag.bytes,
+        lag.seconds,
+        None if is_active else slot.last_seen_ms,
+        slot.bootstrapping,
+        None if slot.invalidation is None else slot.invalidation.cause,
+    )

@@ -1,0 +1,24 @@
+"""Change records: what the log carries, one by one and in groups.
+
+change    one change record, and its published JSON form
+columns   the Arrow columns of many
+group     records that stand in the log one after the other
+rows      from one to the other
+hashing   what two copies of the log compare
+"""
+
+from headwater.log.record.change import ChangeRecord
+from headwater.log.record.columns import consumed_records
+from headwater.log.record.group import Group
+from headwater.log.record.hashing import range_hash, record_hashes
+from headwater.log.record.rows import changes_of, group_of
+
+__all__ = [
+    "ChangeRecord",
+    "Group",
+    "changes_of",
+    "consumed_records",
+    "group_of",
+    "range_hash",
+    "record_hashes",
+]

@@ -1,0 +1,148 @@
+"""What two copies of the log compare: a hash of each record, computed a column at a time.
+
+It covers the LSN and the record. It does not cover the term, the frame, its time or the grouping:
+another leader writes the same records in other frames, and that is no divergence. A column that
+is absent counts as one of nulls, and a default that is written out as one that is not, because
+which of them stands in a frame depends on its neighbours.
+
+The hash of a record adds up those of its columns and mixes in the LSN; that of a range adds up its
+records', so it comes out the same whatever the groups. It finds accidents, not forgeries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from headwater.buffer.records import HEADERS, OPERATION, TIMESTAMP
+from headwater.log.record.columns import COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, RID
+from headwater.log.record.group import Group
+
+_MASK: Final = (1 << 64) - 1
+_NULL: Final = 0x9E3779B97F4A7C15
+_DEFAULTS: Final[dict[str, Any]] = {OPERATION: 0, COLLECTION: "", KIND: DEFAULT_KIND, RID: 0}
+
+
+def record_hashes(group: Group) -> pa.UInt64Array:
+    """One hash a record; of a lost range, one an LSN."""
+    lsns = pa.arange(group.first_lsn, group.last_lsn + 1).cast(pa.uint64())
+    if group.lost is not None:
+        return _mixed(pc.add(lsns, _scalar(_seed("lost"))))
+    total = pa.repeat(_scalar(0), len(group))
+    for name, column in _compared(group.records).items():
+        hashed = _mixed(pc.add(_hashes(column), _scalar(_seed(name))))
+        total = pc.add(total, pc.fill_null(hashed, 0))
+    return _mixed(pc.add(total, _mixed(lsns)))
+
+
+def range_hash(groups: Sequence[Group]) -> int:
+    """One hash of all their records, the same for every grouping of them."""
+    total = 0
+    for group in groups:
+        # Arrow's sum wraps around as well, which is what is wanted.
+        total += pc.sum(record_hashes(group)).as_py() or 0
+    return total & _MASK
+
+
+def _compared(records: pa.RecordBatch) -> dict[str, pa.Array]:
+    """The columns, each in the one form in which a value of it counts."""
+    columns = dict(zip(records.schema.names, records.columns, strict=True))
+    ingested = columns.get(COMMIT_TIMESTAMP)
+    if ingested is not None:
+        given = columns.get(TIMESTAMP)
+        columns[TIMESTAMP] = ingested if given is None else pc.coalesce(given, ingested)
+    for name, default in _DEFAULTS.items():
+        if name in columns:
+            columns[name] = _without(columns[name], pc.equal(columns[name], default))
+    if HEADERS in columns:
+        column = columns[HEADERS]
+        columns[HEADERS] = _without(column, pc.equal(pc.list_value_length(column), 0))
+    return columns
+
+
+def _without(column: pa.Array, excluded: pa.Array) -> pa.Array:
+    return pc.if_else(pc.fill_null(excluded, False), pa.scalar(None, column.type), column)
+
+
+def _hashes(array: pa.Array) -> pa.Array:
+    """A number for each value, null for nulls."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _hashes(array.dictionary_decode())
+    if pa.types.is_struct(kind):
+        return _of_struct(array)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return _of_list(array)
+    if pa.types.is_null(kind):
+        return pa.nulls(len(array), pa.uint64())
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        return array.cast(pa.uint64(), safe=False)
+    if pa.types.is_floating(kind):
+        return array.cast(pa.float64()).view(pa.uint64())
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time64(kind):
+        return array.view(pa.uint64())
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        return array.view(pa.int32()).cast(pa.uint64(), safe=False)
+    if pa.types.is_decimal(kind):
+        return _of_bytes(array.cast(pa.string()))
+    return _of_bytes(array)
+
+
+def _of_bytes(array: pa.Array) -> pa.Array:
+    values = array.cast(pa.large_binary()) if array.type != pa.binary() else array
+    # The loop over rows is map's own.
+    filled = pc.fill_null(values, b"") if values.null_count else values
+    hashed = pa.array(map(xxhash.xxh3_64_intdigest, filled.to_pylist()), pa.uint64())
+    if not values.null_count:
+        return hashed
+    return pc.if_else(values.is_valid(), hashed, pa.scalar(None, pa.uint64()))
+
+
+def _of_struct(array: pa.StructArray) -> pa.Array:
+    total = pa.repeat(_scalar(0), len(array))
+    for field, child in zip(array.type, array.flatten(), strict=True):
+        hashed = pc.fill_null(_hashes(child), _NULL)
+        total = pc.add(total, _mixed(pc.add(hashed, _scalar(_seed(field.name)))))
+    return pc.if_else(array.is_valid(), total, pa.scalar(None, pa.uint64()))
+
+
+def _of_list(array: pa.ListArray) -> pa.Array:
+    offsets = array.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    starts = pc.subtract(offsets, first).cast(pa.int64())
+    hashed = pc.fill_null(_hashes(array.values.slice(first, last - first)), _NULL)
+    lengths = pc.subtract(starts[1:], starts[:-1])
+    # Where each element stands in its own list, from 1 on: two that change places are noticed.
+    begun = pc.take(starts, _parents(lengths))
+    places = pc.subtract(pa.arange(1, last - first + 1), begun).cast(pa.uint64())
+    placed = _mixed(pc.add(hashed, _mixed(places)))
+    sums = pa.concat_arrays([pa.array([0], pa.uint64()), pc.cumulative_sum(placed)])
+    total = pc.subtract(pc.take(sums, starts[1:]), pc.take(sums, starts[:-1]))
+    total = pc.add(total, _mixed(lengths.cast(pa.uint64())))
+    return pc.if_else(array.is_valid(), total, pa.scalar(None, pa.uint64()))
+
+
+def _parents(lengths: pa.Array) -> pa.Array:
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
+    elements = pa.nulls(offsets[-1].as_py(), pa.null())
+    return pc.list_parent_indices(pa.LargeListArray.from_arrays(offsets, elements))
+
+
+def _mixed(values: pa.Array) -> pa.Array:
+    """Spread every bit over all others (the last steps of SplitMix64)."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        values = pc.bit_wise_xor(values, pc.shift_right(values, _scalar(shift)))
+        values = pc.multiply(values, _scalar(factor))
+    return pc.bit_wise_xor(values, pc.shift_right(values, _scalar(31)))
+
+
+def _seed(name: str) -> int:
+    return int(xxhash.xxh3_64_intdigest(name.encode()))
+
+
+def _scalar(value: int) -> pa.Scalar:
+    return pa.scalar(value, pa.uint64())

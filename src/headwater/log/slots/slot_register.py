@@ -1,0 +1,81 @@
+"""Where slots survive a failover: one register beside the partition's queue.
+
+Always holds:
+
+- only the leader with the highest epoch writes positions; an older one is `Fenced`;
+- a table that is there and cannot be read is an error and never an empty table: were it empty, the
+  log would be pruned under replicas that count on it.
+"""
+
+from __future__ import annotations
+
+from headwater.buffer.layout import slots_key
+from headwater.core.errors import NotFound, RolledBack
+from headwater.log.slots.table import EMPTY, SlotTable, check_format, joined, stamped, without
+from headwater.store import Register, Store
+
+
+class SlotRegister:
+    """The stored slots of one partition."""
+
+    def __init__(self, store: Store, stream: str, partition: int, stream_id: str) -> None:
+        key = slots_key(stream, partition, stream_id)
+        self._register = Register(store, key, SlotTable)
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return self._register.key
+
+    async def read(self) -> SlotTable | None:
+        """What is stored; None if slots were never kept here."""
+        try:
+            return check_format((await self._register.read()).value)
+        except NotFound:
+            return None
+
+    async def stamp(self, leader_epoch: int, *, must_exist: bool = False) -> SlotTable:
+        """Become the one who writes, and get what was stored; `Fenced` if a later leader has.
+
+        `must_exist` is for whoever knows that slots were kept here: gone is then damage.
+        """
+
+        def change(stored: SlotTable | None) -> SlotTable:
+            if stored is None and must_exist:
+                raise RolledBack(
+                    f"{self.key} is gone, and there were slots: restore it, or nothing can say "
+                    "what replicas still need"
+                )
+            return stamped(stored, leader_epoch)
+
+        return (await self._register.update(change)).value
+
+    async def write(self, mine: SlotTable) -> SlotTable:
+        """Bring what is stored up to what the leader knows; returns it, as it is then.
+
+        After an unknown outcome it is simply done again: nothing in it goes back. `RolledBack` if
+        the table that this leader stamped is gone.
+        """
+        return (await self._register.update(lambda stored: joined(stored, mine))).value
+
+    async def drop(self, name: str) -> bool:
+        """Remove a slot, whoever leads; whether there was one. The log is no longer kept for it."""
+        dropped = False
+
+        def change(stored: SlotTable | None) -> SlotTable:
+            nonlocal dropped
+            before = stored or EMPTY
+            dropped = before.slot(name) is not None
+            return without(before, name)
+
+        if await self.read() is None:
+            return False  # an update would make a table where nobody keeps slots
+        await self._register.update(change)
+        return dropped
+
+    async def reset_damaged(self) -> None:
+        """Begin anew where the table cannot be read; `Refused` if it can.
+
+        Replicas that come back are registered again. Until then the log is not kept for them.
+        """
+        await self._register.replace_damaged(EMPTY)

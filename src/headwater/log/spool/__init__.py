@@ -1,0 +1,40 @@
+"""The spool: the log on a local disk, in segments of frames.
+
+Enters: record batches, in order, from one writer at a time. Leaves: groups by LSN.
+
+    spool      opens it, and is what the others are reached by
+    draft      records made ready to be appended
+    commit     the line in which appends wait, and share a write and its sync
+    writer     the active segment: written, synced, sealed
+    reader     groups by LSN, from memory or from segments
+    tail       the end of the log in memory
+    state      what is published, and who waits for more
+    recovery   opening: what is cut off, and what stops it; adopt, torn
+    scan       a look at every frame of a file; window, which holds a chunk of it
+    frame      RDLW, the published format; envelope, what Headwater puts in it; crc
+    index      where in a segment to begin; folder, which files there are
+
+Always holds: LSNs are dense and in the order of the bytes; what was acknowledged under
+`sync="always"` survives a power loss; what is read was checked; nothing that was synced is ever
+cut off, and nothing at all without a word.
+"""
+
+from headwater.log.spool.commit import Appended
+from headwater.log.spool.config import SpoolConfig
+from headwater.log.spool.draft import Draft, draft_of, draft_of_lost
+from headwater.log.spool.errors import SpoolCorrupt
+from headwater.log.spool.metrics import SpoolMetrics
+from headwater.log.spool.spool import Spool
+from headwater.log.spool.torn import TornTail
+
+__all__ = [
+    "Appended",
+    "Draft",
+    "Spool",
+    "SpoolConfig",
+    "SpoolCorrupt",
+    "SpoolMetrics",
+    "TornTail",
+    "draft_of",
+    "draft_of_lost",
+]

@@ -1,0 +1,194 @@
+"""Group commit: appends that wait while others are written share the next write and its sync.
+
+Whoever finds nobody writing leads: it takes all that waits, and writes it. A thread that leads
+hands over to one of those who came meanwhile, once its own append is done; tasks of an event loop
+never lead themselves, a thread does it for them. So nobody works for others for ever, and a
+cancelled task leaves nothing undone.
+
+Always holds: appends are taken in the order in which they were handed in; each is settled once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headwater.core import runtime
+from headwater.core.errors import Refused, Unavailable
+from headwater.core.limits import LOG_FLUSH_BYTES
+from headwater.log.spool.envelope import Body
+from headwater.log.spool.wake import wake
+
+
+class Appended(NamedTuple):
+    """Where an append landed."""
+
+    first_lsn: int
+    last_lsn: int
+
+
+class Ticket:
+    """One append on its way."""
+
+    def __init__(
+        self, bodies: list[Body], *, term: int, first_lsn: int | None, timestamp_ms: int
+    ) -> None:
+        self.bodies = bodies
+        self.term = term
+        self.first_lsn = first_lsn
+        self.timestamp_ms = timestamp_ms
+        self.size_bytes = sum(len(body.frame) for body in bodies)
+        self.is_settled = False
+        self.turn: threading.Event | None = None
+        """Set, for a thread, when its append is settled or when it is to lead."""
+        self.heard: asyncio.Future[None] | None = None
+        """Resolved, for a task, when its append is settled."""
+        self._appended: Appended | None = None
+        self._error: BaseException | None = None
+
+    def settle(self, appended: Appended) -> None:
+        """It is done."""
+        self._end(appended, None)
+
+    def fail(self, error: BaseException) -> None:
+        """It is refused, or nobody knows."""
+        self._end(None, error)
+
+    def result(self) -> Appended:
+        """Where it landed, or why it did not."""
+        if self._error is not None:
+            raise self._error
+        assert self._appended is not None
+        return self._appended
+
+    def _end(self, appended: Appended | None, error: BaseException | None) -> None:
+        if self.is_settled:
+            return
+        self._appended, self._error, self.is_settled = appended, error, True
+        if self.turn is not None:
+            self.turn.set()
+        if self.heard is not None:
+            wake(self.heard)
+
+
+class Committer:
+    """The line in which appends wait."""
+
+    def __init__(self, flush: Callable[[list[Ticket]], None], *, queue_bytes: int) -> None:
+        self._flush = flush
+        self._queue_bytes = queue_bytes
+        self._mutex = threading.Lock()
+        self._waiting: list[Ticket] = []
+        self._batch: list[Ticket] = []
+        self._waiting_bytes = 0
+        self._led = False
+        self._closed: str | None = None
+
+    def close(self, why: str) -> None:
+        """Take no more; what waits is still written."""
+        with self._mutex:
+            self._closed = why
+
+    def append_from_thread(self, ticket: Ticket) -> Appended:
+        """Wait until it is settled, and write for others if it comes to that."""
+        turn = ticket.turn = threading.Event()
+        if self._enter(ticket):
+            self._lead(ticket)
+        try:
+            while not ticket.is_settled:
+                turn.wait()
+                turn.clear()
+                if not ticket.is_settled:
+                    self._lead(ticket)
+        except BaseException:
+            # Interrupted: nobody may appoint this thread any more, and if somebody just has, the
+            # others wait for it.
+            with self._mutex:
+                ticket.turn = None
+            if turn.is_set() and not ticket.is_settled:
+                self._lead(None)
+            raise
+        return ticket.result()
+
+    async def append_from_task(self, ticket: Ticket) -> Appended:
+        """Wait until it is settled. To be cancelled ends the waiting, not the append."""
+        ticket.heard = asyncio.get_running_loop().create_future()
+        if self._enter(ticket):
+            runtime.spawn(self._lead_beside(), name="log flush")
+        await ticket.heard
+        return ticket.result()
+
+    def _enter(self, ticket: Ticket) -> bool:
+        """Get in line; True if nobody leads."""
+        with self._mutex:
+            if self._closed is not None:
+                raise Refused(self._closed)
+            size_bytes = ticket.size_bytes
+            if self._waiting and self._waiting_bytes + size_bytes > self._queue_bytes:
+                raise Unavailable(
+                    f"{self._waiting_bytes:,} bytes wait to be written to the log already "
+                    f"(queue_bytes is {self._queue_bytes:,}): the disk does not keep up"
+                )
+            self._waiting.append(ticket)
+            self._waiting_bytes += size_bytes
+            leads, self._led = not self._led, True
+            return leads
+
+    async def _lead_beside(self) -> None:
+        begun = False
+
+        def lead() -> None:
+            nonlocal begun
+            begun = True
+            self._lead(None)
+
+        try:
+            await runtime.run_blocking(lead)
+        finally:
+            if not begun:
+                # Cancelled before a thread took it up: those in line wait for somebody.
+                lead()
+
+    def _lead(self, own: Ticket | None) -> None:
+        try:
+            while batch := self._next_batch():
+                self._flush(batch)
+                if own is not None and own.is_settled and self._handed_over():
+                    return
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def _next_batch(self) -> list[Ticket]:
+        """What is written next; with nothing in line nobody leads any more."""
+        with self._mutex:
+            size_bytes = count = 0
+            for ticket in self._waiting:
+                size_bytes += ticket.size_bytes
+                if count and size_bytes > LOG_FLUSH_BYTES:
+                    break
+                count += 1
+            batch, self._waiting = self._waiting[:count], self._waiting[count:]
+            self._waiting_bytes -= sum(ticket.size_bytes for ticket in batch)
+            self._batch = batch
+            self._led = bool(batch)
+            return batch
+
+    def _handed_over(self) -> bool:
+        with self._mutex:
+            for ticket in self._waiting:
+                if ticket.turn is not None:
+                    ticket.turn.set()
+                    return True
+        return False
+
+    def _abandon(self, error: BaseException) -> None:
+        """A flush broke off in a way it never should: nobody may wait for ever."""
+        with self._mutex:
+            left, self._waiting = [*self._batch, *self._waiting], []
+            self._waiting_bytes, self._led = 0, False
+            self._closed = f"the log broke off: {error!r}"
+        for ticket in left:
+            ticket.fail(error)

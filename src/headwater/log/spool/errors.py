@@ -1,0 +1,24 @@
+"""What can be wrong with a spool, beyond the one tree of errors.
+
+Damaged
+└── Corrupt
+    └── SpoolCorrupt   bytes that were safe are not what was written: repair
+"""
+
+from __future__ import annotations
+
+from headwater.core.errors import Corrupt
+
+
+class SpoolCorrupt(Corrupt):
+    """Bytes of the log that were once synced are damaged or gone. Nothing was cut off."""
+
+    def __init__(self, what: str, *, path: str, offset: int, lsn: int) -> None:
+        super().__init__(
+            f"{path}, offset {offset:,}, from LSN {lsn} on: {what}. Nothing was cut off; mend it "
+            "with: headwater log repair FOLDER --from COPY"
+        )
+        self.path = path
+        self.offset = offset
+        self.lsn = lsn
+        """The first LSN that cannot be read."""

@@ -1,0 +1,89 @@
+"""Reading by LSN: from memory where the tail reaches, else from the segments, frame by frame."""
+
+from __future__ import annotations
+
+import threading
+
+from headwater.core.errors import NotFound
+from headwater.log.spool.envelope import decode_group
+from headwater.log.spool.errors import SpoolCorrupt
+from headwater.log.spool.folder import Folder
+from headwater.log.spool.index import SparseIndex
+from headwater.log.spool.metrics import SpoolMetrics
+from headwater.log.spool.recovery import load_index
+from headwater.log.spool.state import Place, Segment, SpoolState
+from headwater.log.spool.tail import Tail
+from headwater.log.spool.taking import Taking
+from headwater.log.spool.window import Window, frames_after
+
+
+class SpoolReader:
+    """Finds records. Any number of threads may read, while others write and prune."""
+
+    def __init__(
+        self, folder: Folder, state: SpoolState, tail: Tail, metrics: SpoolMetrics
+    ) -> None:
+        self._folder = folder
+        self._state = state
+        self._tail = tail
+        self._metrics = metrics
+        self._loading = threading.Lock()
+
+    def taking(self, lsn: int, max_records: int, max_bytes: int) -> Taking:
+        """A read that has taken nothing yet."""
+        lsn = max(lsn, self._state.floor_lsn)
+        return Taking(lsn, max_records=max_records, max_bytes=max_bytes)
+
+    def read_tail(self, taking: Taking) -> bool:
+        """Take from memory; False if that does not reach back so far."""
+        found = self._tail.take(taking.lsn, taking)
+        self._metrics.tail_reads += found
+        return found
+
+    def read_disk(self, taking: Taking) -> None:
+        """Take from the segments."""
+        self._metrics.disk_reads += 1
+        while (place := self._state.after(taking.lsn)) is not None:
+            if taking.groups and place.lsn > taking.lsn:
+                # Pruned meanwhile: what one read hands out has no gap inside.
+                return
+            taking.lsn = place.lsn
+            try:
+                if not self._read_segment(place, taking):
+                    return
+            except NotFound:
+                if self._state.holds(place.segment):
+                    path = self._folder.segment(place.segment.first_lsn)
+                    raise SpoolCorrupt(
+                        "the file is gone", path=path, offset=0, lsn=taking.lsn + 1
+                    ) from None
+
+    def _read_segment(self, place: Place, taking: Taking) -> bool:
+        """Take what a segment has; False once there is enough."""
+        path = self._folder.segment(place.segment.first_lsn)
+        with self._folder.disk.open(path) as file:
+            window = Window(file, path, end=place.end)
+            offset = self.index(place.segment).offset_for(taking.lsn + 1)
+            frames = frames_after(window, offset=offset, lsn=taking.lsn, last_lsn=place.last_lsn)
+            for peeked, payload in frames:
+                if not taking.add(decode_group(peeked.header, payload)):
+                    return False
+        return True
+
+    def bytes_since(self, lsn: int) -> int:
+        """Bytes of log after `lsn`, to within a step of the index."""
+        place = self._state.after(lsn)
+        if place is None:
+            return 0
+        size_bytes = place.end - self.index(place.segment).offset_for(place.lsn + 1)
+        first_lsn = place.segment.first_lsn
+        later = (one for one in self._state.segments() if one.first_lsn > first_lsn)
+        return size_bytes + sum(one.size_bytes for one in later)
+
+    def index(self, segment: Segment) -> SparseIndex:
+        """Where to begin in a segment."""
+        if segment.index is None:
+            with self._loading:
+                if segment.index is None:
+                    segment.index = load_index(self._folder, segment)
+        return segment.index

@@ -1,0 +1,87 @@
+"""Every whole frame of a segment, also behind damage, and which LSNs are missing between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headwater.core.disk import Disk
+from headwater.log.record.group import Group
+from headwater.log.spool.envelope import decode_group
+from headwater.log.spool.folder import Folder
+from headwater.log.spool.scan import Scan, scan
+from headwater.log.spool.window import Peeked, Window
+
+
+class Missing(NamedTuple):
+    """LSNs that no whole frame holds."""
+
+    first_lsn: int
+    last_lsn: int
+
+    def __str__(self) -> str:
+        return f"LSN {self.first_lsn} to {self.last_lsn}"
+
+
+@dataclass(slots=True)
+class Survey:
+    """One segment, looked at wholly."""
+
+    path: str
+    scan: Scan
+    frames: list[Peeked]
+    missing: list[Missing]
+
+
+def survey(window: Window, *, first_lsn: int | None = None, last_lsn: int = 0) -> Survey:
+    """Look at a segment that is known to begin at `first_lsn` and to have reached `last_lsn`."""
+    head = window.peek(0)
+    native = head is None or head.envelope is not None
+    if first_lsn is None:
+        first_lsn = 1 if head is None else head.first_lsn
+    found = scan(window, first_lsn=first_lsn, synced_lsn=last_lsn, native=native)
+    frames = [*_prefix(window, found), *found.later]
+    until_lsn = max(found.synced_lsn, last_lsn)
+    missing = list(_gaps(frames, first_lsn, until_lsn, dense=native))
+    return Survey(window.path, found, frames, missing)
+
+
+def survey_segment(folder: Folder, first_lsn: int, last_lsn: int) -> Survey:
+    """The same, of a segment of a spool."""
+    path = folder.segment(first_lsn)
+    with folder.disk.open(path) as file:
+        window = Window(file, path, end=file.stat().size_bytes)
+        return survey(window, first_lsn=first_lsn, last_lsn=last_lsn)
+
+
+def groups_between(disk: Disk, path: str, first_lsn: int, last_lsn: int) -> Iterator[Group]:
+    """The groups of a segment's whole frames, as far as they lie between these LSNs."""
+    with disk.open(path) as file:
+        window = Window(file, path, end=file.stat().size_bytes)
+        for peeked in survey(window).frames:
+            if peeked.header.lsn < first_lsn or peeked.first_lsn > last_lsn:
+                continue
+            payload = window.payload(peeked)
+            if payload is not None:
+                part = decode_group(peeked.header, payload).between(first_lsn, last_lsn)
+                if part is not None:
+                    yield part
+
+
+def _prefix(window: Window, found: Scan) -> Iterator[Peeked]:
+    offset = 0
+    while offset < found.valid_bytes and (peeked := window.peek(offset)) is not None:
+        yield peeked
+        offset = peeked.end
+
+
+def _gaps(frames: list[Peeked], first_lsn: int, last_lsn: int, *, dense: bool) -> Iterator[Missing]:
+    reached = first_lsn - 1
+    for peeked in frames:
+        # Numbers that another implementation left out were never there.
+        if dense and reached + 1 < peeked.first_lsn <= last_lsn + 1:
+            yield Missing(reached + 1, peeked.first_lsn - 1)
+        reached = peeked.header.lsn
+    if reached < last_lsn:
+        yield Missing(reached + 1, last_lsn)

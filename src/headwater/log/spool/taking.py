@@ -1,0 +1,52 @@
+"""What one read hands out: groups in order, cut to what was asked for."""
+
+from __future__ import annotations
+
+from headwater.core.errors import Refused
+from headwater.log.record.group import Group
+
+
+class Taking:
+    """Gathers groups above an LSN until there are enough records or bytes."""
+
+    def __init__(self, lsn: int, *, max_records: int, max_bytes: int) -> None:
+        if max_records < 1 or max_bytes < 1:
+            raise Refused(
+                f"max_records is {max_records} and max_bytes {max_bytes}: both are above 0"
+            )
+        self.lsn = lsn
+        """How far it has come."""
+        self.groups: list[Group] = []
+        self.max_records = max_records
+        self._records_left = max_records
+        self._bytes_left = max_bytes
+
+    def add(self, group: Group) -> bool:
+        """Take what fits of a group; False once there is enough."""
+        part = group.after(self.lsn)
+        if part is None:
+            return True
+        part = part.between(part.first_lsn, part.first_lsn + self._records_left - 1)
+        if part is None:
+            return False
+        whole, part = part, self._fitting(part)
+        if part is None:
+            return False
+        self.groups.append(part)
+        self.lsn = part.last_lsn
+        self._records_left -= len(part)
+        self._bytes_left -= part.nbytes
+        return part is whole and self._records_left > 0 and self._bytes_left > 0
+
+    def _fitting(self, part: Group) -> Group | None:
+        """As many records as there are bytes left for, and at least one if there are none yet."""
+        if part.nbytes <= self._bytes_left or part.lost is not None:
+            return part
+        low, high = (0 if self.groups else 1), len(part)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if part.records.slice(0, middle).nbytes <= self._bytes_left:
+                low = middle
+            else:
+                high = middle - 1
+        return part.between(part.first_lsn, part.first_lsn + low - 1)

@@ -1,0 +1,108 @@
+"""A log in memory: what `headwater.log` asks of one, without a disk.
+
+    wal = MemoryWal()
+    wal.append(5)                       # five records, LSNs 1 to 5
+    await wal.prune_through(2)
+
+It is synchronous inside, so that a test says itself when what happens; `pruning` can be set to a
+coroutine function that is awaited in the middle of a prune, before anything is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pyarrow as pa
+
+from headwater.log.record.group import Group
+from headwater.log.wal import Pruned
+
+
+class MemoryWal:
+    """A `Wal` of groups in a list."""
+
+    def __init__(self, *, first_lsn: int = 1) -> None:
+        self._groups: list[Group] = []
+        self._floor_lsn = first_lsn - 1
+        self._current_lsn = first_lsn - 1
+        # In the order in which they came: that of a set is another one in every process.
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        self.pruning: Callable[[], Awaitable[None]] | None = None
+
+    def append(self, records: int = 1, *, term: int = 1) -> Group:
+        """One group of so many records, whose values are their LSNs."""
+        first = self._current_lsn + 1
+        lsns = range(first, first + records)
+        values = pa.array([b"%d" % lsn for lsn in lsns], pa.binary())
+        batch = pa.record_batch([values], names=["_value"])
+        return self.append_group(Group(term, first, lsns[-1], batch))
+
+    def append_group(self, group: Group) -> Group:
+        """A group that stands at the end of the log."""
+        assert group.first_lsn == self._current_lsn + 1, "LSNs are dense"
+        self._groups.append(group)
+        self._current_lsn = group.last_lsn
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        return group
+
+    def retained_lsns(self) -> list[int]:
+        """Every LSN that can be read."""
+        return list(range(self.oldest_lsn(), self._current_lsn + 1))
+
+    def oldest_lsn(self) -> int:
+        """See `Wal`."""
+        return self._floor_lsn + 1
+
+    def current_lsn(self) -> int:
+        """See `Wal`."""
+        return self._current_lsn
+
+    def bytes_since(self, lsn: int) -> int:
+        """See `Wal`."""
+        after = max(lsn, self._floor_lsn)
+        parts = (group.after(after) for group in self._groups)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    async def read_since(self, lsn: int, *, max_records: int, max_bytes: int) -> Sequence[Group]:
+        """See `Wal`."""
+        found: list[Group] = []
+        after = max(lsn, self._floor_lsn)
+        records_left, bytes_left = max_records, max_bytes
+        for group in self._groups:
+            last = min(group.last_lsn, max(after, group.first_lsn - 1) + records_left)
+            part = group.between(after + 1, last)
+            if part is None:
+                continue
+            if not records_left or (found and part.nbytes > bytes_left):
+                break
+            found.append(part)
+            records_left -= len(part)
+            bytes_left -= part.nbytes
+        return found
+
+    async def prune_through(self, lsn: int) -> Pruned:
+        """See `Wal`."""
+        if self.pruning is not None:
+            await self.pruning()
+        self._floor_lsn = max(self._floor_lsn, min(lsn, self._current_lsn))
+        dropped = [group for group in self._groups if group.last_lsn <= self._floor_lsn]
+        self._groups = self._groups[len(dropped) :]
+        return Pruned(self._floor_lsn, len(dropped), sum(group.nbytes for group in dropped))
+
+    async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
+        """See `Wal`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._current_lsn <= lsn:
+                    waiting = asyncio.get_running_loop().create_future()
+                    self._waiting[waiting] = None
+                    try:
+                        await waiting
+                    finally:
+                        del self._waiting[waiting]
+        except TimeoutError:
+            pass  # what it came to by then is the answer
+        return self._current_lsn

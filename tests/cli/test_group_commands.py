@@ -1,0 +1,125 @@
+"""`headwater group …`: what holds the log, seen and dropped from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from headwater.buffer.layout import slots_key
+from headwater.buffer.stream import open_stream
+from headwater.log.slots import InvalidationCause, SlotKeeper, SlotRegister
+from headwater.store import Store, open_store
+from tests.cli.conftest import Invoke
+
+
+@pytest.fixture
+def url(tmp_path: Path, invoke: Invoke) -> str:
+    """A stream of two partitions; in the second one a leader keeps three slots."""
+    address = f"file://{tmp_path}/store"
+    assert invoke("stream", "create", address, "orders", "--partitions", "2").exit_code == 0
+
+    async def run() -> None:
+        async with open_store(address) as store:
+            keeper = await SlotKeeper.open(await register(store), leader_epoch=7)
+            keeper.book.create("standby", 120)
+            keeper.book.create("fresh", 120, bootstrapping=True)
+            keeper.book.create("laptop", 3)
+            keeper.book.invalidate("laptop", InvalidationCause.HORIZON)
+            await keeper.settle()
+
+    asyncio.run(run())
+    return address
+
+
+async def register(store: Store) -> SlotRegister:
+    stream = await open_stream(store, "orders")
+    return SlotRegister(store, "orders", 1, stream.id)
+
+
+async def key(store: Store) -> str:
+    return slots_key("orders", 1, (await open_stream(store, "orders")).id)
+
+
+def names(url: str) -> list[str]:
+    async def run() -> list[str]:
+        async with open_store(url) as store:
+            table = await (await register(store)).read()
+            return [] if table is None else [slot.name for slot in table.slots]
+
+    return asyncio.run(run())
+
+
+def damage(url: str) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            await store.put(await key(store), b"not a register")
+
+    asyncio.run(run())
+
+
+def test_list_shows_the_slots_of_all_partitions(invoke: Invoke, url: str) -> None:
+    result = invoke("group", "list", url, "orders", COLUMNS="200")
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[1]: line for line in result.stdout.splitlines()[1:]}
+    assert "valid" in lines["standby"]
+    assert "120" in lines["standby"]
+    assert "bootstrapping" in lines["fresh"]
+    assert "lost: horizon" in lines["laptop"]
+
+
+def test_list_as_json(invoke: Invoke, url: str) -> None:
+    rows = json.loads(invoke("group", "list", url, "orders", "--json").stdout)
+    assert [row["slot"] for row in rows] == ["fresh", "laptop", "standby"]
+    assert {row["partition"] for row in rows} == {1}
+    assert {row["leader_epoch"] for row in rows} == {7}
+
+
+def test_list_without_slots_says_so(invoke: Invoke, url: str) -> None:
+    result = invoke("group", "list", url, "orders", "--partition", "0")
+    assert result.exit_code == 1
+    assert "no replication slots" in result.stderr
+
+
+def test_drop_removes_one_slot_and_leaves_the_others(invoke: Invoke, url: str) -> None:
+    result = invoke("group", "drop", url, "orders", "laptop", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "dropped the slot laptop of partition 1" in result.stdout
+    assert names(url) == ["fresh", "standby"]
+    again = invoke("group", "drop", url, "orders", "laptop", "--yes")
+    assert again.exit_code == 1
+    assert "no slot laptop" in again.stderr
+
+
+def test_drop_asks_before(invoke: Invoke, url: str) -> None:
+    result = invoke("group", "drop", url, "orders", "laptop")
+    assert result.exit_code == 2
+    assert "--yes" in result.stderr
+    assert names(url) == ["fresh", "laptop", "standby"]
+
+
+def test_damaged_slots_are_shown_and_can_be_begun_anew(invoke: Invoke, url: str) -> None:
+    assert invoke("group", "reset", url, "orders", "--partition", "1", "--yes").exit_code == 2
+    assert names(url) == ["fresh", "laptop", "standby"], "what can be read is not written over"
+    damage(url)
+    listed = invoke("group", "list", url, "orders")
+    assert listed.exit_code == 1
+    assert "group reset" in listed.stdout
+    assert invoke("group", "reset", url, "orders", "--partition", "1", "--yes").exit_code == 0
+    assert names(url) == []
+
+
+def test_inspect_knows_the_slots(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    (path,) = tmp_path.glob("store/**/slots.json")
+    result = invoke("inspect", "queue", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    assert "what the log is kept for" in result.stdout
+    assert "standby" in result.stdout
+
+
+def test_deleting_a_stream_deletes_its_slots(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    assert list(tmp_path.glob("store/**/slots.json"))
+    assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 0
+    assert not list(tmp_path.glob("store/**/slots.json"))

@@ -1,0 +1,127 @@
+"""`headwater inspect wal` and `headwater log repair`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headwater.cli.app import app
+from headwater.log.spool import Spool, draft_of_lost
+from headwater.log.spool.frame import encode_frame
+from tests.log.given import numbered
+
+SEGMENT = f"{1:020d}.wal"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return grown(tmp_path / "log")
+
+
+def grown(path: Path) -> Path:
+    spool = Spool.open(str(path))
+    for lsn in range(1, 6):
+        spool.append_blocking(numbered(lsn, 1), term=2, timestamp_ms=1_700_000_000_000)
+    spool.append_blocking(draft_of_lost(2, "batch 7 is gone"), term=2)
+    spool.close_blocking()
+    return path
+
+
+def told(*arguments: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def damage(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_a_good_segment_is_told_with_its_frames(folder: Path) -> None:
+    status, found = told("inspect", "wal", str(folder / SEGMENT))
+    assert (status, found["good"], found["ending"]) == (0, True, "clean")
+    assert (found["frames"], found["groups"], found["lost_ranges"]) == (6, 6, 1)
+    assert (found["first_lsn"], found["last_lsn"], found["synced_lsn_beside"]) == (1, 7, 7)
+    assert found["last_frames"][0]["columns"] == "_value"
+    assert found["last_frames"][-1]["columns"] == "lost: batch 7 is gone"
+    shown = CliRunner().invoke(app, ["inspect", "wal", str(folder / SEGMENT), "--frames", "2"])
+    assert shown.exit_code == 0
+    assert "clean" in shown.stdout
+
+
+def test_a_torn_and_a_corrupt_end_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone.wal"
+    alone.write_bytes((folder / SEGMENT).read_bytes()[:-1])
+    status, found = told("inspect", "wal", str(alone))
+    assert (status, found["ending"]) == (1, "torn")
+    assert "its head tells of LSN 7" in found["problems"][0]["message"]
+    # Beside the marks of its log the same bytes are corrupt.
+    (folder / SEGMENT).write_bytes(alone.read_bytes())
+    status, found = told("inspect", "wal", str(folder / SEGMENT))
+    assert (status, found["ending"]) == (1, "corrupt")
+    assert "LSN 6 to 7 cannot be read" in found["problems"][0]["message"]
+    assert "log repair" in found["problems"][0]["advice"]
+
+
+def test_a_sealed_segment_is_judged_by_the_next_one(folder: Path) -> None:
+    (folder / f"{20:020d}.wal").touch()
+    status, found = told("inspect", "wal", str(folder / SEGMENT))
+    assert (status, found["ending"]) == (1, "corrupt")
+    assert "LSN 8 to 19" in found["problems"][0]["message"]
+
+
+def test_frames_of_another_implementation_are_shown() -> None:
+    data = encode_frame(b'{"operation":"insert","rid":5}', term=1, lsn=9, timestamp_ms=3)
+    result = CliRunner().invoke(app, ["inspect", "wal", "-", "--json"], input=data)
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["frames"], found["groups"]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(b"", "no bytes"), (b"PAR1....", "a Parquet file"), (b"HWX1", "the index")]
+)
+def test_what_is_no_segment_is_named(data: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    status, found = told("inspect", "wal", str(path))
+    assert status == 1
+    assert said in found["problems"][0]["message"]
+
+
+def test_a_segment_given_as_a_batch_is_named(folder: Path) -> None:
+    status, found = told("inspect", "batch", str(folder / SEGMENT))
+    assert status == 1
+    assert "a segment of a log" in found["problems"][0]["message"]
+    assert "inspect wal" in found["problems"][0]["advice"]
+
+
+def test_repair_mends_from_a_copy_and_says_so(folder: Path, tmp_path: Path) -> None:
+    copy = grown(tmp_path / "copy")
+    damage(folder / SEGMENT, 100)
+    result = CliRunner().invoke(app, ["log", "repair", str(folder), "--from", str(copy)])
+    assert result.exit_code == 0
+    assert f"mended   LSN 1 to 1 from {copy}" in result.stdout
+    assert f"kept     {folder / SEGMENT}.damaged" in result.stdout
+    again = CliRunner().invoke(app, ["log", "repair", str(folder)])
+    assert "nothing is damaged" in again.stdout
+    assert Spool.open(str(folder)).current_lsn() == 7
+
+
+def test_repair_says_what_no_copy_has(folder: Path) -> None:
+    damage(folder / SEGMENT, 100)
+    result = CliRunner().invoke(app, ["log", "repair", str(folder)])
+    assert result.exit_code == 1
+    assert "missing  LSN 1 to 1: no copy has it" in result.stdout
+    status, found = told("log", "repair", str(folder), "--give-up")
+    assert (status, found["missing"]) == (0, [])
+    assert found["mended"][0]["source"] == "given up in a repair"
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["log", "repair", str(tmp_path / "nowhere")])
+    assert result.exit_code == 2

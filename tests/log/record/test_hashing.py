@@ -1,0 +1,108 @@
+"""Hashes of records: the same for every grouping and every leader, others for any other record."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from headwater.buffer.records import HEADERS_TYPE
+from headwater.log.record import Group, range_hash, record_hashes
+
+TIMES = pa.timestamp("us", "UTC")
+
+
+def group(columns: dict[str, pa.Array], *, first_lsn: int = 1, term: int = 1) -> Group:
+    records = pa.record_batch(columns)
+    return Group(term, first_lsn, first_lsn + records.num_rows - 1, records)
+
+
+TYPED = {
+    "_key": pa.array([b"a", None, b"a", b""], pa.binary()),
+    "number": pa.array([1, -1, None, 1 << 62], pa.int64()),
+    "real": pa.array([0.5, float("inf"), None, -0.5], pa.float32()),
+    "yes": pa.array([True, False, None, True]),
+    "text": pa.array(["ä", "", None, "x"]),
+    "price": pa.array([decimal.Decimal("1.50"), None, decimal.Decimal("-2.00"), None]),
+    "day": pa.array([datetime.date(2024, 1, 1), None, None, None]),
+    "when": pa.array([1, None, 3, 4], TIMES),
+    "tags": pa.array([["a", None], [], None, ["b", "a"]], pa.list_(pa.string())),
+    "pairs": pa.array([[("k", 1)], [], None, [("k", 2)]], pa.map_(pa.string(), pa.int32())),
+    "coded": pa.array(["a", None, "b", "a"]).dictionary_encode(),
+    "inner": pa.array([{"x": 1, "y": [1]}, {"x": None, "y": None}, None, {"x": 1, "y": []}]),
+}
+
+
+def test_grouping_term_and_frame_time_change_nothing() -> None:
+    whole = group(TYPED)
+    parts = [whole.between(1, 1), whole.between(2, 3), whole.between(4, 4)]
+    others = [replace(part, term=9, timestamp_ms=5) for part in parts if part is not None]
+    assert record_hashes(whole).to_pylist() == [
+        one for part in others for one in record_hashes(part).to_pylist()
+    ]
+    assert range_hash([whole]) == range_hash(others)
+
+
+def test_the_lsn_counts() -> None:
+    assert record_hashes(group(TYPED)) != record_hashes(group(TYPED, first_lsn=2))
+
+
+@pytest.mark.parametrize("column", TYPED)
+def test_every_column_counts(column: str) -> None:
+    changed = {**TYPED, column: TYPED[column].take(pa.array([1, 0, 2, 3]))}
+    before, after = (record_hashes(group(columns)).to_pylist() for columns in (TYPED, changed))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+    assert before[2:] == after[2:]
+
+
+def test_two_columns_that_trade_their_values_are_told_apart() -> None:
+    one = group({"a": pa.array([1]), "b": pa.array([2])})
+    other = group({"a": pa.array([2]), "b": pa.array([1])})
+    assert record_hashes(one) != record_hashes(other)
+
+
+def test_an_absent_column_is_one_of_nulls_and_a_default_is_one_that_is_not_written() -> None:
+    bare = group({"_value": pa.array([b"x"])})
+    full = group(
+        {
+            "_value": pa.array([b"x"]),
+            "_key": pa.array([None], pa.binary()),
+            "_operation": pa.array([0], pa.int8()),
+            "_kind": pa.array(["entity"]),
+            "_rid": pa.array([0]),
+            "_headers": pa.array([[]], HEADERS_TYPE),
+        }
+    )
+    assert record_hashes(bare) == record_hashes(full)
+
+
+def test_a_timestamp_that_is_the_ingestion_time_may_be_written_or_not() -> None:
+    time = pa.array([1_000_000], TIMES)
+    absent = group({"_value": pa.array([b"x"]), "_commit_timestamp": time})
+    written = group({"_value": pa.array([b"x"]), "_commit_timestamp": time, "_timestamp": time})
+    assert record_hashes(absent) == record_hashes(written)
+
+
+def test_a_lost_range_has_a_hash_for_each_of_its_lsns() -> None:
+    empty = pa.record_batch({"_value": pa.array([], pa.binary())})
+    lost = Group(1, 3, 5, empty, lost="gone")
+    part = lost.between(4, 5)
+    assert part is not None
+    assert len(record_hashes(lost)) == 3
+    assert range_hash([lost]) != range_hash([part])
+
+
+def test_a_hash_is_what_it_always_was() -> None:
+    columns = {
+        "_value": pa.array([b"a", None]),
+        "_key": pa.array([b"k", b""]),
+        "n": pa.array([1, 2]),
+    }
+    assert record_hashes(group(columns)).to_pylist() == [
+        13331016832900248514,
+        1608264980587005804,
+    ]

@@ -1,0 +1,81 @@
+"""How a replica that comes back goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.log.slots import (
+    BootstrapPlan,
+    FullRebootstrap,
+    InvalidationCause,
+    NoBootstrap,
+    PartialResync,
+    Slot,
+    plan_bootstrap,
+    plan_resume,
+)
+
+REMOVED = FullRebootstrap(InvalidationCause.WAL_REMOVED)
+AT_500 = Slot("a", 1, 500, 500, 5, 5)
+
+
+@pytest.mark.parametrize("oldest_lsn", [1, 400, 501])
+def test_what_the_log_still_has_is_gone_on_with(oldest_lsn: int) -> None:
+    assert plan_resume(AT_500, None, oldest_lsn=oldest_lsn) == PartialResync(500)
+    assert plan_resume(AT_500, 500, oldest_lsn=oldest_lsn) == PartialResync(500)
+
+
+def test_one_record_too_few_is_too_few() -> None:
+    assert plan_resume(AT_500, None, oldest_lsn=502) == REMOVED
+
+
+def test_an_empty_log_that_begins_above_the_slot_is_no_partial_resync() -> None:
+    # The leader lost its disk; its log is empty, and will begin at 1,001.
+    assert plan_resume(AT_500, None, oldest_lsn=1001) == REMOVED
+    assert plan_resume(AT_500, 500, oldest_lsn=1001) == REMOVED
+
+
+def test_a_replica_that_went_on_after_its_slot_was_stored_goes_on_from_where_it_is() -> None:
+    assert plan_resume(AT_500, 520, oldest_lsn=521) == PartialResync(520)
+
+
+def test_a_replica_that_lost_what_it_acknowledged_is_sent_it_again_or_made_anew() -> None:
+    assert plan_resume(AT_500, 450, oldest_lsn=451) == PartialResync(450)
+    assert plan_resume(AT_500, 450, oldest_lsn=452) == REMOVED, "not from the slot: that is a gap"
+
+
+def test_an_empty_replica_begins_at_the_beginning_or_not_at_all() -> None:
+    assert plan_resume(None, 0, oldest_lsn=1) == PartialResync(0)
+    assert plan_resume(None, 0, oldest_lsn=2) == REMOVED
+    assert plan_resume(None, None, oldest_lsn=2) == REMOVED
+
+
+def test_a_slot_that_was_given_up_says_why() -> None:
+    lost = AT_500.invalidated(InvalidationCause.IDLE_TIMEOUT, 9)
+    assert plan_resume(lost, 500, oldest_lsn=1) == FullRebootstrap(InvalidationCause.IDLE_TIMEOUT)
+
+
+def test_a_bootstrap_that_was_not_completed_is_begun_again() -> None:
+    begun = Slot("a", 1, 500, 500, 5, 5, bootstrapping=True)
+    again = FullRebootstrap(InvalidationCause.NOT_BOOTSTRAPPED)
+    assert plan_resume(begun, None, oldest_lsn=1) == again
+    assert plan_resume(begun, 900, oldest_lsn=1) == again, "what it has is what was to be replaced"
+    assert plan_resume(begun.bootstrapped(510), None, oldest_lsn=1) == PartialResync(510)
+
+
+def test_a_bootstrap_begins_from_an_image_that_the_log_continues() -> None:
+    assert plan_bootstrap(40, oldest_lsn=41, current_lsn=90) == BootstrapPlan(40, 90)
+    assert plan_bootstrap(40, oldest_lsn=1, current_lsn=90) == BootstrapPlan(40, 90)
+
+
+def test_a_bootstrap_without_an_image_takes_the_whole_log() -> None:
+    assert plan_bootstrap(None, oldest_lsn=1, current_lsn=90) == BootstrapPlan(0, 90)
+
+
+def test_a_bootstrap_from_neither_is_refused_and_says_why() -> None:
+    without = plan_bootstrap(None, oldest_lsn=2, current_lsn=90)
+    assert isinstance(without, NoBootstrap)
+    assert "begins at LSN 2" in without.why
+    torn = plan_bootstrap(40, oldest_lsn=51, current_lsn=90)
+    assert isinstance(torn, NoBootstrap)
+    assert "records 41 to 50 are in neither" in torn.why

@@ -1,0 +1,90 @@
+"""Joining a leader's slots with what is stored: who may, what stays, what goes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from headwater.core.errors import Fenced, NotSupported
+from headwater.log.slots.slot import Invalidation, InvalidationCause, Slot
+from headwater.log.slots.table import SlotTable, joined, stamped, table_of, without
+
+
+def slot(name: str, generation: int, lsn: int = 0, **more: object) -> Slot:
+    return msgspec.structs.replace(Slot(name, generation, lsn, lsn, 5, 5), **more)
+
+
+def table(*slots: Slot, epoch: int = 1, next_generation: int = 10) -> SlotTable:
+    return table_of(slots, leader_epoch=epoch, next_generation=next_generation)
+
+
+def test_an_older_leader_neither_stamps_nor_writes() -> None:
+    newer = table(epoch=7)
+    with pytest.raises(Fenced, match="epoch 7"):
+        stamped(newer, 6)
+    with pytest.raises(Fenced, match="stop serving"):
+        joined(newer, table(epoch=6))
+
+
+def test_stamping_keeps_every_slot() -> None:
+    before = table(slot("a", 1, 40), epoch=3)
+    assert stamped(before, 4) == msgspec.structs.replace(before, leader_epoch=4)
+    assert stamped(before, 3) == before, "the same leader may come again"
+    assert stamped(None, 4).slots == []
+
+
+def test_positions_of_one_generation_never_go_back() -> None:
+    stored = table(slot("a", 1, 40))
+    assert joined(stored, table(slot("a", 1, 30))) == stored
+    assert joined(stored, table(slot("a", 1, 50))) == table(slot("a", 1, 50))
+
+
+def test_an_invalidation_stays() -> None:
+    lost = Invalidation(InvalidationCause.HORIZON, 9)
+    stored = table(slot("a", 1, 40, invalidation=lost))
+    assert joined(stored, table(slot("a", 1, 40))) == stored
+
+
+def test_a_bootstrap_that_is_done_stays_done() -> None:
+    stored = table(slot("a", 1, 40))
+    assert joined(stored, table(slot("a", 1, 40, bootstrapping=True))) == stored
+
+
+def test_a_new_generation_replaces_the_one_before_and_may_stand_lower() -> None:
+    lost = Invalidation(InvalidationCause.HORIZON, 9)
+    stored = table(slot("a", 1, 40, invalidation=lost), next_generation=2)
+    renewed = table(slot("a", 2, 30), next_generation=3)
+    assert joined(stored, renewed) == renewed
+
+
+def test_a_slot_that_was_never_stored_is_added() -> None:
+    stored = table(slot("a", 1), next_generation=2)
+    mine = table(slot("a", 1), slot("b", 2), next_generation=3)
+    assert joined(stored, mine) == mine
+
+
+def test_a_slot_that_somebody_else_dropped_does_not_come_back() -> None:
+    mine = table(slot("a", 1), slot("b", 2), next_generation=3)
+    dropped = without(mine, "a")
+    assert joined(dropped, mine) == dropped
+
+
+def test_a_slot_that_the_leader_dropped_goes() -> None:
+    stored = table(slot("a", 1), slot("b", 2), next_generation=3)
+    mine = table(slot("b", 2), next_generation=3)
+    assert joined(stored, mine) == mine
+
+
+def test_generations_are_never_given_twice() -> None:
+    stored = table(next_generation=9)
+    assert joined(stored, table(next_generation=3)).next_generation == 9
+
+
+def test_a_table_of_a_later_version_is_refused() -> None:
+    later = msgspec.structs.replace(table(), slots_format=2)
+    with pytest.raises(NotSupported, match="Upgrade"):
+        stamped(later, 9)
+    with pytest.raises(NotSupported, match="Upgrade"):
+        joined(later, table())
+    with pytest.raises(NotSupported, match="Upgrade"):
+        without(later, "a")

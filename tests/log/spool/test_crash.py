@@ -1,0 +1,82 @@
+"""The spool at every point at which it may crash, and with an error at every call."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from headwater.core.errors import HeadwaterError
+from headwater.log.spool import Spool, SpoolConfig
+from headwater.testing.disk import FaultyDisk
+from headwater.testing.disk_explore import explore
+from tests.log.given import PATH, everything, numbered, opened
+
+CONFIG = SpoolConfig(segment_bytes=900, group_bytes=60)
+Said = tuple[str, int]
+"""What the caller was told: `written` through an LSN, or that the floor may be at one."""
+
+
+def body(disk: FaultyDisk, ack: Callable[[Said], None]) -> None:
+    """Every kind of change, whatever became of the one before."""
+    # A folder whose own name could not be synced is no place for a log.
+    disk.make_dir(PATH)
+    disk.sync_dir("/")
+    with contextlib.suppress(HeadwaterError):
+        spool = opened(disk, config=CONFIG)
+        _append(spool, 4, ack)
+        _append(spool, 3, ack)
+        with contextlib.suppress(HeadwaterError):
+            spool.seal_blocking()
+        _append(spool, 1, ack)
+        _prune(spool, 5, ack)
+        _append(spool, 2, ack)
+        with contextlib.suppress(HeadwaterError):
+            spool.tend_blocking()
+        spool.close_blocking()
+    with contextlib.suppress(HeadwaterError):
+        spool = opened(disk, config=CONFIG)
+        _append(spool, 2, ack)
+        _prune(spool, spool.current_lsn(), ack)
+        floor_lsn = spool.current_lsn() + 9
+        ack(("floor", floor_lsn))
+        spool.start_over_blocking(floor_lsn + 1)
+        _append(spool, 1, ack)
+        spool.close_blocking()
+
+
+def _append(spool: Spool, count: int, ack: Callable[[Said], None]) -> None:
+    with contextlib.suppress(HeadwaterError):
+        first = spool.current_lsn() + 1
+        ack(("written", spool.append_blocking(numbered(first, count), term=1).last_lsn))
+
+
+def _prune(spool: Spool, lsn: int, ack: Callable[[Said], None]) -> None:
+    ack(("floor", lsn))
+    with contextlib.suppress(HeadwaterError):
+        spool.prune_through_blocking(lsn)
+
+
+def check(disk: FaultyDisk, said: list[Said]) -> None:
+    written = max((lsn for what, lsn in said if what == "written"), default=0)
+    floor = max((lsn for what, lsn in said if what == "floor"), default=0)
+    spool = opened(disk, config=CONFIG)
+    records = everything(spool)
+    assert list(records) == list(range(spool.oldest_lsn(), spool.current_lsn() + 1))
+    assert all(value == b"record %d" % lsn for lsn, value in records.items())
+    assert spool.current_lsn() >= written
+    assert spool.oldest_lsn() <= floor + 1
+    following = spool.current_lsn() + 1
+    assert spool.append_blocking(numbered(following, 1), term=1) == (following, following)
+
+
+def test_at_every_crash_point_the_acknowledged_is_there_and_the_log_goes_on() -> None:
+    explored = explore(body, check, states=2)
+    assert explored.points > 90
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+def test_an_error_at_every_call_breaks_no_promise(number: int) -> None:
+    explore(body, check, states=2, crashes=False, errors=[number])

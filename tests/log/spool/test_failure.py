@@ -1,0 +1,235 @@
+"""A full disk, errors of syncs and writes, and the mistakes one would make."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from random import Random
+
+import pytest
+
+from headwater.core.disk import DiskFile
+from headwater.core.errors import DiskFailed, NoSpace
+from headwater.log.spool import SpoolConfig, recovery, scan, window
+from headwater.log.spool.folder import Folder, Marks
+from headwater.log.spool.index import SparseIndex
+from headwater.log.spool.state import Segment
+from headwater.log.spool.writer import SegmentWriter
+from headwater.testing import Simulation, simulate
+from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
+from tests.log.given import contents, everything, found, numbered, opened
+from tests.torture.log_scenarios import bitflip_history, power_loss_history, replaced
+
+
+def test_a_full_disk_refuses_the_write_and_leaves_the_log_usable() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(segment_bytes=2000))
+    for lsn in range(1, 11):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    before = contents(disk)
+    disk.space_bytes = sum(map(len, before.values())) + 100
+    with pytest.raises(NoSpace):
+        spool.append_blocking(numbered(11, 1), term=1)
+    assert contents(disk) == before
+    assert spool.current_lsn() == 10
+    assert list(everything(spool)) == list(range(1, 11))
+    # Pruning needs no space, and makes some.
+    assert spool.prune_through_blocking(6).segments > 0
+    assert spool.append_blocking(numbered(11, 1), term=1) == (11, 11)
+    disk.crash()
+    again = opened(disk.after_crash(Random(1)))
+    assert list(everything(again)) == list(range(7, 12))
+
+
+def test_a_disk_without_room_for_the_next_segment_refuses_and_goes_on_later() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(segment_bytes=1))
+    spool.append_blocking(numbered(1, 1), term=1)
+    disk.fail_next("create", errno.ENOSPC)
+    with pytest.raises(NoSpace):
+        spool.append_blocking(numbered(2, 1), term=1)
+    assert spool.append_blocking(numbered(2, 1), term=1) == (2, 2)
+
+
+def test_a_full_disk_can_still_be_opened() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 3), term=1)
+    disk.space_bytes = sum(map(len, contents(disk).values()))
+    disk.crash()
+    again = opened(disk.after_crash(Random(1), CrashKind.PROCESS_KILL))
+    assert list(everything(again)) == [1, 2, 3]
+
+
+def test_after_a_failed_sync_nothing_is_acknowledged_and_none_is_tried_again() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 1), term=1)
+    disk.fail_next("sync", errno.EIO)
+    with pytest.raises(DiskFailed, match="open the log again"):
+        spool.append_blocking(numbered(2, 1), term=1)
+    syncs = sum(name.startswith("before sync ") for name in disk.trail)
+    for attempt in (
+        lambda: spool.append_blocking(numbered(2, 1), term=1),
+        spool.seal_blocking,
+        spool.tend_blocking,
+    ):
+        with pytest.raises(DiskFailed):
+            attempt()
+    assert sum(name.startswith("before sync ") for name in disk.trail) == syncs
+    # What was safe before is still read.
+    assert spool.current_lsn() == 1
+    assert found(spool.read_since_blocking(0)) == {1: b"record 1"}
+    spool.close_blocking()
+    disk.crash()
+    for kind in CrashKind:
+        assert list(everything(opened(disk.after_crash(Random(1), kind)))) == [1]
+
+
+def test_a_failed_sync_ends_the_waiting() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = FaultyDisk()
+        spool = opened(disk)
+        disk.fail_next("sync", errno.EIO)
+        waiting = simulation.spawn(spool.wait_for_lsn_after(0, timeout_s=1000), name="wait")
+        with pytest.raises(DiskFailed):
+            await spool.append(numbered(1, 1), term=1)
+        with pytest.raises(DiskFailed):
+            await waiting
+        with pytest.raises(DiskFailed):
+            await spool.wait_for_lsn_after(0, timeout_s=1000)
+
+    simulate(main, seed=1)
+
+
+@pytest.mark.parametrize("operation", ["append", "truncate"])
+def test_an_error_that_says_nothing_of_space_is_fatal(operation: str) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 1), term=1)
+    disk.fail_next("append", errno.ENOSPC if operation == "truncate" else errno.EIO)
+    if operation == "truncate":
+        disk.fail_next("truncate", errno.EIO)
+    with pytest.raises(DiskFailed):
+        spool.append_blocking(numbered(2, 1), term=1)
+    with pytest.raises(DiskFailed):
+        spool.append_blocking(numbered(2, 1), term=1)
+
+
+def test_what_was_refused_never_comes_back() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(group_bytes=20))
+    spool.append_blocking(numbered(1, 1), term=1)
+    disk.space_bytes = sum(map(len, contents(disk).values())) + 900
+    with pytest.raises(NoSpace):
+        # Two frames of it found room.
+        spool.append_blocking(numbered(2, 5), term=1)
+    disk.crash()
+    for seed in range(20):
+        assert list(everything(opened(disk.after_crash(Random(seed))))) == [1]
+
+
+def test_a_floor_whose_name_could_not_be_synced_ends_the_spool() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 2), term=1)
+    disk.fail_next("sync_dir", errno.EIO)
+    with pytest.raises(DiskFailed):
+        spool.prune_through_blocking(1)
+    with pytest.raises(DiskFailed):
+        spool.append_blocking(numbered(3, 1), term=1)
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Does not do what it should."""
+
+
+def _set_marks_unsynced(self: Folder, before: Marks | None, after: Marks) -> None:
+    if before is None:
+        self.disk.create(self.file(after.name)).close()
+    elif before != after:
+        self.disk.rename(self.file(before.name), self.file(after.name))
+
+
+def _create_unsynced(self: SegmentWriter, first_lsn: int) -> tuple[Segment, DiskFile]:
+    file = self._folder.disk.create(self._folder.segment(first_lsn))
+    return Segment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn)), file
+
+
+def _sync_without_a_disk(self: SegmentWriter, *, through_lsn: int | None = None) -> None:
+    self._note_synced(self._state.current_lsn if through_lsn is None else through_lsn)
+
+
+_real_truncate = FaultyFile.truncate
+
+
+def _keep_torn_tail(self: DiskFile, size_bytes: int) -> None:
+    """Cuts nothing off that is shorter than a magic."""
+    if self.stat().size_bytes - size_bytes > 3:
+        _real_truncate(self, size_bytes)  # type: ignore[arg-type]
+
+
+Mistake = Callable[[], AbstractContextManager[None]]
+MISTAKES: dict[str, tuple[Mistake, Callable[[int], None]]] = {
+    "acknowledged before it is synced": (
+        lambda: replaced(SegmentWriter, "_sync", _sync_without_a_disk),
+        power_loss_history,
+    ),
+    "the floor's name is not synced": (
+        lambda: replaced(Folder, "set_marks", _set_marks_unsynced),
+        power_loss_history,
+    ),
+    "the name of the next segment is not synced": (
+        lambda: replaced(SegmentWriter, "_create", _create_unsynced),
+        power_loss_history,
+    ),
+    "a later whole frame means corruption": (
+        lambda: replaced(scan, "_proves", lambda peeked, previous, native: peeked.first_lsn - 1),
+        power_loss_history,
+    ),
+    "a first bad frame means a torn tail": (
+        lambda: replaced(scan, "_proves", lambda peeked, previous, native: 0),
+        bitflip_history,
+    ),
+    "checksums are not looked at": (
+        lambda: replaced(window, "is_whole", lambda header, frame: True),
+        bitflip_history,
+    ),
+    "what a failed sync left in memory is synced again and trusted": (
+        lambda: replaced(recovery, "renew", _nothing),
+        power_loss_history,
+    ),
+    "a refused write is left where it stands": (
+        lambda: replaced(SegmentWriter, "_cut_back", _nothing),
+        power_loss_history,
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_bug_is_caught(mistake: str) -> None:
+    plant, history = MISTAKES[mistake]
+    with plant():
+        for seed in range(2000):
+            try:
+                history(seed)
+            except Exception:
+                return
+    pytest.fail("2,000 histories noticed nothing")
+
+
+def test_a_tail_of_one_to_three_bytes_that_stays_is_caught() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 1), term=1)
+    spool._writer._file.append(b"RD")
+    disk.crash()
+    with (
+        replaced(FaultyFile, "truncate", _keep_torn_tail),
+        replaced(recovery, "renew", _nothing),
+    ):
+        again = opened(disk.after_crash(Random(1), CrashKind.PROCESS_KILL))
+        again.append_blocking(numbered(2, 1), term=1)
+        with pytest.raises(Exception, match="no frame begins here"):
+            everything(again)

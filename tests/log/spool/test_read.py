@@ -1,0 +1,264 @@
+"""Reading by LSN, waiting, pruning; positions of empty and of fully pruned spools."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from random import Random
+
+import pytest
+
+from headwater.core import runtime
+from headwater.core.errors import Refused
+from headwater.log import Wal
+from headwater.log.spool import SpoolConfig, SpoolCorrupt
+from headwater.testing import Simulation, simulate
+from headwater.testing.disk import FaultyDisk
+from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, spans
+
+SMALL = SpoolConfig(segment_bytes=2000, tail_bytes=300)
+
+
+def test_reads_are_by_record_whatever_the_grouping() -> None:
+    spool = opened(FaultyDisk(), config=SMALL)
+    lsn = 1
+    for count in (1, 5, 3, 1, 10, 2, 7):
+        spool.append_blocking(numbered(lsn, count), term=1)
+        lsn += count
+    assert len(spool.segments()) > 1
+    for start in range(lsn):
+        for most in (1, 4, 100):
+            groups = spool.read_since_blocking(start, max_records=most)
+            records = found(groups)
+            assert list(records) == list(range(start + 1, min(start + most, lsn - 1) + 1))
+            assert all(value == b"record %d" % one for one, value in records.items())
+
+
+def test_bytes_are_bounded_but_one_record_always_comes() -> None:
+    spool = opened(FaultyDisk())
+    spool.append_blocking(numbered(1, 100, size=100), term=1)
+    some = spool.read_since_blocking(0, max_bytes=1000)
+    assert 1 <= len(some[0]) < 10
+    assert some[0].nbytes <= 1000
+    assert spans(spool.read_since_blocking(5, max_bytes=1)) == [(6, 6)]
+    with pytest.raises(Refused):
+        spool.read_since_blocking(0, max_records=0)
+
+
+def test_the_tail_is_bounded_by_bytes_and_what_is_older_comes_from_disk() -> None:
+    spool = opened(FaultyDisk(), config=SMALL)
+    for lsn in range(1, 51):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    assert spool._tail.size_bytes <= SMALL.tail_bytes
+    assert list(found(spool.read_since_blocking(0))) == list(range(1, 51))
+    assert (spool.metrics.tail_reads, spool.metrics.disk_reads) == (0, 1)
+    assert spans(spool.read_since_blocking(49)) == [(50, 50)]
+    assert spool.read_since_blocking(50) == []
+    assert (spool.metrics.tail_reads, spool.metrics.disk_reads) == (2, 1)
+
+
+def test_a_read_never_holds_more_than_a_chunk_or_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    for lsn in range(1, 400):
+        spool.append_blocking(numbered(lsn, 1, size=200), term=1)
+    monkeypatch.setattr("headwater.log.spool.window.LOG_READ_CHUNK_BYTES", 2048)
+    longest = 0
+    read_at = type(disk.open(f"{PATH}/{1:020d}.wal")).read_at
+
+    def counted(self: object, offset: int, length: int) -> bytes:
+        nonlocal longest
+        longest = max(longest, length)
+        return read_at(self, offset, length)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("headwater.testing.disk.FaultyFile.read_at", counted)
+    assert list(everything(spool)) == list(range(1, 400))
+    assert longest == 2048
+
+
+def test_waiting_ends_with_the_record_or_with_the_time() -> None:
+    async def main(simulation: Simulation) -> None:
+        spool = opened(FaultyDisk())
+        assert await spool.wait_for_lsn_after(0, timeout_s=5) == 0
+        waiting = [
+            runtime.spawn(spool.wait_for_lsn_after(lsn, timeout_s=60), name="wait")
+            for lsn in (0, 0, 2, 3)
+        ]
+        await runtime.sleep(1)
+        await spool.append(numbered(1, 3), term=1)
+        assert [await one for one in waiting[:3]] == [3, 3, 3]
+        assert not waiting[3].done()
+        assert await waiting[3] == 3
+        assert await spool.wait_for_lsn_after(1) == 3
+        await spool.close()
+
+    simulate(main, seed=3)
+
+
+def test_a_task_is_woken_from_another_thread() -> None:
+    spool = opened(FaultyDisk())
+
+    async def main() -> int:
+        waiting = asyncio.ensure_future(spool.wait_for_lsn_after(0))
+        await asyncio.sleep(0)
+        thread = threading.Thread(
+            target=spool.append_blocking, args=(numbered(1, 2),), kwargs={"term": 1}
+        )
+        thread.start()
+        return await waiting
+
+    assert asyncio.run(main()) == 2
+
+
+def test_the_floor_moves_at_once_and_stays_over_a_restart() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SMALL)
+    for lsn in range(1, 31):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    before = len(spool.segments())
+    pruned = spool.prune_through_blocking(17)
+    assert pruned.floor_lsn == 17
+    assert pruned.segments == before - len(spool.segments()) > 0
+    assert (spool.oldest_lsn(), spool.current_lsn()) == (18, 30)
+    assert list(everything(spool)) == list(range(18, 31))
+    assert spool.prune_through_blocking(3).floor_lsn == 17
+    disk.crash()
+    again = opened(disk.after_crash(Random(1)), config=SMALL)
+    assert (again.oldest_lsn(), again.current_lsn()) == (18, 30)
+    assert list(everything(again)) == list(range(18, 31))
+
+
+def test_an_empty_and_a_fully_pruned_spool_know_their_place() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, first_lsn=1001)
+    assert (spool.oldest_lsn(), spool.current_lsn(), spool.bytes_since(0)) == (1001, 1000, 0)
+    spool.append_blocking(numbered(1001, 5), term=1)
+    assert spool.prune_through_blocking(9999).floor_lsn == 1005
+    assert (spool.oldest_lsn(), spool.current_lsn()) == (1006, 1005)
+    assert spool.read_since_blocking(0) == []
+    spool.seal_blocking()
+    spool.prune_through_blocking(9999)
+    spool.close_blocking()
+    again = opened(disk, first_lsn=1)
+    assert (again.oldest_lsn(), again.current_lsn()) == (1006, 1005)
+    assert again.append_blocking(numbered(1006, 1), term=1) == (1006, 1006)
+
+
+def test_a_spool_without_any_history_begins_where_whoever_opens_it_says() -> None:
+    disk = FaultyDisk()
+    opened(disk, first_lsn=5).close_blocking()
+    opened(disk).close_blocking()
+    again = opened(disk, first_lsn=77)
+    assert (again.oldest_lsn(), again.current_lsn()) == (77, 76)
+    again.append_blocking(numbered(77, 1), term=1)
+    again.close_blocking()
+    assert opened(disk, first_lsn=5).current_lsn() == 77
+    with pytest.raises(Refused, match="begin at 1"):
+        opened(FaultyDisk(), first_lsn=0)
+
+
+def test_a_log_that_was_left_behind_starts_over_above_its_end() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 3), term=1)
+    with pytest.raises(Refused, match="goes on with LSN 4"):
+        spool.start_over_blocking(4)
+    spool.start_over_blocking(100)
+    assert (spool.oldest_lsn(), spool.current_lsn()) == (100, 99)
+    assert spool.append_blocking(numbered(100, 2), term=1) == (100, 101)
+    spool.close_blocking()
+    again = opened(disk)
+    assert list(everything(again)) == [100, 101]
+    assert again.oldest_lsn() == 100
+
+
+def test_bytes_since_counts_what_is_still_to_be_read() -> None:
+    spool = opened(FaultyDisk(), config=SMALL)
+    for lsn in range(1, 101):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    whole = sum(one.size_bytes for one in spool.segments())
+    assert spool.bytes_since(0) == whole
+    assert spool.bytes_since(100) == 0
+    counts = [spool.bytes_since(lsn) for lsn in range(101)]
+    assert counts == sorted(counts, reverse=True)
+    spool.prune_through_blocking(50)
+    assert spool.bytes_since(0) < whole
+
+
+def test_pruning_races_neither_readers_nor_writers() -> None:
+    spool = opened(FaultyDisk(), config=SpoolConfig(segment_bytes=1000, tail_bytes=1))
+    failures: list[BaseException] = []
+
+    def write() -> None:
+        for lsn in range(1, 301):
+            spool.append_blocking(numbered(lsn, 1), term=1)
+
+    def prune() -> None:
+        while spool.current_lsn() < 300:
+            spool.prune_through_blocking(spool.current_lsn() - 5)
+
+    def read() -> None:
+        lsn = 0
+        try:
+            while lsn < 300:
+                groups = spool.read_since_blocking(lsn, max_records=3)
+                for one, value in found(groups).items():
+                    assert value == b"record %d" % one
+                lsn = groups[-1].last_lsn if groups else lsn
+                assert list(found(groups)) == list(range(lsn + 1 - len(found(groups)), lsn + 1))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=target) for target in (write, prune, read, read)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert spool.current_lsn() == 300
+
+
+def test_a_segment_that_is_gone_is_damage() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SMALL)
+    for lsn in range(1, 31):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    names = [f"{one.first_lsn:020d}.wal" for one in spool.segments()]
+    disk.unlink(f"{PATH}/{names[1]}")
+    with pytest.raises(SpoolCorrupt, match="the file is gone"):
+        everything(spool)
+    spool.close_blocking()
+    files = contents(disk)
+    # Each alone, the first and the last among them.
+    for gone in names:
+        left = {name: data for name, data in files.items() if name != gone}
+        with pytest.raises(SpoolCorrupt):
+            everything(opened(planted(left), config=SMALL))
+    with pytest.raises(SpoolCorrupt, match="every segment is gone"):
+        opened(planted({name: b"" for name in files if name.endswith(".marks")}))
+
+
+def test_a_spool_is_a_wal() -> None:
+    """Through the protocol alone, in virtual time, from memory and from disk."""
+
+    async def main(simulation: Simulation) -> None:
+        spool = opened(FaultyDisk(), config=SMALL)
+        wal: Wal = spool
+        for lsn in range(1, 31):
+            await spool.append(numbered(lsn, 1, size=100), term=1)
+        assert await wal.wait_for_lsn_after(29, timeout_s=1) == wal.current_lsn() == 30
+        assert spans(await wal.read_since(29, max_records=5, max_bytes=10_000)) == [(30, 30)]
+        old = await wal.read_since(0, max_records=5, max_bytes=10_000)
+        assert list(found(old)) == [1, 2, 3, 4, 5]
+        assert spool.metrics.disk_reads == 1
+        await spool.seal()
+        assert (await wal.prune_through(30)).segments > 0
+        assert (wal.oldest_lsn(), wal.bytes_since(0)) == (31, 0)
+        await spool.start_over(50)
+        await spool.append(numbered(50, 1, size=100_000), term=1)
+        assert wal.current_lsn() == 50
+        await spool.close()
+        with pytest.raises(Refused, match="is closed"):
+            await wal.wait_for_lsn_after(50, timeout_s=1000)
+
+    simulate(main, seed=2)

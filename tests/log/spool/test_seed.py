@@ -1,0 +1,126 @@
+"""The tests of the published spool, under their names."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from headwater.buffer.records import Operation
+from headwater.log.record import ChangeRecord, changes_of, group_of
+from headwater.log.record.change import DEFAULT_TERM
+from headwater.log.spool import Spool
+from headwater.log.spool.index import SparseIndex
+from headwater.testing.disk import FaultyDisk
+from tests.log.given import contents, opened, planted, spans, values
+
+
+def test_logical_wal_spool_roundtrip_and_prune() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, first_lsn=7)
+    insert = ChangeRecord(
+        lsn=7,
+        term=2,
+        timestamp_ms=1,
+        operation=Operation.INSERT,
+        collection="users",
+        rid=10,
+        kind="row",
+        entity_bytes=b"\x01\x02\x03",
+    )
+    update = ChangeRecord(
+        lsn=8,
+        term=2,
+        timestamp_ms=2,
+        operation=Operation.UPDATE,
+        collection="users",
+        rid=10,
+        kind="row",
+        entity_bytes=b"\x04\x05\x06",
+    )
+    spool.append_blocking(group_of([insert]).records, term=2, first_lsn=7, timestamp_ms=11)
+    spool.append_blocking(group_of([update]).records, term=2, first_lsn=8, timestamp_ms=12)
+    groups = spool.read_since_blocking(0)
+    assert [change for group in groups for change in changes_of(group)] == [insert, update]
+    assert [(group.term, group.timestamp_ms) for group in groups] == [(2, 11), (2, 12)]
+
+    spool.prune_through_blocking(7)
+    (retained,) = spool.read_since_blocking(0)
+    assert list(changes_of(retained)) == [update]
+    spool.close_blocking()
+    (reopened,) = opened(disk).read_since_blocking(0)
+    assert list(changes_of(reopened)) == [update]
+
+
+def test_logical_wal_spool_reads_v2_without_term() -> None:
+    payload = (
+        b'{"lsn":3,"timestamp":44,"operation":"delete","collection":"users","rid":9,"kind":"row"}'
+    )
+    spool = opened(planted({"data.rdb.logical.wal": _v2(3, 44, payload)}))
+    (group,) = spool.read_since_blocking(0)
+    (record,) = changes_of(group)
+    assert (record.term, record.lsn, group.timestamp_ms) == (DEFAULT_TERM, 3, 44)
+    assert record == ChangeRecord(
+        lsn=3,
+        term=DEFAULT_TERM,
+        timestamp_ms=44,
+        operation=Operation.DELETE,
+        collection="users",
+        rid=9,
+        kind="row",
+    )
+
+
+def _v2(lsn: int, timestamp_ms: int, payload: bytes) -> bytes:
+    head = struct.pack("<4sBQQI", b"RDLW", 2, lsn, timestamp_ms, len(payload))
+    return head + payload + zlib.crc32(head[4:] + payload).to_bytes(4, "little")
+
+
+def test_wal_buffer_fan_out_shares_refcounted_payload() -> None:
+    spool = opened(FaultyDisk())
+    spool.append_blocking(values(b"\xde\xad\xbe\xef"), term=1)
+    (one,) = spool.read_since_blocking(0)
+    (other,) = spool.read_since_blocking(0)
+    assert one is other
+    assert (
+        one.records.column(0).buffers()[2].address == other.records.column(0).buffers()[2].address
+    )
+    assert one.records.column("_value").to_pylist() == [b"\xde\xad\xbe\xef"]
+
+
+def test_spool_seek_index_resume_is_sublinear() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    for lsn in range(1, 201):
+        spool.append_blocking(values(bytes([lsn % 251, 0xAB])), term=1, first_lsn=lsn)
+    _check_resume(spool)
+    spool.close_blocking()
+    _check_resume(opened(disk))
+
+
+def _check_resume(spool: Spool) -> None:
+    spool._tail.restart(201)
+    assert len(spool.read_since_blocking(0)) == 200
+    assert spool.seek_offset(0) == 0
+    resumed = spool.read_since_blocking(130)
+    assert spans(resumed) == [(lsn, lsn) for lsn in range(131, 201)]
+    assert spool.seek_offset(130) > 0
+
+
+def test_the_index_of_a_sealed_segment_is_kept_or_made_again() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    for lsn in range(1, 201):
+        spool.append_blocking(values(b"%d" % lsn), term=1)
+    spool.seal_blocking()
+    spool.close_blocking()
+    files = contents(disk)
+    name = "00000000000000000001.index"
+    for damaged in (files[name], files[name][:-1], files[name][:50], b"", None):
+        changed = {**files, name: damaged} if damaged is not None else dict(files)
+        if damaged is None:
+            del changed[name]
+        again = opened(planted(changed))
+        index = again._reader.index(again.segments()[0])
+        assert isinstance(index, SparseIndex)
+        assert len(index) == 4
+        assert spans(again.read_since_blocking(198)) == [(199, 199), (200, 200)]

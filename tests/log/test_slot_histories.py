@@ -1,0 +1,90 @@
+"""Simulated histories of slots keep their promises, and notice when somebody else does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from headwater.core.errors import HeadwaterError
+from headwater.log.primary import log_retention
+from headwater.log.primary.registry import ReplicaRegistry
+from headwater.log.primary.replica_state import ReplicaState
+from headwater.log.slots import slot_register, table
+from headwater.log.slots.book import SlotBook
+from headwater.log.slots.slot import Slot
+from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.torture.slot_scenarios import SCENARIOS, slot_history
+
+HISTORIES_TO_CATCH_A_BUG = 100
+CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
+
+
+def counts_at_once(self: ReplicaRegistry, name: str, **about: Any) -> ReplicaState:
+    """Takes a replica that has only just come for one that has everything it was sent."""
+    state = _register(self, name, **about)
+    self._replicas[name] = msgspec.structs.replace(
+        state, last_durable_lsn=max(state.last_durable_lsn, state.last_sent_lsn)
+    )
+    return self._replicas[name]
+
+
+def frees_what_it_knows(self: SlotBook) -> int | None:
+    """Lets the log go before anybody else knows that it may."""
+    return self.wanted_floor_lsn()
+
+
+def joins_blindly(stored: Any, mine: Any) -> Any:
+    """Writes down whatever the leader remembers, dropped or not."""
+    table._refuse_newer(stored, mine.leader_epoch)
+    generation = max(stored.next_generation, mine.next_generation)
+    return msgspec.structs.replace(mine, next_generation=generation)
+
+
+def looks_away(*_: Any) -> None:
+    """Keeps the log for a dead slot, or lets an older leader write."""
+
+
+def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
+    """Leaves a slot that was given up as it is."""
+    before = self.find(name)
+    if before is not None and not before.is_valid:
+        return before
+    return _create(self, name, at_lsn, **how)
+
+
+_register, _create = ReplicaRegistry.register, SlotBook.create
+
+PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "new-replica-counts": (ReplicaRegistry, "register", counts_at_once),
+    "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
+    "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),
+    "older-leader-writes": (table, "_refuse_newer", looks_away),
+    "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
+    "rebootstrap-for-ever": (SlotBook, "create", never_renews),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_breaks_a_promise(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    owner, name, instead = PLANTED[bug]
+    with mock.patch.object(owner, name, instead):
+        for seed in range(HISTORIES_TO_CATCH_A_BUG):
+            try:
+                slot_history(seed)
+            except CAUGHT:
+                return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert slot_history(5) == slot_history(5)
+    assert slot_history(5) != slot_history(6)

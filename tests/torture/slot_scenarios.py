@@ -1,0 +1,303 @@
+"""Histories of slots: leaders that take over, replicas that come, go and lose their disks, drops.
+
+- a leader prunes nothing that a valid stored slot of its own needs;
+- stored positions of a generation only rise, and a slot that was dropped does not come back;
+- what a replica is sent follows what it has, without a gap;
+- whoever is told that so many replicas have a record can find them;
+- in the end every replica that lives has everything, and no slot holds more than its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from headwater.core import runtime
+from headwater.core.errors import (
+    Damaged,
+    Fenced,
+    HeadwaterError,
+    OutcomeUnknown,
+    Unavailable,
+)
+from headwater.log.primary import (
+    AckN,
+    Acknowledgement,
+    CommitUnknown,
+    PrimaryReplication,
+    PrimaryService,
+)
+from headwater.log.slots import FullRebootstrap
+from headwater.testing import Scenario, Simulation, simulate
+from tests.torture.slot_world import MAX_LAG_LSN, LeaderLife, World
+
+T = TypeVar("T")
+
+REPLICAS = 3
+CALL_S = 60.0
+CATCHES_UP_WITHIN_S = 2 * 3600.0
+"""Of virtual time, once the store behaves."""
+
+
+def slot_history(seed: int) -> str:
+    """One history; returns its fingerprint."""
+
+    async def main(simulation: Simulation) -> None:
+        await _History(World(simulation)).run()
+
+    return simulate(main, seed=seed, replay=SCENARIOS[0].replay).fingerprint
+
+
+class ToyReplica:
+    """What a replica has, and whether it was ever sent over a gap."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.applied_lsn = 0
+        self.durable_lsn = 0
+        self.session: int | None = None
+        self.bootstraps = 0
+
+    async def run(self) -> None:
+        world = self.world
+        while not world.over:
+            life = self._choose()
+            if life is not None:
+                # Whatever a leader answers, and whether it does, a replica tries again.
+                with contextlib.suppress(HeadwaterError, TimeoutError):
+                    await self._replicate(life)
+            away = not world.network.calm and world.random.random() < 0.1
+            await world.idle(600.0 if away else 5.0)
+
+    def _choose(self) -> LeaderLife | None:
+        serving = [life for life in self.world.leaders if life.service is not None]
+        if not serving:
+            return None
+        stale = self.world.random.random() < 0.1 and not self.world.network.calm
+        return self.world.random.choice(serving) if stale else serving[-1]
+
+    async def _replicate(self, life: LeaderLife) -> None:
+        world = self.world
+        self.session = None
+        if world.random.random() < 0.8:
+            told = await self._ask(life, lambda to: to.register(self.name, self.applied_lsn))
+            self.session = told.session
+            if isinstance(told.resume, FullRebootstrap):
+                await self._bootstrap(life)
+        for _ in range(world.random.randint(1, 30)):
+            if world.over or (not world.network.calm and world.random.random() < 0.05):
+                self._crash()
+                return
+            if not await self._pull(life):
+                await self._bootstrap(life)
+            if world.random.random() < 0.7:
+                self._sync()
+            if world.random.random() < 0.8:
+                await self._acknowledge(life)
+            await world.idle(0.5)
+        self._sync()
+
+    async def _acknowledge(self, life: LeaderLife) -> None:
+        progress = Acknowledgement(self.applied_lsn, self.durable_lsn)
+        await self._ask(life, lambda to: to.acknowledge(self.name, progress, session=self.session))
+
+    async def _pull(self, life: LeaderLife) -> bool:
+        most = self.world.random.randint(1, 20)
+        pulled = await self._ask(
+            life,
+            lambda to: to.pull(
+                self.name, self.applied_lsn, session=self.session, max_records=most, wait_s=2.0
+            ),
+        )
+        if pulled.rebootstrap is not None:
+            return False
+        for group in pulled.groups:
+            self.world.check(
+                group.first_lsn == self.applied_lsn + 1,
+                f"{self.name} has {self.applied_lsn} and was sent {group.first_lsn}",
+            )
+            values = group.records.column(0).to_pylist()
+            expected = [b"%d" % lsn for lsn in range(group.first_lsn, group.last_lsn + 1)]
+            self.world.check(values == expected, "another record under the same LSN")
+            self.applied_lsn = group.last_lsn
+        self.world.check(pulled.through_lsn == self.applied_lsn, "through what was sent")
+        return True
+
+    async def _bootstrap(self, life: LeaderLife) -> None:
+        self.bootstraps += 1
+        image = self.world.archived_lsn
+        begun = await self._ask(
+            life, lambda to: to.begin_bootstrap(self.name, image_lsn=image, session=self.session)
+        )
+        await self.world.idle(3.0)
+        after = begun.plan.after_lsn
+        self.world.check(after in (0, image), "neither the image nor everything")
+        self.applied_lsn = after
+        self._sync()
+        await self._ask(
+            life, lambda to: to.complete_bootstrap(self.name, after, session=self.session)
+        )
+
+    async def _ask(self, life: LeaderLife, request: Callable[[PrimaryService], Awaitable[T]]) -> T:
+        """Ask a leader that may be dead, or die; the answer may be lost on its way."""
+        if not life.process.alive or life.service is None:
+            raise Unavailable("connection refused")
+        async with asyncio.timeout(CALL_S):
+            answer = await request(life.service)
+        lost = not self.world.network.calm and self.world.random.random() < 0.02
+        if lost or not life.process.alive:
+            raise Unavailable("connection reset")
+        return answer
+
+    def _sync(self) -> None:
+        self.durable_lsn = self.applied_lsn
+        best = self.world.best_durable
+        best[self.name] = max(best.get(self.name, 0), self.durable_lsn)
+
+    def _crash(self) -> None:
+        """What was not synced is gone; sometimes the disk is."""
+        if self.world.random.random() < 0.2:
+            self.durable_lsn = 0
+        self.applied_lsn = self.durable_lsn
+
+
+class _History:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = world.random
+        self.replicas = [ToyReplica(world, f"r{number}") for number in range(REPLICAS)]
+
+    async def run(self) -> None:
+        world = self.world
+        alive = self.replicas[: self.random.randint(1, REPLICAS)]
+        self._spawn(self._produce(), "producer")
+        self._spawn(self._operate(), "operator")
+        running = [self._spawn(one.run(), one.name) for one in self.replicas]
+        for _ in range(self.random.randint(1, 4)):
+            self._lead()
+            await world.idle(300.0)
+            await runtime.sleep(self.random.uniform(1.0, 60.0))
+        for one, task in zip(self.replicas, running, strict=True):
+            if one not in alive:
+                task.cancel()  # dead for good: its slot stays
+        world.calm()
+        last = self._lead()
+        await self._all_caught_up(last, alive)
+        await self._nobody_bootstraps_again_and_again(alive)
+        await self._dead_slots_hold_little(last)
+        world.over = True
+
+    def _spawn(self, coroutine: Any, name: str) -> asyncio.Task[None]:
+        return self.world.simulation.spawn(coroutine, name=name)
+
+    async def _produce(self) -> None:
+        world = self.world
+        while not world.quiet:
+            if world.accepted_lsn < 10 * MAX_LAG_LSN * (1 + world.network.calm):
+                world.accepted_lsn += self.random.randint(1, 20)
+            await world.idle(20.0)
+
+    async def _operate(self) -> None:
+        world = self.world
+        while not world.network.calm:
+            await world.idle(600.0)
+            with contextlib.suppress(Unavailable, OutcomeUnknown, Damaged):
+                await world.register().drop(f"r{self.random.randrange(REPLICAS)}")
+
+    def _lead(self) -> LeaderLife:
+        """A new leader; the one before it may be dead, or not know yet."""
+        world = self.world
+        if world.leaders and (world.network.calm or self.random.random() < 0.6):
+            world.leaders[-1].process.kill()
+        world.epochs += 1
+        skew_ms = self.random.choice((0, 0, 86_400_000, -86_400_000))
+        life = LeaderLife(
+            world.epochs,
+            world.new_wal(),
+            world.simulation.process(f"leader{world.epochs}", skew_ms=skew_ms),
+        )
+        life.wal.epoch = life.epoch
+        world.leaders.append(life)
+        life.process.spawn(self._serve(life))
+        return life
+
+    async def _serve(self, life: LeaderLife) -> None:
+        while life.primary is None:
+            try:
+                life.primary = await PrimaryReplication.open(
+                    life.wal,
+                    self.world.register(),
+                    leader_epoch=life.epoch,
+                    config=self.world.config,
+                )
+            except Fenced:
+                return
+            except (Unavailable, OutcomeUnknown):
+                await self.world.idle(5.0)
+        life.service = PrimaryService(life.primary)
+        life.primary.start()
+        runtime.spawn(self._prune(life, life.primary), name="prune")
+        while not self.world.over:
+            missing = self.world.accepted_lsn - life.wal.current_lsn()
+            if missing > 0:
+                life.wal.append(self.random.randint(1, missing))
+                runtime.spawn(self._commit(life.primary, life.wal.current_lsn()), name="commit")
+            await self.world.idle(3.0)
+
+    async def _commit(self, primary: PrimaryReplication, lsn: int) -> None:
+        needed = self.random.randint(1, 2)
+        try:
+            told = await primary.wait_committed(lsn, policy=AckN(needed))
+        except CommitUnknown:
+            return
+        having = self.world.has(lsn)
+        self.world.check(told.is_replicated, "neither replicated nor unknown")
+        self.world.check(
+            len(having) >= needed, f"{lsn}: told {told.acknowledged_by}, and {having} have it"
+        )
+
+    async def _prune(self, life: LeaderLife, primary: PrimaryReplication) -> None:
+        world = self.world
+        while not world.over:
+            await world.idle(20.0)
+            if life is world.leaders[-1]:  # only what the newest leader wrote is archived
+                world.archived_lsn = max(
+                    world.archived_lsn, life.wal.current_lsn() - self.random.randint(0, 20)
+                )
+            with contextlib.suppress(Fenced):
+                await primary.prune_retained_wal_through(world.archived_lsn)
+
+    async def _all_caught_up(self, last: LeaderLife, alive: list[ToyReplica]) -> None:
+        began_s = runtime.monotonic_s()
+        while True:
+            await runtime.sleep(30.0)
+            wanted = self.world.accepted_lsn
+            if last.primary is not None and all(one.durable_lsn >= wanted - 30 for one in alive):
+                return
+            late = {one.name: one.durable_lsn for one in alive}
+            self.world.check(
+                runtime.monotonic_s() - began_s < CATCHES_UP_WITHIN_S,
+                f"the log is at {wanted}, and never got there: {late}",
+            )
+
+    async def _nobody_bootstraps_again_and_again(self, alive: list[ToyReplica]) -> None:
+        self.world.quiet = True
+        before = {one.name: one.bootstraps for one in alive}
+        await runtime.sleep(600.0)
+        for one in alive:
+            self.world.check(
+                one.bootstraps <= before[one.name] + 1,
+                f"{one.name} had everything, and bootstrapped {one.bootstraps} times",
+            )
+
+    async def _dead_slots_hold_little(self, last: LeaderLife) -> None:
+        assert last.primary is not None
+        pruned = await last.primary.prune_retained_wal_through(self.world.archived_lsn)
+        held = min(self.world.archived_lsn, last.wal.current_lsn()) - pruned
+        self.world.check(held <= MAX_LAG_LSN, f"slots hold {held} records: {last.primary.slots()}")
+
+
+SCENARIOS = [Scenario("log", "slots", slot_history, rounds=2000, sample=15)]
