@@ -2,6 +2,8 @@
 
 - A flipped bit anywhere is noticed or harmless: no wrong byte is read, and nothing is cut off
   without a word.
+- A process that dies in the middle of a write, at any byte of any frame: everything before that
+  frame is there, nothing of it is, and what is appended next is read and stays.
 - A power loss, or a killed process, at any point: everything acknowledged is there, nothing else
   than what was appended is, and nothing is taken for corrupt.
 """
@@ -85,6 +87,36 @@ def bitflip_history(seed: int) -> None:
     kept = {lsn: value for lsn, value in records.items() if lsn < spool.torn.first_lsn}
     assert found == kept, f"bit {bit} of {name}: other records than were told"
     assert spool.torn.first_lsn >= unproven, f"bit {bit} of {name}: proven records were cut off"
+
+
+@_quiet()
+def cuts_history(seed: int) -> None:
+    """A generated log, cut at every byte of its last frame."""
+    random = Random(seed)
+    disk = FaultyDisk(seed=seed)
+    spool = opened(disk)
+    segment = f"{1:020d}.wal"
+    marks = next(name for name in contents(disk) if name.endswith(".marks"))
+    begin = before = 0
+    for _ in range(1 + seed % 8):
+        begin, before = len(contents(disk)[segment]), spool.current_lsn()
+        size = random.choice((0, 0, 60))
+        spool.append_blocking(numbered(before + 1, random.randint(1, 5), size=size), term=1)
+    data = contents(disk)[segment]
+    for length in range(begin, len(data)):
+        _check_cut({segment: data[:length], marks: b""}, before, is_torn=length > begin)
+
+
+def _check_cut(files: dict[str, bytes], acknowledged: int, *, is_torn: bool) -> None:
+    disk = planted(files)
+    spool = opened(disk)
+    assert list(everything(spool)) == list(range(1, acknowledged + 1))
+    assert (spool.torn is not None) == is_torn
+    spool.append_blocking(numbered(acknowledged + 1, 1), term=1)
+    disk.crash()
+    again = opened(disk.after_crash(Random(acknowledged)))
+    assert list(everything(again)) == list(range(1, acknowledged + 2))
+    assert again.torn is None
 
 
 class _Life:
@@ -206,4 +238,5 @@ def replaced(owner: object, name: str, other: Callable[..., object]) -> Iterator
 
 BITFLIPS = Scenario("log", "bitflips", bitflip_history, rounds=100_000, sample=400)
 POWER_LOSS = Scenario("log", "power-loss", power_loss_history, rounds=1_000, sample=60)
-SCENARIOS = [BITFLIPS, POWER_LOSS]
+CUTS = Scenario("log", "cuts", cuts_history, rounds=1_000, sample=3)
+SCENARIOS = [BITFLIPS, CUTS, POWER_LOSS]

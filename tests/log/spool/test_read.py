@@ -105,7 +105,9 @@ def test_a_task_is_woken_from_another_thread() -> None:
             target=spool.append_blocking, args=(numbered(1, 2),), kwargs={"term": 1}
         )
         thread.start()
-        return await waiting
+        reached = await waiting
+        thread.join()
+        return reached
 
     assert asyncio.run(main()) == 2
 

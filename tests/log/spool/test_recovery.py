@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from random import Random
 
 import pytest
 
@@ -14,7 +13,7 @@ from headwater.log.spool.frame import encode_frame, read_header
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, contents, everything, numbered, opened, planted, values
-from tests.torture.log_scenarios import BITFLIPS, POWER_LOSS
+from tests.torture.log_scenarios import BITFLIPS, CUTS, POWER_LOSS
 
 SEGMENT = f"{1:020d}.wal"
 MARKS = "-".join(f"{number:020d}" for number in (1, 0, 0, 0)) + ".marks"
@@ -32,22 +31,7 @@ def log_of(*counts: int) -> tuple[bytes, list[tuple[int, int]]]:
 
 
 def test_after_a_cut_at_any_byte_of_any_frame_exactly_the_acknowledged_is_there() -> None:
-    data, ends = log_of(1, 3, 1, 2)
-    begins = [0, *(end for end, _ in ends)]
-    for number, (end, _) in enumerate(ends):
-        acknowledged = ends[number - 1][1] if number else 0
-        for length in range(begins[number], end):
-            disk = planted({SEGMENT: data[:length], MARKS: b""})
-            spool = opened(disk)
-            assert list(everything(spool)) == list(range(1, acknowledged + 1))
-            assert spool.current_lsn() == acknowledged
-            assert (spool.torn is None) == (length == begins[number])
-            # What is appended after the cut is read, and is still there when it is opened again.
-            spool.append_blocking(numbered(acknowledged + 1, 1), term=1)
-            disk.crash()
-            again = opened(disk.after_crash(Random(length)))
-            assert list(everything(again)) == list(range(1, acknowledged + 2))
-            assert again.torn is None
+    CUTS.run_sample()
 
 
 def test_what_is_cut_off_is_told_with_its_lsns(caplog: pytest.LogCaptureFixture) -> None:
