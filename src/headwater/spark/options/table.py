@@ -15,7 +15,7 @@ from headwater.spark.options.offsets import (
     parse_offsets,
 )
 
-MAX_PARTITION_BYTES: Final = 32 * MIB
+MAX_PARTITION_BYTES: Final = 64 * MIB
 SINK_TIMEOUT_MS: Final = 24 * 3_600_000
 SINK_BATCH_BYTES: Final = 32 * MIB
 
