@@ -204,11 +204,13 @@ class MicroBatches:
         return resolved
 
     async def _first_place(self, feed: Feed) -> Place:
-        if self._options.take_over and self._options.starting_offsets is None:
+        options = self._options
+        says_where = options.starting_offsets is not None or options.starting_timestamp_ms is not None
+        if options.take_over and not says_where:
             owner = await feed.owner()
             if owner.group:
                 return owner.acked  # to take over is to go on where the other one stood
-        return await asked.starting_place(feed, self._options, LATEST)
+        return await asked.starting_place(feed, options, LATEST)
 
     async def _tell_what_is_read_again(self, here: dict[Part, Place]) -> None:
         """Warn where the checkpoint is behind the group: it is old, or others of it went on."""
