@@ -11,9 +11,9 @@ from headwater.core.errors import Refused
 from headwater.spark import from_json
 
 SCHEMA = (
-    "id long, amount decimal(10,2), at timestamp, tags array<int>, who struct<name string, age int>, "
-    "ratio float, day date, tiny byte, text string, most decimal(38,2), items array<struct<n int>>, "
-    "by_name map<string, struct<price decimal(4,1)>>"
+    "id long, amount decimal(10,2), at timestamp, tags array<int>, ratio float, day date, "
+    "tiny byte, who struct<name string, age int>, text string, most decimal(38,2), "
+    "items array<struct<n int>>, by_name map<string, struct<price decimal(4,1)>>"
 )
 
 FITS: dict[str, tuple[str | None, dict[str, Any]]] = {

@@ -63,15 +63,14 @@ def from_json(
     ).withColumn(_READ, json_fit.whole_object(F.col(_TEXT), F.col(_READ)))
     text, parsed, is_object = F.col(_TEXT), F.col(_PARSED), F.col(_READ).isNotNull()
     # Where the whole is no object, what a lenient parser made of its beginning does not count.
-    typed = [
-        F.when(is_object, parsed.getField(field.name)).alias(field.name) for field in wanted
-    ]
+    typed = [F.when(is_object, parsed.getField(field.name)).alias(field.name) for field in wanted]
     fits = parsed.getField(_CORRUPT).isNull() & json_fit.fits(F.col(_READ), parsed, wanted, given)
     kept = F.when(F.is_valid_utf8(text), text).otherwise(
         F.to_json(F.struct(F.base64(text.cast("binary")).alias("base64")))
     )
     unfit = F.when(text.isNotNull() & ~(is_object & fits), kept)
     return staged.select(*typed, unfit.alias(rescued), *others)
+
 
 def _struct(schema: StructType | str) -> StructType:
     wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema

@@ -153,7 +153,7 @@ def test_another_type_is_refused_before_anything_is_written(
         ("SELECT INTERVAL '1' YEAR AS y", "column y is interval year, which a table cannot hold"),
         ("SELECT make_dt_interval(1) AS y", "column y is interval day to second, which"),
         ("SELECT parse_json('1') AS y", r"column y is variant.*to_json\(y\)"),
-        ("SELECT array(named_struct('v', parse_json('1'))) AS y", r"column y\.element\.v is variant"),
+        ("SELECT array(struct(parse_json('1') AS v)) AS y", r"column y\.element\.v is variant"),
         ("SELECT 1 AS x, null AS y", "column y has no type, only nulls: cast it"),
         ("SELECT 1 AS y, 2 AS y", "columns y, y: Spark takes these names for one"),
         ("SELECT 1 AS y, 2 AS Y", "columns y, Y: Spark takes these names for one"),

@@ -144,8 +144,8 @@ class Columns:
                 "them: opaque values stand nowhere else."
             )
         return (
-            "Declare a schema with the columns of both; what a record lacks is null then: "
-            f"{self._declare}"
+            "Declare a schema with the columns of both; what a record lacks is null then"
+            f"{': ' + self._declare if self._declare else '.'}"
         )
 
 

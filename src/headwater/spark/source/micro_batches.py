@@ -205,7 +205,9 @@ class MicroBatches:
 
     async def _first_place(self, feed: Feed) -> Place:
         options = self._options
-        says_where = options.starting_offsets is not None or options.starting_timestamp_ms is not None
+        says_where = (
+            options.starting_offsets is not None or options.starting_timestamp_ms is not None
+        )
         if options.take_over and not says_where:
             owner = await feed.owner()
             if owner.group:
@@ -292,7 +294,7 @@ class MicroBatches:
     async def _after_loss(self, part: Part, wanted: Place, trimmed: Trimmed) -> Place:
         """The oldest place, where it may be gone on with."""
         oldest = (await self._feeds[part].bounds()).oldest
-        loss = lost_before(part, wanted, oldest)
+        loss = lost_before(part, wanted, oldest, self._store.url)
         if self._options.fail_on_data_loss:
             raise loss from trimmed
         LOG.warning("%s", loss)

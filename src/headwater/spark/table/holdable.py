@@ -36,7 +36,9 @@ def check_holdable(schema: StructType) -> None:
     _check_names(schema, "")
     for path, kind in _leaves(schema, ""):
         if isinstance(kind, NullType):
-            raise Refused(f"column {path} has no type, only nulls: cast it to the one it is to have")
+            raise Refused(
+                f"column {path} has no type, only nulls: cast it to the one it is to have"
+            )
         if isinstance(kind, VariantType):
             raise Refused(
                 f"column {path} is variant, which a table cannot hold: write its text, "

@@ -44,9 +44,7 @@ def as_spelled(table: Table, columns: pa.Schema) -> pa.Schema:
     """
     known = [field.name for field in table.schema().fields]
     spelled = {name.lower(): name for name in known}
-    names = [
-        name if name in known else spelled.get(name.lower(), name) for name in columns.names
-    ]
+    names = [name if name in known else spelled.get(name.lower(), name) for name in columns.names]
     return pa.schema(field.with_name(name) for field, name in zip(columns, names, strict=True))
 
 
