@@ -19,15 +19,16 @@ _WIDER: Final = {
 }
 
 
+class Kind(Enum):
+    """What a difference takes."""
+
+    NEW = auto()
+    WIDER = auto()
+    UNFIT = auto()
+
+
 class Difference(NamedTuple):
     """One column that a table does not have as it is written."""
-
-    class Kind(Enum):
-        """What it takes."""
-
-        NEW = auto()
-        WIDER = auto()
-        UNFIT = auto()
 
     kind: Kind
     path: str
@@ -63,9 +64,9 @@ def _of_fields(
             yield from _of_types(path, field.type, kind)
         elif field.name.lower() in spelled:
             name = f"{within}{spelled[field.name.lower()]}"
-            yield Difference(Difference.Kind.UNFIT, path, field.type, None, name)
+            yield Difference(Kind.UNFIT, path, field.type, None, name)
         else:
-            yield Difference(Difference.Kind.NEW, path, field.type, None)
+            yield Difference(Kind.NEW, path, field.type, None)
 
 
 def _of_types(path: str, written: pa.DataType, held: pa.DataType) -> Iterator[Difference]:
@@ -77,7 +78,7 @@ def _of_types(path: str, written: pa.DataType, held: pa.DataType) -> Iterator[Di
         yield from _of_types(f"{path}.key", written.key_type, held.key_type)
         yield from _of_types(f"{path}.value", written.item_type, held.item_type)
     elif not _holds(held, written):
-        kind = Difference.Kind.WIDER if _holds(written, held) else Difference.Kind.UNFIT
+        kind = Kind.WIDER if _holds(written, held) else Kind.UNFIT
         yield Difference(kind, path, written, held)
 
 
@@ -97,7 +98,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _words(kind: pa.DataType) -> str:

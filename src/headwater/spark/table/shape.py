@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from headwater.core.errors import Refused
-from headwater.spark.table.difference import Difference, differences
+from headwater.spark.table.difference import Kind, differences
 from headwater.spark.table.holdable import check_holdable
 from headwater.spark.versions import arrow_schema
 
@@ -80,7 +80,7 @@ def check_fits(table: Table, columns: pa.Schema, *, may_grow: bool) -> None:
         raise Refused(f"table {_name(table)} requires the columns {', '.join(lacking)}")
     held = schema_to_pyarrow(table.schema(), include_field_ids=False)
     found = list(differences(columns, held))
-    unfit = [str(one) for one in found if one.kind is Difference.Kind.UNFIT]
+    unfit = [str(one) for one in found if one.kind is Kind.UNFIT]
     if unfit:
         raise Refused(f"the columns do not fit table {_name(table)}: {'; '.join(unfit)}. {_CURE}")
     if not may_grow and (found or missing_columns(table, columns)):
