@@ -51,9 +51,11 @@ def read_again(text: Column, options: Mapping[str, str]) -> Column:
 def whole_object(text: Column, read: Column) -> Column:
     """The fields of a text that is one JSON object and nothing else; null for every other."""
     is_whole = (
-        (F.size(read) == 2) & F.map_contains_key(read[1], _END) & ~F.contains(text, F.lit(_END))
+        (F.size(read) == 2)
+        & F.map_contains_key(F.get(read, F.lit(1)), _END)
+        & ~F.contains(text, F.lit(_END))
     )
-    return F.when(is_whole & F.is_valid_utf8(text), read[0])
+    return F.when(is_whole & F.is_valid_utf8(text), F.get(read, F.lit(0)))
 
 
 def fits(fields: Column, parsed: Column, wanted: StructType, options: Mapping[str, str]) -> Column:

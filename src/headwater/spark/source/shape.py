@@ -9,6 +9,7 @@ Only by name, through the option `columns`: _operation, _collection, _kind, _rid
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -102,10 +103,11 @@ async def check_given(streams: Sequence[Stream], names: list[str], options: Read
         known |= dict.fromkeys(shape.names(options))
     unknown = [name for name in names if name not in known]
     if streams and unknown:
+        first = streams[0]
         raise Refused(
             f"the schema has a column {unknown[0]!r}, and there are {', '.join(known)}. Leave the "
             "schema out, and Spark is told it; if later records have the column, declare it: "
-            "headwater stream alter URL STREAM --schema FILE"
+            f"headwater stream alter {shlex.quote(first.store.url)} {first.name} --schema FILE"
         )
 
 
