@@ -30,6 +30,7 @@ FITS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "microseconds": ('{"at": "2026-01-31T00:00:00.123456Z"}', {"id": None}),
     "an object as text": ('{"text": {"b": 1.5, "a": [2]}}', {"text": '{"b":1.5,"a":[2]}'}),
     "a number as text": ('{"text": 1.5}', {"text": "1.5"}),
+    "both halves of a character": ('{"text": "\\uD83D\\ude00"}', {"text": "😀"}),
     "nested": (
         '{"who": {"name": "a"}, "items": [{"n": 1}], "by_name": {"x": {"price": 1.5}}}',
         {"id": None},
@@ -66,7 +67,8 @@ UNFIT: dict[str, tuple[str, dict[str, Any]]] = {
     "a time in a date": ('{"id": 1, "day": "2026-01-31T10:00:00"}', {"id": 1}),
     "nanoseconds": ('{"id": 1, "at": "2026-01-31T00:00:00.123456789Z"}', {"id": 1}),
     "digits in the text of an object": ('{"text": {"a": 0.12345678901234567890}}', {}),
-    "half a character": ('{"text": "\\ud800"}', {"text": None}),
+    "half a character": ('{"text": "\\ud800"}', {}),
+    "the other half of a character": ('{"text": "\\udE00 \\ud83d"}', {}),
     "broken": ('{"id": 1, "amount"', {"id": None}),
     "an array": ('[{"id": 1}]', {"id": None}),
     "a number": ("7", {"id": None}),

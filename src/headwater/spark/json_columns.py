@@ -64,7 +64,9 @@ def from_json(
     text, parsed, is_object = F.col(_TEXT), F.col(_PARSED), F.col(_READ).isNotNull()
     # Where the whole is no object, what a lenient parser made of its beginning does not count.
     typed = [F.when(is_object, parsed.getField(field.name)).alias(field.name) for field in wanted]
-    fits = parsed.getField(_CORRUPT).isNull() & json_fit.fits(F.col(_READ), parsed, wanted, given)
+    is_typed = parsed.isNotNull() & parsed.getField(_CORRUPT).isNull()
+    is_same = json_fit.fits(F.col(_READ), parsed, wanted, given)
+    fits = is_typed & ~json_fit.has_half_characters(text) & is_same
     kept = F.when(F.is_valid_utf8(text), text).otherwise(
         F.to_json(F.struct(F.base64(text.cast("binary")).alias("base64")))
     )

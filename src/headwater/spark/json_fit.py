@@ -35,6 +35,8 @@ _END: Final = "__headwater_end"
 _FIELDS: Final = "map<string,variant>"
 _MAX_DIGITS: Final = 38
 _TIME_OF_DAY: Final = r"[T ].*[1-9]"
+_FIRST, _SECOND = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F]"
+_HALF: Final = f"{_FIRST}(?!{_SECOND})|(?<!{_FIRST}){_SECOND}"
 _BELOW_MICROSECONDS: Final = r"\.\d{6}\d*[1-9]"
 
 
@@ -56,6 +58,15 @@ def whole_object(text: Column, read: Column) -> Column:
         & ~F.contains(text, F.lit(_END))
     )
     return F.when(is_whole & F.is_valid_utf8(text), F.get(read, F.lit(0)))
+
+
+def has_half_characters(text: Column) -> Column:
+    r"""Whether a text escapes one half of a character without the other, such as "\ud800".
+
+    No string can hold it: Spark puts a question mark in its place, and some versions of it in a
+    variant too, so that the two look the same.
+    """
+    return F.contains(text, F.lit(r"\u")) & F.rlike(text, F.lit(_HALF))
 
 
 def fits(fields: Column, parsed: Column, wanted: StructType, options: Mapping[str, str]) -> Column:
