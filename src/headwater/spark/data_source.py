@@ -1,8 +1,9 @@
 """The data source that Spark finds by the name `headwater`.
 
 Spark makes one wherever it needs one: in the planning worker, in the driver's source runner, on
-executors. Making it, and making a reader or writer from it, opens nothing and asks nobody. Only the
-schema is looked up, in the stream's register and, where none is declared, in its oldest batch.
+executors. Making it opens nothing and asks nobody; making a reader or writer looks, and opens
+nothing: a schema given by hand is compared with the stream's, which is in its register or, where
+none is declared, in its oldest batch; and the stream that is written to has to be there.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructField, StructType
 
 from headwater.core import portal
+from headwater.core.errors import HeadwaterError
 from headwater.spark.options import Mode, ReadOptions, WriteOptions, reading_mode
 from headwater.spark.sink import BatchWriter, StreamWriter
-from headwater.spark.source.batch_reader import BatchReader
-from headwater.spark.source.shape import Shape, shape_of
-from headwater.spark.source.stream_reader import StreamReader
+from headwater.spark.sink.task import check_target
+from headwater.spark.source import BatchReader, RefusedReader, StreamReader
+from headwater.spark.source.shape import Shape, check_given, shape_of
 from headwater.spark.source.subscription import subscribed_streams
 from headwater.spark.stores import store_at
 from headwater.spark.versions import spark_schema
@@ -44,26 +46,46 @@ class HeadwaterDataSource(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         """For `spark.read`."""
-        return BatchReader(ReadOptions.parse(self.options, Mode.READ), schema, self._shape)
+        options = self._checked(Mode.READ, schema)
+        return BatchReader(options, schema, self._shape)
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
         """For `spark.readStream`."""
-        return StreamReader(ReadOptions.parse(self.options, Mode.READ_STREAM), schema, self._shape)
+        try:
+            options = self._checked(Mode.READ_STREAM, schema)
+        except HeadwaterError as error:
+            return RefusedReader(error)
+        return StreamReader(options, schema, self._shape)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """What writes a DataFrame."""
         options = WriteOptions.parse(self.options, Mode.WRITE)
-        return BatchWriter(options, schema, overwrite=overwrite)
+        made = BatchWriter(options, schema, overwrite=overwrite)
+        check_target(options)
+        return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """What writes the micro-batches of a query."""
         options = WriteOptions.parse(self.options, Mode.WRITE_STREAM)
-        return StreamWriter(options, schema, overwrite=overwrite)
+        made = StreamWriter(options, schema, overwrite=overwrite)
+        check_target(options)
+        return made
 
     def _options_for_schema(self) -> ReadOptions:
         """Spark does not say whether it is for a batch or a stream; the options do."""
         return ReadOptions.parse(self.options, reading_mode(self.options))
 
+    def _checked(self, mode: Mode, schema: StructType) -> ReadOptions:
+        options = ReadOptions.parse(self.options, mode)
+        if self._shape is None:
+            portal.shared().call(_check_given(options, schema.fieldNames()))
+        return options
+
 
 async def _shape(options: ReadOptions) -> Shape:
     return await shape_of(await subscribed_streams(store_at(options.url), options), options)
+
+
+async def _check_given(options: ReadOptions, names: list[str]) -> None:
+    streams = await subscribed_streams(store_at(options.url), options)
+    await check_given(streams, names, options)

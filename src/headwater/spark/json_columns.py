@@ -1,10 +1,9 @@
-"""JSON to typed columns, in the JVM; what does not fit is kept beside them.
+"""JSON to typed columns, in the JVM; whatever does not fit wholly is kept beside them.
 
     orders = from_json(spark.readStream.format("headwater")…, "id long, amount decimal(10,2)")
 
-A value that is no JSON object, a field that the schema does not name, a field whose value has
-another type: none of them is dropped silently. They stand in `_rescued_data`, which is null where
-everything fitted.
+Nothing is dropped silently: of a row that does not fit wholly and exactly, the text as it came
+stands in `_rescued_data`, which is null where everything fitted. `json_fit` says what fits.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 from headwater.core.errors import Refused
+from headwater.spark import json_fit
 
 RESCUED: Final = "_rescued_data"
 _CORRUPT: Final = "__headwater_corrupt"
 _TEXT: Final = "__headwater_text"
-_KEYS: Final = "__headwater_keys"
+_READ: Final = "__headwater_read"
 _PARSED: Final = "__headwater_parsed"
 _OURS: Final = frozenset({"mode", "columnnameofcorruptrecord"})
-_NESTED: Final = (StructType, ArrayType, MapType)
 
 
 def from_json(
@@ -40,33 +39,39 @@ def from_json(
     `schema`: a `StructType`, or text such as `"id long, at timestamp"`.
     `options`: Spark's options for JSON, such as `timestampFormat`.
 
-    `rescued` holds, as JSON, the fields of a row that the schema does not name or whose value has
-    another type; of nested columns the whole field. A value that is no JSON object stands there
-    as it is, or as `{"base64": …}` if it is not even text.
+    `rescued` holds the whole text of each row that has a field of another type or one that the
+    schema does not name, at any depth, or a value that its column cannot hold exactly; and of each
+    that is no single JSON object, whose columns are null. Bytes that are no text stand there as
+    `{"base64": …}`.
     """
     wanted = _struct(schema)
-    _check(df, wanted, column, rescued, options or {})
+    given = dict(options or {})
+    _check(df, wanted, column, rescued, given)
     others = [F.col(_quoted(name)) for name in df.columns if name != column]
     text = F.col(_quoted(column))
     if isinstance(df.schema[column].dataType, BinaryType):
         text = text.cast("string")
-    permissive = {
-        **(options or {}),
-        "mode": "PERMISSIVE",
-        "columnNameOfCorruptRecord": _CORRUPT,
-    }
+    permissive = {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     with_corrupt = StructType([*wanted.fields]).add(_CORRUPT, StringType())
     parsed = F.from_json(text, with_corrupt, permissive)
-    keys = F.json_object_keys(text)
     # Staged, so that each row is parsed once and not once for each column.
-    staged = df.select(*others, text.alias(_TEXT), parsed.alias(_PARSED), keys.alias(_KEYS))
-    is_object = F.col(_KEYS).isNotNull()
+    staged = df.select(
+        *others,
+        text.alias(_TEXT),
+        parsed.alias(_PARSED),
+        json_fit.read_again(text, given).alias(_READ),
+    ).withColumn(_READ, json_fit.whole_object(F.col(_TEXT), F.col(_READ)))
+    text, parsed, is_object = F.col(_TEXT), F.col(_PARSED), F.col(_READ).isNotNull()
     # Where the whole is no object, what a lenient parser made of its beginning does not count.
-    typed = [
-        F.when(is_object, F.col(f"{_PARSED}.{_quoted(field.name)}")).alias(field.name)
-        for field in wanted
-    ]
-    return staged.select(*typed, _rescued(wanted, is_object).alias(rescued), *others)
+    typed = [F.when(is_object, parsed.getField(field.name)).alias(field.name) for field in wanted]
+    is_typed = parsed.isNotNull() & parsed.getField(_CORRUPT).isNull()
+    is_same = json_fit.fits(F.col(_READ), parsed, wanted, given)
+    fits = is_typed & ~json_fit.has_half_characters(text) & is_same
+    kept = F.when(F.is_valid_utf8(text), text).otherwise(
+        F.to_json(F.struct(F.base64(text.cast("binary")).alias("base64")))
+    )
+    unfit = F.when(text.isNotNull() & ~(is_object & fits), kept)
+    return staged.select(*typed, unfit.alias(rescued), *others)
 
 
 def _struct(schema: StructType | str) -> StructType:
@@ -93,41 +98,6 @@ def _check(
     reserved = [name for name in options if name.lower() in _OURS]
     if reserved:
         raise Refused(f"option {reserved[0]} is set by from_json, which rescues what does not fit")
-
-
-def _rescued(wanted: StructType, is_object: Column) -> Column:
-    """What did not fit, as JSON; null where everything did."""
-    text, parsed = F.col(_TEXT), F.col(_PARSED)
-    names = F.array(*(F.lit(name) for name in wanted.names)).cast("array<string>")
-    strange = F.size(F.array_except(F.col(_KEYS), names)) > 0
-    mistyped = parsed[_CORRUPT].isNotNull()
-    # Reached only by rows that do not fit: the second parse is theirs alone.
-    fields = F.from_json(text, "map<string,variant>")
-    top = F.map_filter(fields, lambda name, value: ~_fits(wanted, name, value))
-    whole = F.map_filter(fields, lambda name, value: ~_is_plain(wanted, name))
-    unfit = F.when(mistyped & (F.size(top) == 0), whole).otherwise(top)
-    not_text = F.to_json(F.struct(F.base64(text.cast("binary")).alias("base64")))
-    return (
-        F.when(text.isNull(), F.lit(None).cast("string"))
-        .when(~F.is_valid_utf8(text), not_text)
-        .when(~is_object, text)
-        .when(strange | mistyped, F.to_json(unfit))
-    )
-
-
-def _fits(wanted: StructType, name: Column, value: Column) -> Column:
-    """Whether a field is in the schema, and came through as something where it was something."""
-    fits = F.lit(False)
-    for field in wanted:
-        came = F.col(f"{_PARSED}.{_quoted(field.name)}").isNotNull()
-        fits = F.when(name == field.name, came | F.is_variant_null(value)).otherwise(fits)
-    return fits
-
-
-def _is_plain(wanted: StructType, name: Column) -> Column:
-    """Whether a field holds one value: what went wrong inside others shows nowhere else."""
-    plain = [field.name for field in wanted if not isinstance(field.dataType, _NESTED)]
-    return name.isin(plain)
 
 
 def _quoted(name: str) -> str:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from headwater.core.errors import BadUrl, HeadwaterError, Refused
-from headwater.spark.options import OPTIONS, Mode, ReadOptions, WriteOptions, parse_options
+from headwater.spark.options import (
+    OPTIONS,
+    Mode,
+    ReadOptions,
+    WriteOptions,
+    parse_options,
+    reading_mode,
+)
 
 URL = "file:///data"
 READ = {"path": URL, "subscribe": "orders"}
@@ -106,6 +113,11 @@ def test_what_is_sparks_own_is_left_to_spark() -> None:
         (READ | {"assign": '{"a": [0]}'}, Mode.READ, "give one of them"),
         (READ, Mode.READ_STREAM, "groupId is missing"),
         (READ | {"groupId": "g"}, Mode.READ, "option of readStream, and this is read"),
+        (
+            READ | {"groupId": "g", "maxOffsetsPerTrigger": "1"},
+            Mode.READ,
+            "groupId is an option of readStream, maxOffsetsPerTrigger is .*: leave them out",
+        ),
         (STREAM | {"endingOffsets": "latest"}, Mode.READ_STREAM, "option of read, and this is"),
         (READ | {"topic": "orders"}, Mode.READ, "use subscribe"),
         (WRITE | {"subscribe": "orders"}, Mode.WRITE, "use topic"),
@@ -136,6 +148,21 @@ def test_an_unknown_option_is_refused_with_what_was_meant(name: str, told: str) 
     with pytest.raises(Refused, match=told) as refused:
         _stream(**{name: "hunter2"})
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_typo_is_recognised_where_the_option_is_not_for_this_either() -> None:
+    told = "did you mean maxOffsetsPerTrigger, an option of readStream"
+    with pytest.raises(Refused, match=told):
+        _read(maxOffsetPerTrigger="1")
+
+
+def test_what_is_meant_is_told_by_options_that_one_kind_of_read_has() -> None:
+    assert reading_mode(READ) is Mode.READ
+    assert reading_mode(STREAM | {"maxOffsetsPerTrigger": "1"}) is Mode.READ_STREAM
+    # Advice for one kind alone would lead whoever meant the other in a circle.
+    told = "for readStream groupId is missing.*for read, leave maxOffsetsPerTrigger out"
+    with pytest.raises(Refused, match=told):
+        reading_mode(READ | {"maxOffsetsPerTrigger": "1"})
 
 
 @pytest.mark.parametrize(

@@ -263,10 +263,13 @@ def test_options_that_cannot_work_are_refused_before_any_task_runs(
         sink.batch_writer(values("a").schema, **options)
 
 
-def test_a_stream_that_is_not_there_fails_the_task(sink: World) -> None:
-    writer = sink.batch_writer(values("a").schema)
-    with pytest.raises(NotFound, match="orders"):
-        sink.run_task(writer, 0, values("a"))
+def test_a_stream_that_is_not_there_is_told_before_any_task_runs(sink: World) -> None:
+    sink.stream("bills")
+    told = r"no stream 'orders' at memory://.*there: bills\).*headwater stream create memory://.*"
+    with pytest.raises(NotFound, match=told):
+        sink.batch_writer(values("a").schema)
+    with pytest.raises(NotFound, match=told):
+        sink.stream_writer(values("a").schema)
 
 
 def test_a_published_v1_stream_is_refused(sink: World) -> None:
@@ -283,11 +286,15 @@ def test_a_stream_is_not_overwritten(sink: World, kind: str) -> None:
         getattr(source, kind)(schema, overwrite=True)
 
 
-def test_making_a_writer_asks_nobody(sink: World) -> None:
+def test_making_a_writer_asks_once_whether_the_stream_is_there(sink: World) -> None:
+    sink.stream()
     schema = pa.schema([("value", pa.binary())])
-    for scheme in ("file:///nowhere/at/all", "s3://no-such-bucket/x"):
-        sink.batch_writer(schema, path=scheme)
-        sink.stream_writer(schema, path=scheme)
+    before = sink.store.stats.requests
+    sink.batch_writer(schema)
+    assert sink.store.stats.requests - before == 1
+    sink.batch_writer(schema)
+    sink.stream_writer(schema)
+    assert sink.store.stats.requests - before == 1
 
 
 def test_messages_of_two_micro_batches_are_not_mixed(sink: World) -> None:

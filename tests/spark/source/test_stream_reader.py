@@ -191,6 +191,20 @@ def test_ownership_is_taken_over_when_that_is_asked(world: World, clock: Standin
     assert behind.values == [b"b"]
 
 
+def test_whoever_takes_over_may_say_from_which_moment_on(world: World, clock: Standing) -> None:
+    world.stream()
+    world.produce([b"a"])
+    engine = Engine(world.stream_reader(groupId="first"), Checkpoint(), available_now=False)
+    engine.step()
+    clock.pass_s(5)
+    engine.step()
+    world.produce([b"b"])
+    taking = Checkpoint()
+    source = world.source(groupId="second", takeOver="true", startingTimestamp="0")
+    Engine(source.streamReader(source.schema()), taking).run()
+    assert taking.values == [b"a", b"b"]
+
+
 def test_a_stream_owned_in_part_is_refused_with_the_cure(world: World) -> None:
     world.stream(partitions=2)
     Engine(world.stream_reader(groupId="a", assign='{"orders": [0]}'), Checkpoint()).run()
@@ -370,7 +384,9 @@ def _behind(world: World) -> tuple[StreamReader, Any]:
 def test_data_loss_fails_saying_what_and_why_and_what_to_do(world: World) -> None:
     reader, start = _behind(world)
     told = r"'orders', partition 0: data loss. Wanted from offset 1 .* is 4: 3 records .*retention"
-    with pytest.raises(Trimmed, match=told + ".*failOnDataLoss=false.*stream alter orders"):
+    with pytest.raises(
+        Trimmed, match=told + ".*failOnDataLoss=false.*stream alter memory://.* orders"
+    ):
         reader.latestOffset(start, ALL)
 
 

@@ -147,9 +147,74 @@ def test_another_type_is_refused_before_anything_is_written(
     assert ids(warehouse) == [1, 2]
 
 
-def test_a_type_no_table_can_hold_is_refused(spark: SparkSession, warehouse: str) -> None:
-    with pytest.raises(Refused, match="cannot hold"):
-        write(spark.sql("SELECT INTERVAL '1' YEAR AS y"), warehouse)
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("SELECT INTERVAL '1' YEAR AS y", "column y is interval year, which a table cannot hold"),
+        ("SELECT make_dt_interval(1) AS y", "column y is interval day to second, which"),
+        ("SELECT parse_json('1') AS y", r"column y is variant.*to_json\(y\)"),
+        ("SELECT array(struct(parse_json('1') AS v)) AS y", r"column y\.element\.v is variant"),
+        ("SELECT 1 AS x, null AS y", "column y has no type, only nulls: cast it"),
+        ("SELECT 1 AS y, 2 AS y", "columns y, y: Spark takes these names for one"),
+        ("SELECT 1 AS y, 2 AS Y", "columns y, Y: Spark takes these names for one"),
+        ("SELECT named_struct('a', 1, 'A', 2) AS y", r"columns y\.a, y\.A: Spark takes"),
+        ("SELECT 1 AS `a.b`", r"column a\.b: a name in a table has no dot.*'a_b'"),
+    ],
+)
+def test_a_column_no_table_can_hold_is_refused_by_its_name(
+    spark: SparkSession, warehouse: str, query: str, says: str
+) -> None:
+    with pytest.raises(Refused, match=says):
+        write(spark.sql(query), warehouse)
+    with pytest.raises(NotFound):
+        load(TABLE, warehouse=warehouse)
+
+
+@pytest.mark.parametrize(
+    ("held", "written", "says"),
+    [
+        ("1.5BD", "CAST(1 AS DECIMAL(12,4))", r"c is decimal\(12,4\), and decimal\(2,1\) in the"),
+        ("'a'", "CAST('a' AS BINARY)", "c is binary, and string in the table"),
+        ("CAST('a' AS BINARY)", "'a'", "c is string, and binary in the table"),
+        ("DATE'2026-01-31'", "1", "c is int, and date in the table"),
+        ("array(1)", "array('a')", r"c\.element is string, and int in the table"),
+        ("map('k', 1)", "map(1, 1)", r"c\.key is int, and string in the table"),
+        ("named_struct('a', 1)", "named_struct('a', 'x')", r"c\.a is string, and int in the"),
+        ("named_struct('a', 1)", "named_struct('A', 1)", r"c\.A is called c\.a in the table"),
+    ],
+)
+def test_what_a_table_cannot_follow_names_the_column_and_both_types(
+    spark: SparkSession, warehouse: str, held: str, written: str, says: str
+) -> None:
+    write(spark.sql(f"SELECT {held} AS c"), warehouse)
+    with pytest.raises(Refused, match=says):
+        write(spark.sql(f"SELECT {written} AS c"), warehouse)
+    assert len(load(TABLE, warehouse=warehouse).metadata.snapshots) == 1
+
+
+def test_no_change_is_allowed_and_the_change_is_named(spark: SparkSession, warehouse: str) -> None:
+    write(spark.sql("SELECT 1 AS n, named_struct('a', 1) AS s"), warehouse)
+    wider = spark.sql("SELECT 1L AS n, named_struct('a', 1, 'b', 'x') AS s")
+    with pytest.raises(Refused, match=r"\(n is bigint, and int in the table; s\.b string is new\)"):
+        write(wider, warehouse, evolve=False)
+
+
+def test_a_name_in_other_capitals_is_the_tables_column(spark: SparkSession, warehouse: str) -> None:
+    write(rows(spark, 1), warehouse)
+    write(rows(spark, 2).withColumnRenamed("id", "ID"), warehouse)
+    found = read(spark, TABLE, warehouse=warehouse).orderBy("ID").select("id", "name").collect()
+    assert [tuple(row) for row in found] == [(1, "1"), (2, "2")]
+
+
+def test_a_stream_that_cannot_fit_is_refused_before_its_query_starts(
+    spark: SparkSession, warehouse: str
+) -> None:
+    write(spark.sql("SELECT 'a' AS value"), warehouse)
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(Refused, match="value is bigint, and string in the table"):
+        to_table(stream, TABLE, warehouse=warehouse)
+    with pytest.raises(Refused, match="column v is variant"):
+        to_table(stream.selectExpr("to_variant_object(struct(*)) v"), TABLE, warehouse=warehouse)
 
 
 def test_a_table_that_requires_a_column_or_has_partitions(

@@ -154,8 +154,8 @@ class Columns:
                 "be read."
             )
         return (
-            "Declare a schema with the columns of both; what a record lacks is null then: "
-            f"{self._declare}"
+            "Declare a schema with the columns of both; what a record lacks is null then"
+            f"{': ' + self._declare if self._declare else '.'}"
         )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from headwater.core.errors import Refused
 from headwater.spark.options.mode import READING, WRITING, Mode
-from headwater.spark.options.table import ELSEWHERE, OPTIONS, SPARKS_OWN
+from headwater.spark.options.table import ELSEWHERE, GROUP_ID, OPTIONS, SPARKS_OWN, Option
 
 _BY_LOWER: Final = {name.lower(): option for name, option in OPTIONS.items()}
 _OWN_LOWER: Final = {name.lower() for name in SPARKS_OWN}
@@ -22,6 +22,7 @@ def parse_options(given: Mapping[str, str], mode: Mode) -> dict[str, Any]:
     of ours is never shown: it may be a secret.
     """
     parsed = {name: option.default for name, option in OPTIONS.items() if mode in option.modes}
+    misplaced = []
     for name, text in given.items():
         option = _BY_LOWER.get(name.lower())
         if option is None:
@@ -29,15 +30,26 @@ def parse_options(given: Mapping[str, str], mode: Mode) -> dict[str, Any]:
                 continue
             raise _unknown(name, mode)
         if mode not in option.modes:
-            raise _misplaced(option.name, option.modes, mode)
+            misplaced.append(option)
+            continue
         parsed[option.name] = option.parse(option.name, str(text))
+    if misplaced:
+        raise _misplaced(misplaced, mode)
     return _addressed(parsed)
 
 
 def reading_mode(given: Mapping[str, str]) -> Mode:
     """Whether a batch or a stream is meant, from options that only one of them has."""
-    modes = (_BY_LOWER[name.lower()].modes for name in given if name.lower() in _BY_LOWER)
-    return Mode.READ_STREAM if frozenset({Mode.READ_STREAM}) in modes else Mode.READ
+    known = [_BY_LOWER[name.lower()] for name in given if name.lower() in _BY_LOWER]
+    of_streams = [one.name for one in known if one.modes == frozenset({Mode.READ_STREAM})]
+    if of_streams and GROUP_ID not in of_streams:
+        # Which of the two it is cannot be told: advice for one alone would be wrong for the other.
+        raise Refused(
+            f"{' and '.join(of_streams)} without {GROUP_ID}: for readStream {GROUP_ID} is missing, "
+            "the name under which the query's position is kept; for read, leave "
+            f"{' and '.join(of_streams)} out"
+        )
+    return Mode.READ_STREAM if of_streams else Mode.READ
 
 
 def _addressed(parsed: dict[str, Any]) -> dict[str, Any]:
@@ -52,13 +64,19 @@ def _addressed(parsed: dict[str, Any]) -> dict[str, Any]:
     return {"url": url or path, **parsed}
 
 
-def _misplaced(name: str, modes: frozenset[Mode], mode: Mode) -> Refused:
-    if name == "topic":
+def _misplaced(options: Sequence[Option], mode: Mode) -> Refused:
+    names = [option.name for option in options]
+    if "topic" in names:
         return Refused("topic names the stream to write to; to read, use subscribe")
-    if name == "subscribe":
+    if "subscribe" in names:
         return Refused("subscribe names the streams to read; to write, use topic")
-    where = " and ".join(str(known) for known in Mode if known in modes)
-    return Refused(f"{name} is an option of {where}, and this is {mode}: leave it out")
+    told = [f"{option.name} is an option of {_where(option)}" for option in options]
+    it = "it" if len(told) == 1 else "them"
+    return Refused(f"{', '.join(told)}, and this is {mode}: leave {it} out")
+
+
+def _where(option: Option) -> str:
+    return " and ".join(str(known) for known in Mode if known in option.modes)
 
 
 def _unknown(name: str, mode: Mode) -> Refused:
@@ -67,11 +85,13 @@ def _unknown(name: str, mode: Mode) -> Refused:
         return Refused(f"there is no option {name}: {_ELSEWHERE_LOWER[lower]}")
     if lower.startswith("kafka."):
         return Refused(f"there is no option {name}: there is no Kafka client to configure here")
-    known = {key: option.name for key, option in _BY_LOWER.items() if mode in option.modes}
-    near = difflib.get_close_matches(lower, list(known), n=1, cutoff=0.6)
-    if near:
-        return Refused(f"there is no option {name}; did you mean {known[near[0]]}?")
     kind = "reading" if mode in READING else "writing"
     side = READING if mode in READING else WRITING
+    known = {key: option for key, option in _BY_LOWER.items() if option.modes & side}
+    near = difflib.get_close_matches(lower, list(known), n=1, cutoff=0.6)
+    if near:
+        meant = known[near[0]]
+        where = "" if mode in meant.modes else f", an option of {_where(meant)}"
+        return Refused(f"there is no option {name}; did you mean {meant.name}{where}?")
     names = sorted(option.name for option in OPTIONS.values() if option.modes & side)
     return Refused(f"there is no option {name}; for {kind} there are {', '.join(names)}")

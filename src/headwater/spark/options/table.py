@@ -15,6 +15,7 @@ from headwater.spark.options.offsets import (
     parse_offsets,
 )
 
+GROUP_ID: Final = "groupId"
 MAX_PARTITION_BYTES: Final = 64 * MIB
 SINK_TIMEOUT_MS: Final = 24 * 3_600_000
 SINK_BATCH_BYTES: Final = 32 * MIB
@@ -72,7 +73,7 @@ _ROWS: Final = (
         "",
         "End before the first record ingested at or after this moment; goes before offsets.",
     ),
-    Option("groupId", _STREAM, values.parse_group, None, "required", "Whose position this is."),
+    Option(GROUP_ID, _STREAM, values.parse_group, None, "required", "Whose position this is."),
     Option(
         "takeOver",
         _STREAM,
@@ -110,7 +111,7 @@ _ROWS: Final = (
         READING,
         values.parse_bytes,
         MAX_PARTITION_BYTES,
-        "32MiB",
+        "64MiB",
         "About how many stored bytes a task reads.",
     ),
     Option(

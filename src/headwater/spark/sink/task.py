@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from headwater.buffer.compression import Compression
-from headwater.buffer.stream import Stream, open_stream
+from headwater.buffer.stream import Stream
 from headwater.buffer.transaction import Attempt, TaskUploads, Uploader
 from headwater.core.errors import Bug
 from headwater.core.portal import Portal, shared
@@ -17,6 +18,10 @@ from headwater.spark.options import WriteOptions
 from headwater.spark.sink.columns import Columns
 from headwater.spark.sink.routing import Router
 from headwater.spark.stores import store_at
+from headwater.spark.streams import named_stream
+
+_found: Final[set[tuple[str, str]]] = set()
+"""Streams that were there. One that was deleted since is told by the tasks."""
 
 
 class Written(WriterCommitMessage):
@@ -54,9 +59,16 @@ def write_task(
         raise
 
 
+def check_target(options: WriteOptions) -> None:
+    """Say that the stream is not there before any task runs; a process asks once."""
+    if (options.url, options.topic) not in _found:
+        shared().call(open_target(options))
+        _found.add((options.url, options.topic))
+
+
 async def open_target(options: WriteOptions) -> Stream:
     """The stream that is written to."""
-    return await open_stream(store_at(options.url), options.topic, writing=True)
+    return await named_stream(store_at(options.url), options.topic, writing=True)
 
 
 async def _uploader(options: WriteOptions, stream: Stream, attempt: Attempt, task: int) -> Uploader:

@@ -2,7 +2,7 @@
 
 Enters: options, and offsets from Spark. Leaves: offsets, input partitions, Arrow batches.
 
-    batch_reader, stream_reader   what Spark calls
+    batch_reader, stream_reader   what Spark calls; refused_reader, if there can be none
     micro_batches                 a streaming query: where it begins, what is next, what is done
     feed, buffer_feed             one partition, whatever holds it: the seam for other sources
     offset, known, limits, plan   positions, batches not read yet, how many of them, for whom
@@ -16,6 +16,7 @@ Always holds:
 """
 
 from headwater.spark.source.batch_reader import BatchReader
+from headwater.spark.source.refused_reader import RefusedReader
 from headwater.spark.source.stream_reader import StreamReader
 
-__all__ = ["BatchReader", "StreamReader"]
+__all__ = ["BatchReader", "RefusedReader", "StreamReader"]

@@ -40,7 +40,7 @@ async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Plac
         return await _place(feed, bounds, default if asked is None else asked)
     except Trimmed:
         wanted = Place(-1, asked[feed.part.stream][feed.part.partition])
-        loss = lost_before(feed.part, wanted, bounds.oldest)
+        loss = lost_before(feed.part, wanted, bounds.oldest, options.url)
         if options.fail_on_data_loss:
             raise loss from None
         LOG.warning("%s", loss)

@@ -79,7 +79,7 @@ async def _slices(feed: Feed, options: ReadOptions) -> list[Slice]:
         oldest = (await feed.bounds()).oldest
         # Whoever asked for whatever is retained gets that; whoever named records is told.
         if isinstance(options.starting_offsets, Mapping):
-            loss = lost_before(feed.part, start, oldest)
+            loss = lost_before(feed.part, start, oldest, options.url)
             if options.fail_on_data_loss:
                 raise loss from trimmed
             LOG.warning("%s", loss)

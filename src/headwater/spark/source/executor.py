@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -47,6 +48,7 @@ class Executor:
             is_typed=self._is_typed,
             shows_all=self._shows_all,
             may_grow=self._may_grow,
+            declare="" if self._may_grow else _declaring(stream),
         )
         reading = SliceReading(
             stream,
@@ -61,3 +63,9 @@ class Executor:
                 yield from rows.of(pieces)
         finally:
             outside.call(reading.close())
+
+
+def _declaring(stream: Stream) -> str:
+    if stream.config.format == "v1":
+        return ""  # it carries opaque values alone
+    return f"headwater stream alter {shlex.quote(stream.store.url)} {stream.name} --schema FILE"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from headwater.buffer.consumer import Place
 from headwater.buffer.queue import Descriptor
 from headwater.buffer.stream import Stream
@@ -10,13 +12,13 @@ from headwater.core.errors import Trimmed
 from headwater.spark.source.offset import Part
 
 
-def lost_before(part: Part, wanted: Place, oldest: Place) -> Trimmed:
+def lost_before(part: Part, wanted: Place, oldest: Place, url: str) -> Trimmed:
     """A query wants to go on at a place that is gone."""
     gone = oldest.lsn - wanted.lsn
     return Trimmed(
         f"{part}: data loss. Wanted from offset {wanted.lsn} on, and the oldest retained record is "
         f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream, and went "
-        "with its retention before this query read them. " + _cure(part.stream),
+        "with its retention before this query read them. " + _cure(url, part.stream),
         floor=oldest.lsn,
     )
 
@@ -28,13 +30,13 @@ def lost_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trim
     return Trimmed(
         f"{Part(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
         f"{lost.last_lsn}, which went with the retention (the stream keeps what is acknowledged "
-        f"{kept}) while they were to be read. " + _cure(stream.name),
+        f"{kept}) while they were to be read. " + _cure(stream.store.url, stream.name),
         floor=lost.last_lsn + 1,
     )
 
 
-def _cure(stream: str) -> str:
+def _cure(url: str, stream: str) -> str:
     return (
         "To go on with what is left: failOnDataLoss=false. To keep more from here on: headwater "
-        f"stream alter {stream} --set retention=30d"
+        f"stream alter {shlex.quote(url)} {stream} --set retention=30d"
     )

@@ -218,11 +218,15 @@ class MicroBatches:
         return resolved
 
     async def _first_place(self, feed: Feed) -> Place:
-        if self._options.take_over and self._options.starting_offsets is None:
+        options = self._options
+        says_where = (
+            options.starting_offsets is not None or options.starting_timestamp_ms is not None
+        )
+        if options.take_over and not says_where:
             owner = await feed.owner()
             if owner.group:
                 return owner.acked  # to take over is to go on where the other one stood
-        return await asked.starting_place(feed, self._options, LATEST)
+        return await asked.starting_place(feed, options, LATEST)
 
     async def _announce(self, feed: Feed, since: Place, until: Place) -> None:
         """Keep where a micro-batch ends, unless that is kept or there is nothing in it."""
@@ -319,7 +323,7 @@ class MicroBatches:
     async def _after_loss(self, part: Part, wanted: Place, trimmed: Trimmed) -> Place:
         """The oldest place, where it may be gone on with."""
         oldest = (await self._feeds[part].bounds()).oldest
-        loss = lost_before(part, wanted, oldest)
+        loss = lost_before(part, wanted, oldest, self._store.url)
         if self._options.fail_on_data_loss:
             raise loss from trimmed
         LOG.warning("%s", loss)

@@ -46,8 +46,12 @@ class Rows:
         is_typed: bool,
         shows_all: bool,
         may_grow: bool,
+        declare: str = "",
     ) -> None:
-        """`shows_all`: no value may be missing from these columns; `may_grow`: but new ones."""
+        """`shows_all`: no value may be missing from these columns; `may_grow`: but new ones.
+
+        `declare`: of a stream without a schema, the command that declares one.
+        """
         self._schema = schema
         self._stream = stream
         self._partition = partition
@@ -64,6 +68,7 @@ class Rows:
                 self._carried_names or [TIMESTAMP],
                 may_grow=may_grow,
                 shows_all=shows_all,
+                declare=declare,
             )
 
     def of(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:

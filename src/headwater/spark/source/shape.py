@@ -9,8 +9,9 @@ Only by name, through the option `columns`: _operation, _collection, _kind, _rid
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -48,9 +49,20 @@ class Shape(msgspec.Struct, frozen=True):
     """Names and Arrow types of the columns; none if values are opaque."""
     is_declared: bool = False
     """Whether the stream declares them, so that columns may be added while it is read."""
+    is_known: bool = True
+    """Whether anything tells: a stream that declares nothing and has no rows yet may get any."""
 
     def columns(self, options: ReadOptions) -> pa.Schema:
         """The columns that were asked for, in their order."""
+        shown, offered = self._offered(options)
+        names = list(shown) if options.columns is None else options.columns
+        unknown = [name for name in names if name not in offered]
+        if unknown:
+            raise Refused(f"columns: there is no {unknown[0]!r}; there are {', '.join(offered)}")
+        return pa.schema([pa.field(name, offered[name]) for name in names])
+
+    def _offered(self, options: ReadOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is shown without being named, and what may be named."""
         placed = {"key": pa.binary(), **PLACED} if self.typed else KAFKA
         mark = "_" if self.typed else ""
         shown = dict(self.typed) | {f"{mark}{name}": kind for name, kind in placed.items()}
@@ -59,12 +71,11 @@ class Shape(msgspec.Struct, frozen=True):
             shown[f"{mark}headers"] = extra[f"{mark}headers"]
         if options.include_metadata:
             shown[f"{mark}metadata"] = extra[f"{mark}metadata"]
-        offered = shown | extra | ON_REQUEST
-        names = list(shown) if options.columns is None else options.columns
-        unknown = [name for name in names if name not in offered]
-        if unknown:
-            raise Refused(f"columns: there is no {unknown[0]!r}; there are {', '.join(offered)}")
-        return pa.schema([pa.field(name, offered[name]) for name in names])
+        return shown, shown | extra | ON_REQUEST
+
+    def names(self, options: ReadOptions) -> list[str]:
+        """Every column that may be asked for."""
+        return list(self._offered(options)[1])
 
 
 async def shape_of(streams: Sequence[Stream], options: ReadOptions) -> Shape:
@@ -82,6 +93,24 @@ async def shape_of(streams: Sequence[Stream], options: ReadOptions) -> Shape:
     return first
 
 
+async def check_given(streams: Sequence[Stream], names: list[str], options: ReadOptions) -> None:
+    """Refuse a schema given by hand that has a column which no stream has: it would be null."""
+    known: dict[str, None] = {}
+    for stream in streams:
+        shape = await _shape_of_one(stream, options)
+        if not shape.is_known:
+            return
+        known |= dict.fromkeys(shape.names(options))
+    unknown = [name for name in names if name not in known]
+    if streams and unknown:
+        first = streams[0]
+        raise Refused(
+            f"the schema has a column {unknown[0]!r}, and there are {', '.join(known)}. Leave the "
+            "schema out, and Spark is told it; if later records have the column, declare it: "
+            f"headwater stream alter {shlex.quote(first.store.url)} {first.name} --schema FILE"
+        )
+
+
 async def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
     asked = options.value_format
     if stream.schema is not None:
@@ -90,7 +119,7 @@ async def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
                 f"valueFormat=raw: stream {stream.name!r} declares columns and has no opaque values"
             )
         return Shape(_typed(stream.schema), is_declared=True)
-    if asked == "raw" or stream.config.format == "v1":
+    if stream.config.format == "v1":
         if asked == "arrow":
             raise Refused(
                 f"valueFormat=arrow: stream {stream.name!r} is in the published v1 format, which "
@@ -98,6 +127,13 @@ async def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
             )
         return Shape()
     found = await _shape_of_first_batch(stream)
+    if asked == "raw":
+        if found.typed and options.columns is None:
+            raise Refused(
+                f"valueFormat=raw: the oldest records of stream {stream.name!r} have columns "
+                f"({_words(found)}) and no opaque values: leave the option out"
+            )
+        return Shape(is_known=found.is_known)
     if asked == "arrow" and not found.typed:
         raise Refused(
             f"valueFormat=arrow: stream {stream.name!r} declares no columns, and its oldest "
@@ -117,7 +153,7 @@ async def _shape_of_first_batch(stream: Stream) -> Shape:
             if records.num_rows:
                 kept = [field for field in records.schema if not field.name.startswith("_")]
                 return Shape(_typed(pa.schema(kept)))
-    return Shape()
+    return Shape(is_known=False)
 
 
 def _typed(schema: pa.Schema) -> tuple[tuple[str, object], ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from headwater.buffer.stream import Stream, open_several, open_stream, stream_names
-from headwater.core.errors import HeadwaterError, NotFound, Refused
+from headwater.buffer.stream import Stream, open_several, stream_names
+from headwater.core.errors import HeadwaterError, Refused
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.offset import Part
+from headwater.spark.streams import named_stream
 from headwater.store import Store
 
 
@@ -16,7 +17,7 @@ async def subscribed_streams(store: Store, options: ReadOptions) -> list[Stream]
     """The streams, by name. Opens no consumer."""
     if options.subscribe_pattern is not None:
         return await _matching(store, re.compile(options.subscribe_pattern))
-    return [await _named(store, name) for name in sorted(options.subscribe or options.assign)]
+    return [await named_stream(store, name) for name in sorted(options.subscribe or options.assign)]
 
 
 def parts_of(streams: Sequence[Stream], options: ReadOptions) -> list[tuple[Stream, Part]]:
@@ -32,17 +33,6 @@ def parts_of(streams: Sequence[Stream], options: ReadOptions) -> list[tuple[Stre
             )
         found += [(stream, Part(stream.name, number)) for number in numbers]
     return found
-
-
-async def _named(store: Store, name: str) -> Stream:
-    try:
-        return await open_stream(store, name)
-    except NotFound as error:
-        known = ", ".join((await stream_names(store))[:10]) or "none"
-        raise NotFound(
-            f"there is no stream {name!r} at {store.url} (streams there: {known}). To make it: "
-            f"headwater stream create {store.url} {name}"
-        ) from error
 
 
 async def _matching(store: Store, pattern: re.Pattern[str]) -> list[Stream]:

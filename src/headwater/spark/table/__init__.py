@@ -6,6 +6,7 @@ Enters: a DataFrame, batch or streaming. Leaves: one snapshot of a table for eac
     target             which table is meant
     pointers, catalog  which metadata is a table's present one
     shape              columns of a DataFrame as columns of a table
+    holdable           those that no table can hold; difference, those that one does not have
     data_files         what executors wrote, as a snapshot names it
     token, commit      one snapshot a micro-batch, and no second one
     sweep, orphans     metadata that nobody needs any more; data files that nothing names

@@ -61,7 +61,7 @@ def write(
     """
     catalog = target.open_catalog()
     columns = shape.arrow_columns(df.schema)
-    table = _prepared(catalog, target.table, options, columns)
+    table, columns = _prepared(catalog, target.table, options, columns)
     writer = runtime.new_ulid()
     token = Token(app or f"batch-{writer}", version, writer, app is not None, is_query)
     there = tokens.find(table.metadata, token)
@@ -103,6 +103,7 @@ def start(
     trigger: Mapping[str, Any] | None,
 ) -> StreamingQuery:
     """Begin a streaming query whose micro-batches are snapshots."""
+    _check_before(df, target, options)
     names = QueryId(checkpoint_location, is_remote=_is_remote(df))
 
     def write_batch(batch: DataFrame, batch_id: int) -> None:
@@ -118,21 +119,32 @@ def start(
     return writer.start()
 
 
+def _check_before(df: DataFrame, target: Target, options: WriteOptions) -> None:
+    """Refuse what no micro-batch could write, before there is a query that fails with it."""
+    columns = shape.arrow_columns(df.schema)
+    with contextlib.suppress(NoSuchTableError):
+        table = target.open_catalog().load_table(target.table)
+        shape.check_fits(table, shape.as_spelled(table, columns), may_grow=options.evolve)
+
+
 def _is_remote(df: DataFrame) -> bool:
     return type(df).__module__.startswith("pyspark.sql.connect")
 
 
-def _prepared(catalog: Catalog, name: str, options: WriteOptions, columns: pa.Schema) -> Table:
-    """The table, made if it is not there, with room for these columns."""
+def _prepared(
+    catalog: Catalog, name: str, options: WriteOptions, columns: pa.Schema
+) -> tuple[Table, pa.Schema]:
+    """The table, made if it is not there, with room for these columns; and its names for them."""
     for _ in range(GROW_ATTEMPTS):
         try:
             table = catalog.load_table(name)
         except NoSuchTableError:
             _create(catalog, name, options, columns)
             continue
+        columns = shape.as_spelled(table, columns)
         shape.check_fits(table, columns, may_grow=options.evolve)
         if not shape.missing_columns(table, columns):
-            return table
+            return table, columns
         try:
             shape.grow(table, columns)
         except (CommitFailedException, CommitStateUnknownException):
