@@ -94,7 +94,7 @@ class Bench:
         return reader.load(self.url)
 
     def ready(self, *, streaming: bool = False) -> Any:
-        """As many rows of ready-made Arrow batches, in as many tasks: each costs Spark some 50 ms."""
+        """As many rows of ready-made Arrow in as many tasks, each of which costs 50 ms."""
         reader = self.spark.readStream if streaming else self.spark.read
         rows = self.scale.rows
         return reader.format("ready").options(rows=rows, size=SIZE, tasks=4).load()
