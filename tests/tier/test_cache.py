@@ -272,6 +272,18 @@ def test_a_segment_that_only_begins_before_the_offset_in_its_epoch_is_not_taken(
 # Partitions
 
 
+def test_a_segment_in_the_place_of_a_forgotten_one_has_nothing_of_it() -> None:
+    cache = cache_of(
+        *(started(1, 0, 99, epochs=((0, 0), (1, 50)), publisher=1), finished(1)),
+        *(became(1, DELETING), became(1, DELETED)),
+        *(started(2, 0, 99), finished(2)),
+    )
+    expected = started(2, 0, 99).with_update(finished(2))
+    assert cache.segments(ORDERS) == [expected]
+    assert cache.segment_at(ORDERS, 0, 99) == expected
+    assert cache.segment_at(ORDERS, 1, 99) is None
+
+
 def test_partitions_are_apart_and_a_new_name_is_the_same_partition() -> None:
     other = TopicIdPartition(ORDERS.topic_id, "orders", 1)
     renamed = TopicIdPartition(ORDERS.topic_id, "renamed", 0)

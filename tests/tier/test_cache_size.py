@@ -70,3 +70,9 @@ def test_a_question_looks_at_a_chunk_s_worth_of_rows_however_many_there_are() ->
         found = next(index.reaching(least), None)
         assert found == (least if least < 100 * CHUNK_ROWS else None)
         assert asked <= CHUNK_ROWS
+    # A chunk whose largest value is gone is not looked through for it.
+    for row in range(CHUNK_ROWS - 1, 100 * CHUNK_ROWS, CHUNK_ROWS):
+        index.remove(row, row)
+    asked = 0
+    assert next(index.reaching(2 * CHUNK_ROWS - 1, end=2 * CHUNK_ROWS), None) is None
+    assert asked <= 1

@@ -1,6 +1,7 @@
 """What is known of the remote segments of many partitions: events go in, answers come out.
 
-Whether all events have come in is not known here: whoever reads the log of events knows.
+Each event comes once, in the order of its log. Whether all have come is not known here: whoever
+reads the log knows.
 """
 
 from __future__ import annotations
