@@ -23,7 +23,7 @@ class CoverPiece(NamedTuple):
 
 
 class _Claim(NamedTuple):
-    """That a segment holds these LSNs under one epoch. Claims sort by their first LSN."""
+    """That a segment holds these LSNs under this epoch or a newer one. Sorts by first LSN."""
 
     first_lsn: int
     end_lsn: int
@@ -75,14 +75,11 @@ def gaps(pieces: Sequence[CoverPiece], first_lsn: int, end_lsn: int) -> list[ran
 
 def _claims(finished: Sequence[SegmentMetadata], first_lsn: int, end_lsn: int) -> Iterator[_Claim]:
     for place, segment in enumerate(finished):
-        epochs = segment.epochs
-        for number, (epoch, offset) in enumerate(epochs):
+        ends = min(segment.end_offset + 1, end_lsn)
+        for number, (epoch, offset) in enumerate(segment.epochs):
             # What stands before the first epoch belongs to it: the lineage begins with the segment.
-            begins = segment.start_offset if number == 0 else max(offset, segment.start_offset)
-            ends = segment.end_offset + 1
-            if number + 1 < len(epochs):
-                ends = min(ends, epochs[number + 1][1])
-            begins, ends = max(begins, first_lsn), min(ends, end_lsn)
+            begins = max(segment.start_offset, offset if number else 0, first_lsn)
+            # Through the end of the segment: where a newer epoch of it begins, that one wins.
             if begins < ends:
                 yield _Claim(begins, ends, epoch, place)
 
