@@ -58,18 +58,25 @@ def test_the_publisher_s_epoch_is_shown_beside_the_rest_of_the_custom_metadata(
         (b"\x01\x03\x00rest", "kind", "NotSupported"),
         (b"RDLW" + bytes(40), "kind", "Corrupt"),
         (
+            encode_event(became(1, SegmentState.COPY_FINISHED, custom=bytes(128))).replace(
+                b"\x81\x01" + bytes(128), b"\x82\x01" + bytes(129)
+            ),
+            "limit",
+            "LimitExceeded",
+        ),
+        (
             encode_event(became(1, SegmentState.COPY_FINISHED, custom=b"HWM1cut")),
             "custom metadata",
             "Corrupt",
         ),
     ],
-    ids=["cut off", "longer", "snapshot", "log", "stamp"],
+    ids=["cut off", "longer", "snapshot", "log", "limit", "stamp"],
 )
 def test_a_bad_event_says_which_check_failed(data: bytes, check: str, error: str) -> None:
     [problem] = told(data.hex())["problems"]
     assert (problem["check"], problem["error"]) == (check, error)
-    # What is not supported says itself what to do.
-    assert problem["advice"] or error == "NotSupported"
+    # What is not supported, or too large, says itself what is the matter.
+    assert bool(problem["advice"]) == (error == "Corrupt")
 
 
 def test_an_event_where_something_else_was_asked_for_is_recognised() -> None:

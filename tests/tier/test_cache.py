@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import msgspec
 import pytest
 
-from headwater.core.errors import Conflict
+from headwater.core.errors import Conflict, Corrupt
 from headwater.tier import (
     EventRejected,
     MetadataEvent,
@@ -19,6 +20,7 @@ from headwater.tier import (
     TierCache,
     TopicIdPartition,
 )
+from headwater.tier.cache import PartitionDump, dump, restore
 from tests.tier.given import ORDERS, became, finished, partition_delete, segment_id, started
 
 DELETING, DELETED = SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED
@@ -301,3 +303,37 @@ def test_what_is_known_of_a_segment_can_be_asked_by_an_event_about_it() -> None:
     assert found is not None
     assert (found.segment_id, found.state) == (segment_id(1), SegmentState.COPY_FINISHED)
     assert cache.find(finished(2)) is None
+
+
+# Dumps
+
+
+def dumped() -> PartitionDump:
+    known = cache_of(started(1, 0, 9), finished(1), started(2, 10, 19)).partition(ORDERS)
+    assert known is not None
+    return dump(known)
+
+
+def test_a_dump_says_all_that_is_known() -> None:
+    value = dumped()
+    assert [number_of(one) for one in value.segments] == [1, 2]
+    assert (value.finished, value.finishes) == ((1, 0), 1)
+    assert (value.referenced, value.highest) == (((0, 0, 0),), ((0, 9),))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"finished": (1,)}, {"referenced": ((0, 0, 5),)}, {"referenced": ((7, 0, 0),)}],
+    ids=["counts", "segment", "epoch"],
+)
+def test_a_dump_that_contradicts_itself_is_corrupt(changes: dict[str, Any]) -> None:
+    with pytest.raises(Corrupt, match="contradicts itself"):
+        restore(msgspec.structs.replace(dumped(), **changes))
+
+
+def test_a_partition_that_is_restored_takes_the_place_of_what_was_known() -> None:
+    cache = cache_of(started(5, 50, 59))
+    cache.replace(restore(dumped()))
+    assert listed(cache) == [(1, "COPY_FINISHED"), (2, "COPY_STARTED")]
+    assert cache.apply(finished(2)) is Outcome.CHANGED
+    assert [number_of(one.segment) for one in cache.cover(ORDERS, 0, 20)] == [1, 2]

@@ -372,6 +372,7 @@ def test_identity_ignores_the_name() -> None:
     assert TopicIdPartition(PLACE.topic_id, "orders", 8) != PLACE
     assert TopicIdPartition(uuid.UUID(int=0xCB), "orders", 7) != PLACE
     assert PLACE != "orders"
+    assert (PLACE == "orders") is False
 
 
 def test_a_stream_s_id_is_the_topic_id() -> None:
