@@ -1,4 +1,4 @@
-"""`headwater inspect …`: what an object of the buffer or a file of the log holds."""
+"""`headwater inspect …`: what an object of the buffer or the tier, or a file of the log, holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 inspect_app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
-    help="Say what a batch, a manifest, a queue or a log holds, and what is wrong with a bad one.",
+    help="Say what a batch, a manifest, a queue, a log or an event holds, and what is wrong with a "
+    "bad one.",
 )
 
 SOURCE = typer.Argument(
@@ -104,6 +105,18 @@ def wal(
     from headwater.cli.inspection.wal import inspect_wal
 
     _conclude(inspect_wal(read_source(source, option), frames=frames), as_json)
+
+
+@inspect_app.command()
+def event(source: str = SOURCE, as_json: bool = AS_JSON, option: list[str] = OPTION) -> None:
+    """A metadata event of the tier, as Kafka writes it: segment, states, epochs, publisher.
+
+    Exit status: 0 good, 1 bad, 2 if it could not be read at all.
+    """
+    from headwater.cli.inspection.event import inspect_event
+    from headwater.cli.inspection.source import read_source
+
+    _conclude(inspect_event(read_source(source, option)), as_json)
 
 
 def _partition(url: str, name: str, partition: int, entries: int, option: list[str]) -> Report:

@@ -1,4 +1,4 @@
-"""`headwater inspect`: what an object of the buffer holds, and what is wrong with it.
+"""`headwater inspect`: what an object of the buffer, the log or the tier holds, and what is wrong.
 
 Enters: the bytes of one object, or a partition. Leaves: a report, in words or as JSON.
 

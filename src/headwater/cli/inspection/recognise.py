@@ -9,6 +9,7 @@ from headwater.buffer import v1_batch, v1_manifest
 from headwater.cli.advice import advice_for, command
 from headwater.cli.inspection.report import Problem
 from headwater.core.errors import Corrupt, HeadwaterError
+from headwater.tier.events import decode_event
 
 
 class Kind(NamedTuple):
@@ -44,12 +45,17 @@ def recognise(data: bytes) -> Kind | None:
     with contextlib.suppress(HeadwaterError):
         v1_batch.decode_batch(data)
         return Kind("a published v1 batch", "batch")
+    with contextlib.suppress(HeadwaterError):
+        decode_event(data)
+        return Kind("a metadata event", "event")
     return None
 
 
 def empty(asked: str) -> Problem:
     """That there are no bytes: no object of the buffer is written so."""
-    part = {"queue": "part of a queue", "wal": "segment of a log"}.get(asked, asked)
+    part = {"queue": "part of a queue", "wal": "segment of a log", "event": "metadata event"}.get(
+        asked, asked
+    )
     return Problem(
         "length",
         f"it has no bytes: no {part} is written so, so it was cut off, or something else made it",

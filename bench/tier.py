@@ -1,0 +1,275 @@
+"""What the tier's metadata cost: `python -m bench.tier [--quick] [--json]`.
+
+- events encoded and decoded per second, of each kind;
+- events decoded and applied per second (a copy that began, a copy that finished), which is how fast
+  a cache is filled from its log, to 10,000, 100,000 and 1,000,000 segments of one partition;
+- look-ups in it, by epoch and offset, by time, and the cover of a range that ten segments hold:
+  O(log n) means that a hundred times the segments take little longer;
+- the memory of it, by the process's resident size before and after, per segment: of segments as a
+  Kafka broker writes them (no custom metadata), and of ours (60 bytes of them). Beside it, the same
+  segments as Python objects in a dict, which is what one would write first.
+
+Times are processor time. An epoch has 100,000 segments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench._findings import Goal, Section
+from bench._report import machine
+from headwater.tier import (
+    PartitionDelete,
+    PartitionDeleteState,
+    SegmentId,
+    SegmentMetadata,
+    SegmentState,
+    SegmentUpdate,
+    TierCache,
+    TopicIdPartition,
+    decode_event,
+    encode_event,
+)
+from headwater.tier.cache import PartitionCache, dump, restore
+from headwater.tier.events import Epochs, stamp
+
+SIZES = (10_000, 100_000, 1_000_000)
+QUICK_SIZES = (1_000, 10_000)
+ROUNDS = 5
+CODED = 100_000
+LOOKED_UP = 20_000
+BLOCK = 20_000
+SEGMENT_LSNS = 1_000
+EPOCH_SEGMENTS = 100_000
+PLACE = TopicIdPartition(uuid.UUID(int=0xCA), "orders", 7)
+MIB = 1 << 20
+GOAL_BYTES = 256
+
+
+def epoch_at(number: int) -> int:
+    """Under which epoch so manieth a segment begins."""
+    return number // EPOCH_SEGMENTS
+
+
+def segment(number: int, custom: bytes | None) -> SegmentMetadata:
+    """The copy of so manieth a segment; in the last one of an epoch the next one begins."""
+    start = 1 + number * SEGMENT_LSNS
+    epoch = epoch_at(number)
+    epochs: Epochs = ((epoch, start),)
+    if epoch_at(number + 1) > epoch:
+        epochs += ((epoch + 1, start + SEGMENT_LSNS // 2),)
+    return SegmentMetadata(
+        segment_id=SegmentId(PLACE, uuid.UUID(int=(number * 0x9E3779B97F4A7C15 << 64) % 2**128)),
+        start_offset=start,
+        end_offset=start + SEGMENT_LSNS - 1,
+        broker_id=1,
+        max_timestamp_ms=1_700_000_000_000 + number * 60_000 + number * 7919 % 100_000,
+        event_timestamp_ms=1_700_000_000_000 + number * 60_000,
+        epochs=epochs,
+        size_bytes=64 * MIB,
+        custom_metadata=custom,
+    )
+
+
+def history(segments: int, custom: bytes | None) -> Iterator[SegmentMetadata | SegmentUpdate]:
+    """Copies that begin and finish, one after the other.
+
+    Custom metadata are bytes of their own for each event, as decoding makes them.
+    """
+    for number in range(segments):
+        own = None if custom is None else bytes(bytearray(custom))
+        began = segment(number, own)
+        yield began
+        own = None if custom is None else bytes(bytearray(custom))
+        yield SegmentUpdate(
+            began.segment_id, 1, began.event_timestamp_ms + 9, SegmentState.COPY_FINISHED, own
+        )
+
+
+def filled(segments: int, custom: bytes | None = None) -> TierCache:
+    """A cache that has followed it."""
+    cache = TierCache()
+    for event in history(segments, custom):
+        cache.apply(event)
+    return cache
+
+
+def per_second(action: Callable[[Any], object], items: list[Any], rounds: int) -> float:
+    """How often it is done in a second of processor time, the median of the rounds."""
+    spent = []
+    for _ in range(rounds):
+        gc.collect()
+        started_s = time.process_time()
+        for item in items:
+            action(item)
+        spent.append(time.process_time() - started_s)
+    return len(items) / statistics.median(spent)
+
+
+def codec(count: int, rounds: int) -> Section:
+    """Events to bytes and back."""
+    section = Section(
+        f"Events in bytes, {count:,} of each kind, medians of {rounds}",
+        ["event", "bytes", "encoded/s", "decoded/s"],
+    )
+    began = segment(7, stamp(3, bytes(48)))
+    kinds: dict[str, Any] = {
+        "segment": began,
+        "update": SegmentUpdate(began.segment_id, 1, 9, SegmentState.COPY_FINISHED, stamp(3)),
+        "partition delete": PartitionDelete(PLACE, 1, 9, PartitionDeleteState.MARKED),
+    }
+    for name, event in kinds.items():
+        data = encode_event(event)
+        encoded = per_second(encode_event, [event] * count, rounds)
+        decoded = per_second(decode_event, [data] * count, rounds)
+        section.rows.append([name, f"{len(data)}", f"{encoded:,.0f}", f"{decoded:,.0f}"])
+    return section
+
+
+def asked_of(partition: PartitionCache, pairs: list[tuple[int, int]], rounds: int) -> list[float]:
+    """Look-ups a second: by offset, by time, covers."""
+
+    def at(pair: tuple[int, int]) -> object:
+        return partition.segment_at(*pair)
+
+    def at_time(pair: tuple[int, int]) -> object:
+        return partition.segment_at_time(pair[0], 1_700_000_000_000 + pair[1] * 60)
+
+    def cover(pair: tuple[int, int]) -> object:
+        return partition.cover(pair[1], pair[1] + 10 * SEGMENT_LSNS)
+
+    return [per_second(ask, pairs, rounds) for ask in (at, at_time, cover)]
+
+
+def look_ups(sizes: tuple[int, ...], asked: int, rounds: int) -> Section:
+    """What is asked of caches of several sizes."""
+    section = Section(
+        f"Look-ups, {asked:,} at random places, medians of {rounds}",
+        [
+            "segments",
+            "replayed events/s",
+            "by offset, µs",
+            "by time, µs",
+            "cover of 10, µs",
+            "restored/s",
+        ],
+    )
+    offset_us = []
+    for size in sizes:
+        cache, spent_s = TierCache(), 0.0
+        events = history(size, stamp(3, bytes(48)))
+        while written := [encode_event(event) for event in itertools.islice(events, BLOCK)]:
+            started_s = time.process_time()
+            for data in written:
+                cache.apply(decode_event(data))
+            spent_s += time.process_time() - started_s
+        applied = 2 * size / spent_s
+        chance = random.Random(size)
+        numbers = [chance.randrange(size) for _ in range(asked)]
+        pairs = [(epoch_at(number), 1 + number * SEGMENT_LSNS) for number in numbers]
+        partition = cache.partition(PLACE)
+        if partition is None:
+            raise AssertionError("a cache that was filled knows its partition")
+        found = asked_of(partition, pairs, rounds)
+        value = dump(partition)
+        started_s = time.process_time()
+        restore(value)
+        restored = size / (time.process_time() - started_s)
+        offset_us.append(1e6 / found[0])
+        section.rows.append(
+            [f"{size:,}", f"{applied:,.0f}"]
+            + [f"{1e6 / one:.2f}" for one in found]
+            + [f"{restored:,.0f}"]
+        )
+    ratio = offset_us[-1] / offset_us[0]
+    what = f"by offset, {sizes[-1]:,} segments ÷ {sizes[0]:,}"
+    section.goals.append(Goal(what, 3, ratio, at_least=False, timed=True))
+    return section
+
+
+def resident_bytes() -> int:
+    """What this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def weigh(kind: str, segments: int) -> int:
+    """Fill one cache in this process; the memory it took."""
+    custom = None if kind == "Kafka's" else stamp(3, bytes(48))
+    segment(0, custom)
+    gc.collect()
+    before = resident_bytes()
+    if kind == "objects in a dict":
+        kept: Any = {}
+        for event in history(segments, custom):
+            known = kept.get(event.segment_id)
+            kept[event.segment_id] = known.with_update(event) if known else event
+    else:
+        kept = filled(segments, custom)
+    gc.collect()
+    weight = resident_bytes() - before
+    del kept
+    return weight
+
+
+def memory(segments: int) -> Section:
+    """Each in a process of its own: memory that one gave back would hide what the next one took."""
+    section = Section(
+        f"Memory of {segments:,} segments of one partition", ["cache", "MiB", "bytes a segment"]
+    )
+    for kind in ("Kafka's", "ours, 60 B custom metadata", "objects in a dict"):
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.tier", "--weigh", kind, str(segments)],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        weight = int(done.stdout)
+        section.rows.append([kind, f"{weight / MIB:,.0f}", f"{weight / segments:,.0f}"])
+        if kind.startswith("ours"):
+            what = "bytes a segment, ours"
+            section.goals.append(Goal(what, GOAL_BYTES, weight / segments, at_least=False))
+    return section
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description="Measure the tier's metadata.")
+    parser.add_argument("--quick", action="store_true", help="less of everything")
+    parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
+    parser.add_argument("--weigh", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.weigh:
+        print(weigh(options.weigh[0], int(options.weigh[1])))
+        return
+    sizes = QUICK_SIZES if options.quick else SIZES
+    rounds = 3 if options.quick else ROUNDS
+    count = CODED // 10 if options.quick else CODED
+    if not options.json:
+        print(__doc__)
+        print(machine())
+    sections = [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds)]
+    if Path("/proc/self/statm").exists():
+        sections.append(memory(sizes[-1]))
+    if options.json:
+        print(json.dumps([section.as_json() for section in sections]))
+        return
+    for section in sections:
+        section.show()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A metadata event: what is said of a remote segment, as Kafka writes it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from headwater.cli.inspection.recognise import empty, mistaken
+from headwater.cli.inspection.report import Problem, Report, Rows
+from headwater.cli.inspection.source import Source
+from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported
+from headwater.tier.events import (
+    METADATA_PARTITIONS,
+    MetadataEvent,
+    PartitionDelete,
+    SegmentMetadata,
+    decode_event,
+    metadata_partition_for,
+    partition_of,
+    unstamp,
+)
+
+_UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)
+_CHECKS: Final = (
+    ("bytes follow the event", "end"),
+    ("there is no state", "state"),
+    ("name", "name"),
+    ("no such event may be written", "contents"),
+)
+
+
+def inspect_event(source: Source) -> Report:
+    """What an event says."""
+    data = source.data
+    if not data:
+        return Report("no event, but an empty object", 0, problems=[empty("event")])
+    try:
+        event = decode_event(data)
+    except _UNREADABLE as error:
+        problem = mistaken(data, "event") or Problem.of(error, _check(error))
+        return Report("no metadata event that is known", len(data), problems=[problem])
+    report = Report(_kind(event), len(data))
+    _describe(report, event)
+    return report
+
+
+def _kind(event: MetadataEvent) -> str:
+    if isinstance(event, SegmentMetadata):
+        return "metadata event, segment"
+    if isinstance(event, PartitionDelete):
+        return "metadata event, partition delete"
+    return "metadata event, update of a segment"
+
+
+def _check(error: HeadwaterError) -> str:
+    if isinstance(error, NotSupported):
+        return "kind"
+    if isinstance(error, LimitExceeded):
+        return "limit"
+    return next((check for words, check in _CHECKS if words in str(error)), "fields")
+
+
+def _describe(report: Report, event: MetadataEvent) -> None:
+    partition = partition_of(event)
+    report.facts |= {
+        "stream": partition.name,
+        "stream_id": str(partition.topic_id),
+        "partition": partition.partition,
+        "metadata_partition": metadata_partition_for(partition, METADATA_PARTITIONS),
+    }
+    if not isinstance(event, PartitionDelete):
+        report.facts["segment_id"] = str(event.segment_id.id)
+    report.facts["state"] = event.state.name
+    if isinstance(event, SegmentMetadata):
+        report.facts |= {
+            "start_offset": event.start_offset,
+            "end_offset": event.end_offset,
+            "segment_size_bytes": event.size_bytes,
+            "max_timestamp_ms": event.max_timestamp_ms,
+            "transaction_index_empty": event.txn_index_empty,
+        }
+    report.facts |= {"broker_id": event.broker_id, "event_timestamp_ms": event.event_timestamp_ms}
+    if not isinstance(event, PartitionDelete):
+        _describe_custom(report, event.custom_metadata)
+    if isinstance(event, SegmentMetadata):
+        rows: list[tuple[Any, ...]] = [
+            (epoch, offset, event.last_offset_of(epoch)) for epoch, offset in event.epochs
+        ]
+        report.tables.append(Rows("epochs", ("epoch", "first_offset", "last_offset"), rows))
+    report.notes.append(f"the metadata partition is out of {METADATA_PARTITIONS}, Kafka's default")
+
+
+def _describe_custom(report: Report, custom_metadata: bytes | None) -> None:
+    try:
+        publisher_epoch, rest = unstamp(custom_metadata)
+    except Corrupt as error:
+        report.problems.append(Problem.of(error, "custom metadata"))
+        return
+    report.facts |= {
+        "publisher_epoch": publisher_epoch,
+        "custom_metadata": rest if custom_metadata is not None else None,
+    }

@@ -1,0 +1,48 @@
+"""The tier: sealed segments in object storage, and what is said about them.
+
+Enters: metadata events. Leaves: which segment holds which LSN, under which epoch.
+
+    identity  partitions and segments: who is meant
+    events    what is said about segments, byte for byte as Kafka says it
+    cache     what is known by the events so far
+    cover     which segment each LSN is read from
+
+Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from
+one segment, that of the newest epoch.
+"""
+
+from headwater.tier.cache import Outcome, TierCache
+from headwater.tier.cover import CoverPiece, cover, gaps
+from headwater.tier.errors import EventRejected
+from headwater.tier.events import (
+    MetadataEvent,
+    PartitionDelete,
+    PartitionDeleteState,
+    SegmentMetadata,
+    SegmentState,
+    SegmentUpdate,
+    decode_event,
+    encode_event,
+    metadata_partition_for,
+)
+from headwater.tier.identity import SegmentId, TopicIdPartition
+
+__all__ = [
+    "CoverPiece",
+    "EventRejected",
+    "MetadataEvent",
+    "Outcome",
+    "PartitionDelete",
+    "PartitionDeleteState",
+    "SegmentId",
+    "SegmentMetadata",
+    "SegmentState",
+    "SegmentUpdate",
+    "TierCache",
+    "TopicIdPartition",
+    "cover",
+    "decode_event",
+    "encode_event",
+    "gaps",
+    "metadata_partition_for",
+]

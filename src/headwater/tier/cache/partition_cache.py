@@ -1,0 +1,207 @@
+"""What is known of the remote segments of one partition, by the events applied so far.
+
+The rules are Kafka's. A look-up by epoch and offset takes the last finished segment of that epoch
+that starts at or before the offset, and is a miss if the epoch ends in it before the offset: past
+the next epoch's start the segment belongs to another lineage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headwater.tier.cache.epoch_index import EpochIndex
+from headwater.tier.cache.outcome import Outcome
+from headwater.tier.cache.segment_table import NOT_FINISHED, SegmentTable
+from headwater.tier.cache.start_index import StartIndex
+from headwater.tier.cover import CoverPiece, cover
+from headwater.tier.errors import EventRejected
+from headwater.tier.events.event import (
+    MetadataEvent,
+    PartitionDelete,
+    SegmentMetadata,
+    SegmentUpdate,
+)
+from headwater.tier.events.states import (
+    PartitionDeleteState,
+    SegmentState,
+    partition_may_become,
+    segment_may_become,
+)
+from headwater.tier.identity import TopicIdPartition
+
+
+class PartitionCache:
+    """The segments of one partition. An event that is rejected changes nothing."""
+
+    def __init__(self, partition: TopicIdPartition) -> None:
+        self.partition = partition
+        self.delete_state: PartitionDeleteState | None = None
+        """How far the deletion of the whole partition has come, if somebody deletes it."""
+        self.publisher_epoch: int | None = None
+        """The newest epoch under which an event was published that was applied here."""
+        self.finishes = 0
+        """How many copies have finished so far."""
+        self.table = SegmentTable(partition)
+        self._listed = StartIndex(self.table.end.__getitem__)
+        self.epochs: dict[int, EpochIndex] = {}
+
+    @property
+    def segment_count(self) -> int:
+        """How many segments are listed."""
+        return len(self.table)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing is known: no segment, no highest offset, no deletion."""
+        return not self.epochs and self.delete_state is None
+
+    def apply(self, event: MetadataEvent) -> Outcome:
+        """Follow an event; `EventRejected` if it does not follow from what is there."""
+        if isinstance(event, SegmentMetadata):
+            return self._add(event)
+        if isinstance(event, SegmentUpdate):
+            return self._update(event)
+        return self._delete(event)
+
+    def segment_at(self, epoch: int, offset: int) -> SegmentMetadata | None:
+        """The finished segment that holds an offset under an epoch."""
+        index = self.epochs.get(epoch)
+        found = index.floor(offset) if index is not None else None
+        if found is None or offset > self.table.last_offset_of(found[1], epoch):
+            return None
+        return self.table.metadata(found[1])
+
+    def segment_at_time(
+        self, epoch: int, timestamp_ms: int, first_offset: int = 0
+    ) -> SegmentMetadata | None:
+        """The first segment of an epoch, from an offset on, with a record of this time or later."""
+        index = self.epochs.get(epoch)
+        if index is None:
+            return None
+        # The segment that holds the first offset begins before it.
+        around = index.floor(first_offset)
+        if around is not None and first_offset <= self.table.last_offset_of(around[1], epoch):
+            first_offset = around[0]
+        row = next(index.with_time(timestamp_ms, first_offset), None)
+        return None if row is None else self.table.metadata(row)
+
+    def highest_offset(self, epoch: int) -> int | None:
+        """The last offset of an epoch that was ever finished, also if it was deleted since."""
+        index = self.epochs.get(epoch)
+        return None if index is None else index.highest_offset
+
+    def find(self, segment: SegmentMetadata | SegmentUpdate) -> SegmentMetadata | None:
+        """What is known of the segment that an event is about."""
+        row = self.table.find(segment.segment_id.id)
+        return None if row is None else self.table.metadata(row)
+
+    def segments(self) -> Iterator[SegmentMetadata]:
+        """All that are listed, in whatever state, in order of their start offsets."""
+        return map(self.table.metadata, self._listed)
+
+    def segments_of(self, epoch: int) -> list[SegmentMetadata]:
+        """Those with offsets of an epoch, in whatever state, in order of their start offsets."""
+        index = self.epochs.get(epoch)
+        rows = sorted(index.listed(), key=self.table.start.__getitem__) if index else []
+        return list(map(self.table.metadata, rows))
+
+    def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
+        """What to read for [first_lsn, end_lsn), each LSN from one segment."""
+        table = self.table
+        rows = [
+            row
+            for row in self._listed.reaching(first_lsn, end=end_lsn)
+            if table.state(row) is SegmentState.COPY_FINISHED
+        ]
+        rows.sort(key=table.finished.__getitem__)
+        return cover(list(map(table.metadata, rows)), first_lsn, end_lsn)
+
+    def rows(self) -> Iterator[int]:
+        """The rows of all that are listed, in order of their start offsets."""
+        return iter(self._listed)
+
+    def epoch(self, epoch: int) -> EpochIndex:
+        """The index of an epoch, which begins if it is not there."""
+        found = self.epochs.get(epoch)
+        if found is None:
+            found = self.epochs[epoch] = EpochIndex(self.table)
+        return found
+
+    def list_segment(self, segment: SegmentMetadata, finished: int = NOT_FINISHED) -> int:
+        """List a segment that is not there, under all of its epochs; its row."""
+        row = self.table.add(segment, finished)
+        self._listed.add(segment.start_offset, row)
+        for epoch, _ in segment.epochs:
+            self.epoch(epoch).started(row)
+        return row
+
+    def _add(self, event: SegmentMetadata) -> Outcome:
+        if event.state is not SegmentState.COPY_STARTED:
+            raise EventRejected(
+                f"{event.segment_id} cannot begin as {event.state.name}: a segment is added as "
+                "COPY_STARTED, and updated from then on"
+            )
+        row = self.table.find(event.segment_id.id)
+        if row is not None:
+            self._check(self.table.state(row), event)
+            return Outcome.REPEATED
+        self.list_segment(event)
+        return Outcome.CHANGED
+
+    def _update(self, event: SegmentUpdate) -> Outcome:
+        row = self.table.find(event.segment_id.id)
+        if row is None:
+            if event.state is SegmentState.DELETE_FINISHED:
+                # It is forgotten, which is what the event asks for: it came before.
+                return Outcome.REPEATED
+            raise EventRejected(
+                f"{event.segment_id} is not known and cannot become {event.state.name}: it was "
+                "never added, or is deleted",
+                current=None,
+            )
+        now = self.table.state(row)
+        self._check(now, event)
+        if now is event.state:
+            return Outcome.REPEATED
+        self.table.update(row, event)
+        if event.state is SegmentState.COPY_FINISHED:
+            self._finish(row)
+        elif event.state is SegmentState.DELETE_STARTED:
+            for epoch, start in self.table.epochs(row):
+                self.epochs[epoch].deleting(start, row)
+        else:
+            self._forget(row)
+        return Outcome.CHANGED
+
+    def _delete(self, event: PartitionDelete) -> Outcome:
+        now = self.delete_state
+        if now is event.state or (now is None and event.state is PartitionDeleteState.FINISHED):
+            return Outcome.REPEATED
+        if not partition_may_become(now, event.state):
+            raise EventRejected(
+                f"the deletion of {self.partition} cannot become {event.state.name}: it is "
+                f"{now.name if now is not None else 'not marked'}",
+                current=now,
+            )
+        self.delete_state = event.state
+        return Outcome.CHANGED
+
+    def _check(self, now: SegmentState, event: SegmentMetadata | SegmentUpdate) -> None:
+        if not segment_may_become(now, event.state):
+            raise EventRejected(
+                f"{event.segment_id} cannot become {event.state.name}: it is {now.name}",
+                current=now,
+            )
+
+    def _finish(self, row: int) -> None:
+        self.finishes += 1
+        self.table.finished[row] = self.finishes
+        for epoch, start in self.table.epochs(row):
+            end = self.table.last_offset_of(row, epoch)
+            self.epochs[epoch].finished(start, end, row)
+
+    def _forget(self, row: int) -> None:
+        for epoch, _ in self.table.epochs(row):
+            self.epochs[epoch].deleted(row)
+        self._listed.remove(self.table.start[row], row)
+        self.table.remove(row)

@@ -1,0 +1,94 @@
+"""`headwater inspect event`: what a metadata event says, and what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headwater.cli.app import app
+from headwater.tier import encode_event
+from headwater.tier.events import SegmentState, stamp
+from tests.tier.given import became, started
+
+VECTORS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "tier" / "vectors" / "kafka_events.json").read_text()
+)["events"]
+KINDS = ("segment", "update of a segment", "partition delete")
+
+
+def told(data: bytes | str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["inspect", "event", "-", "--json"], input=data)
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert result.exit_code == (0 if found["good"] else 1)
+    return found
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=range(len(VECTORS)))
+def test_every_event_of_kafka_is_good(vector: dict[str, Any]) -> None:
+    found, decoded = told(vector["hex"]), vector["decoded"]
+    assert (found["good"], found["kind"]) == (True, f"metadata event, {KINDS[vector['api_key']]}")
+    place = decoded.get("topicIdPartition") or decoded["remoteLogSegmentId"]["topicIdPartition"]
+    assert (found["stream"], found["partition"]) == (place["name"], place["partition"])
+    assert found["event_timestamp_ms"] == decoded["eventTimestampMs"]
+    if vector["api_key"] == 0:
+        shown = [(one["epoch"], one["first_offset"]) for one in found["epochs"]]
+        epochs = decoded["segmentLeaderEpochs"]
+        assert shown == [(one["leaderEpoch"], one["offset"]) for one in epochs]
+
+
+def test_the_publisher_s_epoch_is_shown_beside_the_rest_of_the_custom_metadata(
+    tmp_path: Path,
+) -> None:
+    event = became(1, SegmentState.COPY_FINISHED, custom=stamp(9, b"rest"))
+    (tmp_path / "event").write_bytes(encode_event(event))
+    result = CliRunner().invoke(app, ["inspect", "event", str(tmp_path / "event"), "--json"])
+    found = json.loads(result.stdout)
+    assert (found["publisher_epoch"], found["custom_metadata"]) == (9, "rest")
+
+
+@pytest.mark.parametrize(
+    ("data", "check", "error"),
+    [
+        (encode_event(started(1, 0, 9))[:-5], "fields", "Corrupt"),
+        (encode_event(started(1, 0, 9)) + b"\0", "end", "Corrupt"),
+        (b"\x01\x03\x00rest", "kind", "NotSupported"),
+        (b"RDLW" + bytes(40), "kind", "Corrupt"),
+        (
+            encode_event(became(1, SegmentState.COPY_FINISHED, custom=bytes(128))).replace(
+                b"\x81\x01" + bytes(128), b"\x82\x01" + bytes(129)
+            ),
+            "limit",
+            "LimitExceeded",
+        ),
+        (
+            encode_event(became(1, SegmentState.COPY_FINISHED, custom=b"HWM1cut")),
+            "custom metadata",
+            "Corrupt",
+        ),
+    ],
+    ids=["cut off", "longer", "snapshot", "log", "limit", "stamp"],
+)
+def test_a_bad_event_says_which_check_failed(data: bytes, check: str, error: str) -> None:
+    [problem] = told(data.hex())["problems"]
+    assert (problem["check"], problem["error"]) == (check, error)
+    # What is not supported, or too large, says itself what is the matter.
+    assert bool(problem["advice"]) == (error == "Corrupt")
+
+
+def test_an_event_where_something_else_was_asked_for_is_recognised() -> None:
+    data = encode_event(started(1, 0, 9))
+    result = CliRunner().invoke(app, ["inspect", "wal", "-", "--json"], input=data.hex())
+    [problem] = json.loads(result.stdout)["problems"]
+    assert "looks like a metadata event" in problem["message"]
+    assert "inspect event" in problem["advice"]
+
+
+def test_nothing_at_all_in_a_file_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    result = CliRunner().invoke(app, ["inspect", "event", str(tmp_path / "empty")])
+    assert result.exit_code == 1
+    assert "no metadata event is written so" in result.stdout

@@ -1,0 +1,141 @@
+"""The cache against a literal model of its rules, over any history; dumps at every step of it."""
+
+from __future__ import annotations
+
+import uuid
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from headwater.tier import (
+    EventRejected,
+    MetadataEvent,
+    PartitionDeleteState,
+    SegmentMetadata,
+    SegmentState,
+    TierCache,
+    cover,
+)
+from headwater.tier.cache import dump, restore
+from tests.tier.cache_model import REJECTED, ModelPartition
+from tests.tier.given import ORDERS, became, partition_delete, started
+
+OFFSET_MAX = 12
+EPOCH_MAX = 3
+NUMBERS = st.integers(1, 5)
+PUBLISHERS = st.none() | st.integers(1, 3)
+
+
+def name_of(segment: SegmentMetadata | None) -> uuid.UUID | None:
+    return None if segment is None else segment.segment_id.id
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Events of any kind in any order, good and bad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = TierCache()
+        self.model = ModelPartition()
+
+    @rule(
+        number=NUMBERS,
+        offsets=st.tuples(*[st.integers(0, OFFSET_MAX)] * 2).map(sorted),
+        lineage=st.dictionaries(
+            st.integers(0, EPOCH_MAX), st.integers(0, OFFSET_MAX), min_size=1, max_size=3
+        ),
+        max_ms=st.integers(0, 4),
+        publisher=PUBLISHERS,
+    )
+    def add(
+        self,
+        number: int,
+        offsets: list[int],
+        lineage: dict[int, int],
+        max_ms: int,
+        publisher: int | None,
+    ) -> None:
+        epochs = tuple(zip(sorted(lineage), sorted(lineage.values()), strict=True))
+        segment = started(number, *offsets, epochs=epochs, max_ms=max_ms, publisher=publisher)
+        self._apply(segment)
+
+    @rule(number=NUMBERS, state=st.sampled_from(SegmentState), publisher=PUBLISHERS)
+    def update(self, number: int, state: SegmentState, publisher: int | None) -> None:
+        self._apply(became(number, state, publisher=publisher))
+
+    @rule(number=NUMBERS, start=st.integers(0, 3), length=st.integers(0, 6))
+    def copy(self, number: int, start: int, length: int) -> None:
+        self._apply(started(number, start, start + length))
+        self._apply(became(number, SegmentState.COPY_FINISHED))
+
+    @rule(number=NUMBERS)
+    def remove(self, number: int) -> None:
+        self._apply(became(number, SegmentState.DELETE_STARTED))
+        self._apply(became(number, SegmentState.DELETE_FINISHED))
+
+    @rule(state=st.sampled_from(PartitionDeleteState), beside=PUBLISHERS)
+    def delete_partition(self, state: PartitionDeleteState, beside: int | None) -> None:
+        self._apply(partition_delete(state), beside)
+
+    @rule()
+    def go_on_from_the_dump(self) -> None:
+        # From here on the restored one is asked: whatever a dump leaves out shows itself.
+        known = self.cache.partition(ORDERS)
+        if known is not None:
+            self.cache.replace(restore(dump(known)))
+
+    def _apply(self, event: MetadataEvent, beside: int | None = None) -> None:
+        highest = self._highest()
+        try:
+            outcome: str = self.cache.apply(event, beside)
+        except EventRejected:
+            outcome = REJECTED
+        assert outcome == self.model.apply(event, beside)
+        if self.cache.partition(ORDERS) is not None:
+            for epoch, before in highest.items():
+                after = self.cache.highest_offset(ORDERS, epoch)
+                assert before is None or (after is not None and after >= before)
+
+    def _highest(self) -> dict[int, int | None]:
+        return {epoch: self.cache.highest_offset(ORDERS, epoch) for epoch in range(EPOCH_MAX + 1)}
+
+    @invariant()
+    def every_answer_is_the_model_s(self) -> None:
+        cache, model = self.cache, self.model
+        for epoch in range(EPOCH_MAX + 1):
+            index = model.epochs.get(epoch)
+            assert cache.highest_offset(ORDERS, epoch) == (index.highest if index else None)
+            for offset in range(OFFSET_MAX + 2):
+                found = name_of(cache.segment_at(ORDERS, epoch, offset))
+                assert found == model.at(epoch, offset)
+                timed = name_of(cache.segment_at_time(ORDERS, epoch, offset % 6, offset))
+                assert timed == model.at_time(epoch, offset % 6, offset)
+            of_epoch = cache.segments_of(ORDERS, epoch)
+            assert {name_of(one) for one in of_epoch} == {
+                name for name, one in model.segments.items() if epoch in dict(one.epochs)
+            }
+        listed = cache.segments(ORDERS)
+        assert {one.segment_id.id: one for one in listed} == model.segments
+        starts = [one.start_offset for one in listed]
+        assert starts == sorted(starts)
+        assert cache.publisher_epoch(ORDERS) == model.publisher
+        assert cache.delete_state(ORDERS) == model.deletion
+
+    @invariant()
+    def the_cover_is_that_of_the_finished(self) -> None:
+        pieces = self.cache.cover(ORDERS, 2, OFFSET_MAX)
+        assert pieces == cover(self.model.finished(), 2, OFFSET_MAX)
+
+    @invariant()
+    def a_dump_is_restored_to_the_same(self) -> None:
+        known = self.cache.partition(ORDERS)
+        if known is not None:
+            value = dump(known)
+            assert dump(restore(value)) == value
+
+
+def test_the_cache_follows_its_rules() -> None:
+    run_state_machine_as_test(
+        CacheMachine, settings=settings(max_examples=80, stateful_step_count=30)
+    )
