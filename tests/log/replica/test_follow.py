@@ -59,15 +59,15 @@ async def test_what_is_on_its_disk_counts_for_writers_and_frees_the_log() -> Non
 
 @virtual
 async def test_what_is_only_written_is_acknowledged_as_applied_and_not_as_durable() -> None:
-    one = await leader()
+    one = await leader(health_timeout_s=3600.0)
     one.wal.append(9)
     disk = FaultyDisk()
-    kind = LogCopies(config=SpoolConfig(sync=60.0), disk=disk)
-    replica = await standby(one.service, disk, targets=kind, wait_s=5.0)
+    kind = LogCopies(config=SpoolConfig(sync=3.0), disk=disk)
+    replica = await standby(one.service, disk, targets=kind, wait_s=3600.0)
     await reaches(replica, 9)
     await runtime.sleep(1.0)
     assert (one.slot("r1").confirmed_lsn, one.slot("r1").restart_lsn) == (9, 0)
-    await runtime.sleep(90.0)
+    await runtime.sleep(7.0)
     assert one.slot("r1").restart_lsn == 9, "nothing came, and what was synced is told"
     await replica.close()
 

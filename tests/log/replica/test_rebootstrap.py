@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Refused
-from headwater.log.primary import Acknowledged, Pulled
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.log.primary import Acknowledged, Pulled, ReplicationSource
 from headwater.log.replica import GoElsewhere, LogCopy, ReplicaPhase
 from headwater.log.replica.bookmark import Bookmark
 from headwater.log.slots import InvalidationCause
-from headwater.testing import MemoryWal
+from headwater.testing import MemoryWal, Process, Simulation, simulate
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import leader, memory_store, virtual
 from tests.log.replica.given import (
@@ -180,38 +182,69 @@ def replica_disk(replica: object) -> FaultyDisk:
     return disk
 
 
-@virtual
-async def test_a_crash_at_any_point_of_beginning_anew_leaves_one_whole_copy() -> None:
-    for point in range(0, 400, 7):
-        one = await leader(epoch=2)
-        one.wal.append(6)
-        disk = FaultyDisk(seed=point)
-        replica = await standby(one.service, disk, max_records=4)
-        await reaches(replica, 6)
-        await replica.close()
-        replica = await standby(one.service, disk, start=False, max_records=4)
-        disk.crash_at = disk.points + point
-        try:
-            await replica.rebootstrap()
-            done = True
-        except BaseException:
-            done = False
-        disk.crash()
-        disk = disk.after_crash(random.Random(point))
-        replica = await standby(one.service, disk, wait_s=1.0)
-        assert replica.target.applied_lsn == 6
-        assert replica.term == 2
-        assert await is_prefix(replica, one.wal)
-        one.wal.append(2)
-        await reaches(replica, 8)
-        assert await is_prefix(replica, one.wal)
-        await runtime.sleep(5.0)
-        assert one.slot("r1").is_valid
-        assert not one.slot("r1").bootstrapping
-        await replica.close()
-        if done:
-            return
-    raise AssertionError("never came through")
+class Apart:
+    """A source in a process of its own."""
+
+    def __init__(self, process: Process, source: ReplicationSource) -> None:
+        self._process = process
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        async def ask(*args: Any, **options: Any) -> Any:
+            reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+            async def answer() -> None:
+                try:
+                    reply.set_result(await getattr(self._source, name)(*args, **options))
+                except HeadwaterError as error:
+                    reply.set_exception(error)
+
+            self._process.spawn(answer())
+            return await reply
+
+        return ask
+
+
+def test_a_crash_at_any_point_of_beginning_anew_leaves_one_whole_copy() -> None:
+    async def main(simulation: Simulation) -> None:
+        for moment in range(200):
+            if await begins_anew_until(simulation, moment * 0.01, random.Random(moment)):
+                return
+        raise AssertionError("never came through")
+
+    simulate(main, stall_max_s=0)
+
+
+async def begins_anew_until(simulation: Simulation, after_s: float, chance: random.Random) -> bool:
+    """A replica that begins anew when the power fails, and what is found; whether it was done."""
+    one = await leader(epoch=2)
+    one.wal.append(6)
+    disk = FaultyDisk(seed=chance.getrandbits(32))
+    replica = await standby(one.service, disk, max_records=4)
+    await reaches(replica, 6)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False, max_records=4)
+    # Processes share no lock: the leader answers in one of its own.
+    replica._link._source = Apart(simulation.process("leader"), one.service)
+    process = simulation.process("replica")
+    beginning = process.spawn(replica.rebootstrap())
+    await runtime.sleep(after_s)
+    done = beginning.done()
+    process.kill()
+    disk.crash()
+
+    disk = disk.after_crash(chance)
+    replica = await standby(one.service, disk, wait_s=1.0)
+    assert (replica.target.applied_lsn, replica.term) == (6, 2)
+    assert await is_prefix(replica, one.wal)
+    one.wal.append(2)
+    await reaches(replica, 8)
+    assert await is_prefix(replica, one.wal)
+    await runtime.sleep(5.0)
+    assert one.slot("r1").is_valid
+    assert not one.slot("r1").bootstrapping
+    await replica.close()
+    return done
 
 
 @virtual

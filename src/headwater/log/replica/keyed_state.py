@@ -16,6 +16,7 @@ A record's key is `_key`; where that is null, `_rid`. One with neither is passed
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -76,6 +77,11 @@ class KeyedState:
         """See `Target`."""
         return self._durable_lsn
 
+    @property
+    def tend_within_s(self) -> float | None:
+        """See `Target`."""
+        return None
+
     def get(self, key: Identity, collection: str = "") -> dict[str, Any] | None:
         """The latest record of a key, with its `_lsn`; None if there is none, or it was deleted."""
         with self._mutex:
@@ -125,7 +131,9 @@ class KeyedState:
         await self._images.write(lsn, data)
         self._durable_lsn, self._imaged_s = lsn, runtime.monotonic_s()
         self.images_written += 1
-        await self._images.drop_older(limits.KEYED_IMAGES_KEPT)
+        # What is left over by a store that is away goes with the next one.
+        with contextlib.suppress(Unavailable, OutcomeUnknown):
+            await self._images.drop_older(limits.KEYED_IMAGES_KEPT)
 
     async def tend(self) -> None:
         """See `Target`: writes an image where one is due. A store that is away is tried later."""

@@ -39,7 +39,7 @@ class KeyedTable:
 
     def put(self, records: pa.RecordBatch) -> int:
         """Take records in their order, with `_lsn`; how many had neither key nor row id."""
-        known = records.filter(has_identity(records))
+        known = with_identity(records)
         if known.num_rows:
             self._append(known, identities(known))
         return int(records.num_rows - known.num_rows)
@@ -67,10 +67,10 @@ class KeyedTable:
         """The table of records that are each the latest of their keys, as `scan` gives them."""
         made = cls()
         for part in parts:
-            keyed = has_identity(part)
-            if (known := part.filter(keyed)).num_rows:
+            if (known := with_identity(part)).num_rows:
                 made._append(known, identities(known))
-            if (rest := part.filter(pc.invert(keyed))).num_rows:
+            if known.num_rows < part.num_rows:
+                rest = part.filter(pc.invert(has_identity(part)))
                 made._append(rest, made._places(rest.num_rows))
         return made
 
@@ -135,6 +135,12 @@ def identities(records: pa.RecordBatch) -> list[Identity]:
         return rids.to_pylist()  # type: ignore[no-any-return]
     pairs = zip(keys.to_pylist(), rids.to_pylist(), strict=True)
     return [rid if key is None else key for key, rid in pairs]
+
+
+def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Those that are known by something; where all are, they are not copied."""
+    known = has_identity(records)
+    return records if pc.all(known).as_py() is not False else records.filter(known)
 
 
 def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Damaged, Refused
-from headwater.core.limits import DECODE_INLINE_BYTES, LOG_READ_BYTES
+from headwater.core.limits import DECODE_INLINE_BYTES, LOG_READ_BYTES, LOG_TEND_EVERY_S
 from headwater.log.record import Group, record_hashes
 from headwater.log.replica.target import Image, Target
 from headwater.log.spool import Draft, Spool, SpoolConfig, draft_of, draft_of_lost
@@ -26,6 +26,7 @@ class LogCopy:
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
+        self._tended_s = runtime.monotonic_s()
 
     @property
     def applied_lsn(self) -> int:
@@ -36,6 +37,12 @@ class LogCopy:
     def durable_lsn(self) -> int:
         """See `Target`."""
         return self.spool.synced_lsn
+
+    @property
+    def tend_within_s(self) -> float | None:
+        """See `Target`."""
+        interval_s = self.spool.config.sync_interval_s
+        return None if self.durable_lsn == self.applied_lsn else interval_s
 
     async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
         """See `Target`. Groups of one schema share a write and a sync."""
@@ -76,8 +83,10 @@ class LogCopy:
             await self.spool.seal()
 
     async def tend(self) -> None:
-        """See `Target`."""
-        await runtime.run_blocking(self.spool.tend_blocking)
+        """See `Target`. Not after every pull: each time costs a sync of the folder."""
+        if runtime.monotonic_s() - self._tended_s >= LOG_TEND_EVERY_S:
+            self._tended_s = runtime.monotonic_s()
+            await runtime.run_blocking(self.spool.tend_blocking)
 
     async def close(self) -> None:
         """See `Target`."""

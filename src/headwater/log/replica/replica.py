@@ -296,7 +296,9 @@ class Replica:
         if compare_from_lsn is not None:
             since_lsn, self._compare_from_lsn = min(since_lsn, compare_from_lsn), None
         began_s = runtime.monotonic_s()
-        pulled = await self._link.pull(since_lsn, wait_s=self.config.wait_s)
+        due_s = self.target.tend_within_s
+        wait_s = self.config.wait_s if due_s is None else min(self.config.wait_s, due_s)
+        pulled = await self._link.pull(since_lsn, wait_s=wait_s)
         self.metrics.pulls += 1
         self._current_lsn = pulled.current_lsn
         if pulled.through_lsn <= self.target.applied_lsn and pulled.rebootstrap is None:

@@ -34,6 +34,10 @@ class Target(Protocol):
     def durable_lsn(self) -> int:
         """Everything through this one is here again after a crash; at most `applied_lsn`."""
 
+    @property
+    def tend_within_s(self) -> float | None:
+        """How soon `tend` has something to do, though nothing comes; None if that can wait."""
+
     async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
         """Take these groups, which follow `applied_lsn`, and stand at `through_lsn` after it.
 
