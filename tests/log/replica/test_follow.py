@@ -10,6 +10,7 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log.primary import AckN, Pulled
 from headwater.log.replica import LogCopies, LogGap, ReplicaPhase
+from headwater.log.replica.intake import take_in
 from headwater.log.spool import SpoolConfig
 from headwater.store import Store
 from headwater.testing import MemoryWal
@@ -133,6 +134,17 @@ async def test_groups_out_of_order_are_not_applied() -> None:
         await replica._follow()
     assert replica.target.applied_lsn == 0
     await replica.close()
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_an_answer_that_goes_back_is_refused_also_where_some_is_passed_over(filtered: bool) -> None:
+    first, second = rows(1, (b"a", 0, b"1")), rows(2, (b"a", 0, b"2"))
+    pulled = Pulled(1, [second, first], 2, 2, 0)
+    with pytest.raises(LogGap):
+        take_in(pulled, 0, filtered=filtered)
+    short = Pulled(1, [first, second], 1, 2, 0)
+    with pytest.raises(LogGap, match="through 1"):
+        take_in(short, 0, filtered=filtered)
 
 
 @virtual

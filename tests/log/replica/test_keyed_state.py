@@ -228,3 +228,19 @@ def test_an_image_says_what_it_is_and_another_one_is_refused() -> None:
         later = encode_image({}, 3)
     with pytest.raises(NotSupported, match="Upgrade"):
         decode_image(later, Image(3, "k"))
+
+
+@virtual
+async def test_an_image_with_any_byte_changed_is_not_read() -> None:
+    store = memory_store()
+    table = pa.table({"_key": pa.array([b"a"]), "_lsn": pa.array([3])})
+    image = await images(store).write(3, encode_image({"": table}, 3))
+    data = await images(store).read(image)
+    for place in range(0, len(data), 7):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        await store.put(image.key, bytes(changed))
+        handle = images(store)
+        with pytest.raises(Corrupt, match="checksum is another"):
+            await handle.read(image)
+        assert await handle.newest() is None, "and is passed over from then on"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,6 +148,35 @@ async def test_a_damaged_image_is_passed_over_for_an_older_one() -> None:
 
 
 @virtual
+async def test_an_image_that_is_damaged_before_it_is_used_costs_one_more_try() -> None:
+    store = memory_store()
+    one = await leader(store=store, max_lag_lsn=2)
+    one.wal.append_group(rows(1, (b"a", 0, b"1")))
+    source = Tampering(one.service)
+    writer = await standby(one.service, FaultyDisk(), name="w", targets=keyed_states(store))
+    left = await standby(source, FaultyDisk(), targets=keyed_states(store), wait_s=1.0)
+    await reaches(left, 1)
+    source.on_pull = lambda pulled: replace(pulled, groups=[], through_lsn=1)
+    for lsn in range(2, 9):
+        one.wal.append_group(rows(lsn, (b"a", 1, b"%d" % lsn)))
+        await reaches(writer, lsn)
+        await writer.target.sync()
+    newest = await images(store).newest()
+    assert newest is not None
+    await store.put(newest.key, b"damaged")
+    one.primary.retention.enforce_limits()
+    await one.wal.prune_through(5)
+    source.on_pull = lambda pulled: pulled
+    await reaches(left, 8)
+    await runtime.sleep(1.0)
+    assert left.metrics.retries["Unavailable"] == 1
+    assert left.metrics.bootstraps == {"image": 1}
+    assert keyed(left).get(b"a") == keyed(writer).get(b"a")
+    await left.close()
+    await writer.close()
+
+
+@virtual
 async def test_the_old_copy_is_read_until_the_fresh_one_shows_as_much() -> None:
     one = await leader()
     one.wal.append(10)
@@ -236,6 +266,8 @@ async def begins_anew_until(simulation: Simulation, after_s: float, chance: rand
     disk = disk.after_crash(chance)
     replica = await standby(one.service, disk, wait_s=1.0)
     assert (replica.target.applied_lsn, replica.term) == (6, 2)
+    copies = [disk.list_dir(f"{PATH}/copy-{number}") for number in (1, 2)]
+    assert [] in copies, "nothing is left of the other one"
     assert await is_prefix(replica, one.wal)
     one.wal.append(2)
     await reaches(replica, 8)

@@ -119,10 +119,10 @@ class KeyedTable:
     def _live(self) -> Iterator[pa.RecordBatch]:
         """Of each chunk the rows that are the latest of their keys, and no deletes."""
         latest = pa.array(self._index.values(), pa.int64())
+        is_latest = pc.is_in(pa.arange(0, self._rows), value_set=latest)
         for start, chunk in zip(self._starts, self._chunks, strict=True):
-            rows = pa.arange(start, start + chunk.num_rows)
-            keep = pc.and_(pc.is_in(rows, value_set=latest), pc.invert(_deletes(chunk)))
-            yield chunk.filter(keep)
+            mine = is_latest.slice(start, chunk.num_rows)
+            yield chunk.filter(pc.and_(mine, pc.invert(_deletes(chunk))))
 
 
 def identities(records: pa.RecordBatch) -> list[Identity]:
