@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.records import Operation
-from headwater.core.errors import Corrupt, NotSupported
+from headwater.core.errors import Corrupt, NotFound, NotSupported
 from headwater.log.record import ChangeRecord, Group, group_of, record_hashes
 from headwater.log.replica import Image, KeyedState, keyed_table
 from headwater.log.replica import image as image_module
@@ -244,3 +244,35 @@ async def test_an_image_with_any_byte_changed_is_not_read() -> None:
         with pytest.raises(Corrupt, match="checksum is another"):
             await handle.read(image)
         assert await handle.newest() is None, "and is passed over from then on"
+
+
+@virtual
+async def test_large_groups_and_records_with_and_without_keys_are_taken_at_once() -> None:
+    one = state()
+    keys = [b"%d" % n if n % 2 else None for n in range(2000)]
+    batch = pa.record_batch(
+        {
+            "_key": pa.array(keys, pa.binary()),
+            "_rid": pa.array(range(1, 2001), pa.int64()),
+            "_value": pa.array([b"x" * 100] * 2000, pa.binary()),
+        }
+    )
+    await one.apply([Group(1, 1, 2000, batch)], 2000)
+    assert one.scan().num_rows == 2000
+    by_key, by_rid = one.get(b"7"), one.get(7)
+    assert by_key is not None
+    assert by_rid is not None
+    assert (by_key["_lsn"], by_rid["_lsn"]) == (8, 7)
+
+
+@virtual
+async def test_an_image_that_is_gone_is_passed_over() -> None:
+    store = memory_store()
+    handle = images(store)
+    gone = await handle.write(3, encode_image({}, 3))
+    kept = await handle.write(2, encode_image({}, 2))
+    await store.delete(gone.key)
+    with pytest.raises(NotFound):
+        await handle.read(gone)
+    assert await handle.newest() == kept
+    assert await handle.newest(below_lsn=2) is None

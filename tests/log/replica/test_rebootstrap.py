@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.log.primary import Acknowledged, Pulled, ReplicationSource
 from headwater.log.replica import GoElsewhere, LogCopy, ReplicaPhase
 from headwater.log.replica.bookmark import Bookmark
+from headwater.log.replica.kept import Kept, KeptFile
 from headwater.log.slots import InvalidationCause
 from headwater.testing import MemoryWal, Process, Simulation, simulate
-from headwater.testing.disk import FaultyDisk
+from headwater.testing.disk import CrashKind, FaultyDisk
 from tests.log.leaders import leader, memory_store, virtual
 from tests.log.replica.given import (
     PATH,
@@ -200,9 +203,13 @@ async def test_the_old_copy_is_read_until_the_fresh_one_shows_as_much() -> None:
         assert isinstance(old, LogCopy)
         groups = await old.spool.read_since(0)
         assert sum(map(len, groups)) == 10, "whoever reads it keeps it"
+        with pytest.raises(Unavailable, match="still read"):
+            await replica.rebootstrap()
     assert sum(map(len, await copied(replica))) == 10
     names = dict(replica_disk(replica).list_dir(f"{PATH}/copy-1"))
     assert names == {}, "and nobody keeps it then"
+    await replica.rebootstrap()
+    assert sum(map(len, await copied(replica))) == 10
     await replica.close()
 
 
@@ -277,6 +284,87 @@ async def begins_anew_until(simulation: Simulation, after_s: float, chance: rand
     assert not one.slot("r1").bootstrapping
     await replica.close()
     return done
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE])
+def test_a_disk_that_fails_at_the_swap_leaves_both_copies(error: int) -> None:
+    @virtual
+    async def run() -> None:
+        one = await leader()
+        one.wal.append(10)
+        disk = FaultyDisk(seed=error)
+        replica = await standby(one.service, disk)
+        await reaches(replica, 10)
+        await replica.close()
+        replica = await standby(one.service, disk, start=False)
+        write = KeptFile.write
+
+        def fails(self: KeptFile, kept: Kept) -> None:
+            disk.fail_next("sync_dir", error)
+            write(self, kept)
+
+        with (
+            mock.patch.object(KeptFile, "write", fails),
+            pytest.raises(DiskFailed, match="not known"),
+        ):
+            await replica.rebootstrap()
+        for kind in CrashKind:
+            left = disk.after_crash(random.Random(error), kind)
+            replica = await standby(one.service, left, start=False)
+            assert await is_prefix(replica, one.wal)
+            assert replica.target.applied_lsn == 10, "whichever counts has everything"
+            await replica.close()
+
+    run()
+
+
+@virtual
+async def test_a_full_disk_at_the_swap_leaves_the_old_copy_alone() -> None:
+    one = await leader()
+    one.wal.append(10)
+    disk = FaultyDisk()
+    replica = await standby(one.service, disk)
+    await reaches(replica, 10)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False)
+    write = KeptFile.write
+
+    def is_full(self: KeptFile, kept: Kept) -> None:
+        disk.fail_next("create", errno.ENOSPC)
+        write(self, kept)
+
+    with mock.patch.object(KeptFile, "write", is_full), pytest.raises(NoSpace):
+        await replica.rebootstrap()
+    assert disk.list_dir(f"{PATH}/copy-2") == [], "nothing is left of the fresh one"
+    await replica.rebootstrap()
+    assert await is_prefix(replica, one.wal)
+    await replica.close()
+
+
+@virtual
+async def test_who_is_stopped_at_the_swap_knows_which_copy_counts() -> None:
+    one = await leader()
+    one.wal.append(10)
+    disk = FaultyDisk()
+    replica = await standby(one.service, disk)
+    await reaches(replica, 10)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False)
+    write = KeptFile.write
+
+    def cancels(self: KeptFile, kept: Kept) -> None:
+        beginning.cancel()
+        write(self, kept)
+
+    with mock.patch.object(KeptFile, "write", cancels):
+        beginning = runtime.spawn(replica.rebootstrap(), name="rebootstrap")
+        await asyncio.wait((beginning,))
+    assert beginning.cancelled()
+    assert await is_prefix(replica, one.wal)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False)
+    assert replica.target.applied_lsn == 10
+    await replica.close()
 
 
 @virtual

@@ -6,12 +6,13 @@ one moment at which the one stops counting and the other begins.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, Unavailable
+from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, Unavailable
 from headwater.log.replica.held_copy import HeldCopy
 from headwater.log.replica.kept import Kept, KeptFile
 from headwater.log.replica.target import Target, Targets
@@ -92,13 +93,34 @@ class Holdings:
         fresh = HeldCopy(self._targets, target, number, path)
         try:
             await fill(target)
-            await self._keep(msgspec.structs.replace(self._kept, copy=number, diverged_lsn=None))
         except BaseException:
             await fresh.replace()
+            raise
+        await self._swap(fresh)
+
+    async def _swap(self, fresh: HeldCopy) -> None:
+        kept = msgspec.structs.replace(self._kept, copy=fresh.number, diverged_lsn=None)
+        try:
+            await self._keep(kept)
+        except BaseException as error:
+            if self._kept is kept:
+                # It counts, though whoever waited for it was stopped meanwhile.
+                self._replaced, self.copy = self.copy, fresh
+            elif isinstance(error, HeadwaterError) and not isinstance(error, DiskFailed):
+                await fresh.replace()
+            else:
+                # Which of the two counts is known when the disk is read again: both stay.
+                await fresh.target.close()
             raise
         self._replaced, self.copy = self.copy, fresh
         await self._replaced.replace()
 
     async def _keep(self, kept: Kept) -> None:
-        await runtime.run_blocking(self._files.write, kept)
-        self._kept = kept
+        """Return, or be cancelled, only when it is known whether this is kept."""
+        writing = runtime.spawn(runtime.run_blocking(self._files.write, kept), name="keep")
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait((writing,))
+            if not writing.cancelled() and writing.exception() is None:
+                self._kept = kept

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from headwater.core.disk import Disk
-from headwater.core.errors import Corrupt, NotFound, NotSupported
+from headwater.core.errors import Corrupt, DiskFailed, HeadwaterError, NotFound, NotSupported
 from headwater.log.spool.folder import Folder
 
 FORMAT: Final = 1
@@ -71,11 +71,21 @@ class KeptFile:
         return decode(data, path)
 
     def write(self, kept: Kept) -> None:
-        """Return once this is what a restart finds."""
-        with self.folder.replacing(self.folder.file(NAME)) as file:
+        """Return once this is what a restart finds.
+
+        `DiskFailed` if that is not known: the disk has to be read again. After any other error a
+        restart finds what it would have found before.
+        """
+        path = self.folder.file(NAME)
+        with self.folder.replacing(path) as file:
             file.append(encode(kept))
             file.sync()
-        self.folder.disk.sync_dir(self.folder.path)
+        try:
+            self.folder.disk.sync_dir(self.folder.path)
+        except HeadwaterError as error:
+            raise DiskFailed(
+                f"{path} was replaced, and it is not known for how long: {error}"
+            ) from error
 
 
 def encode(kept: Kept) -> bytes:
