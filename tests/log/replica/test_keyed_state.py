@@ -209,6 +209,11 @@ async def test_an_image_is_written_when_it_is_due_and_makes_everything_in_it_dur
         await one.sync()
     kept = await images(store)._list()
     assert [image.lsn for image in kept] == [6, 7, 8], "the newest few are kept"
+    behind = KeyedState(images(store), {}, 0)
+    await behind.apply([rows(1, (b"a", 0, b"1"))], 1)
+    await behind.sync()
+    kept = await images(store)._list()
+    assert [image.lsn for image in kept] == [1, 6, 7, 8], "and so is what was said to be durable"
 
 
 def test_an_image_says_what_it_is_and_another_one_is_refused() -> None:

@@ -75,11 +75,15 @@ class ImageStore:
         """Do not name it as the newest any more."""
         self._passed_over.add(image.key)
 
-    async def drop_older(self, keep: int) -> None:
-        """Delete all but the newest few."""
+    async def drop_older(self, keep: int, *, than: Image) -> None:
+        """Delete all but the newest few; `than`, and what is newer, stays.
+
+        Whoever wrote it counts on it: newer ones of others may turn out to be unreadable.
+        """
         images = sorted(await self._list(), key=lambda image: image.lsn)
         for image in images[:-keep]:
-            await self._store.delete(image.key)
+            if image.lsn < than.lsn:
+                await self._store.delete(image.key)
 
     async def drop_from(self, lsn: int) -> None:
         """Delete those that reach this LSN."""

@@ -128,12 +128,12 @@ class KeyedState:
             return
         lsn = self._applied_lsn
         data = await runtime.run_blocking(self._encoded, lsn)
-        await self._images.write(lsn, data)
+        image = await self._images.write(lsn, data)
         self._durable_lsn, self._imaged_s = lsn, runtime.monotonic_s()
         self.images_written += 1
         # What is left over by a store that is away goes with the next one.
         with contextlib.suppress(Unavailable, OutcomeUnknown):
-            await self._images.drop_older(limits.KEYED_IMAGES_KEPT)
+            await self._images.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
 
     async def tend(self) -> None:
         """See `Target`: writes an image where one is due. A store that is away is tried later."""
