@@ -7,6 +7,7 @@
   against SQLite in WAL mode with synchronous=FULL, a transaction for each group;
 - resume: from the middle of a long log, against reading all of it; memory stays flat;
 - fan-out: 1, 4 and 16 readers of the end, which share one copy;
+- replicas: a log copy and a keyed state that catch up, against reading alone;
 - reopen: opening logs of several lengths, closed and crashed.
 
 Candidates take turns within one run; ratios are of medians.
@@ -31,6 +32,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from bench._findings import Goal, Section
+from bench._log_replicas import replicas
 from bench._report import machine
 from headwater.core.limits import MIB
 from headwater.log.spool import Spool, SpoolConfig, draft_of
@@ -312,11 +314,19 @@ def _opened(path: str) -> float:
     return time.perf_counter() - started_s
 
 
+def _replicas(folders: Folders, quick: bool) -> Section:
+    """Catching up."""
+    root = Path(folders.fresh())
+    root.mkdir()
+    return replicas(root, quick)
+
+
 SECTIONS = {
     "groups": groups,
     "records": records,
     "resume": resume,
     "fan-out": fan_out,
+    "replicas": _replicas,
     "reopen": reopen,
 }
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from headwater.core import runtime
 from headwater.core.errors import (
@@ -45,7 +45,7 @@ def slot_history(seed: int) -> str:
     """One history; returns its fingerprint."""
 
     async def main(simulation: Simulation) -> None:
-        await _History(World(simulation)).run()
+        await History(World(simulation)).run()
 
     return simulate(main, seed=seed, replay=SCENARIOS[0].replay).fingerprint
 
@@ -164,11 +164,32 @@ class ToyReplica:
         self.applied_lsn = self.durable_lsn
 
 
-class _History:
-    def __init__(self, world: World) -> None:
+class Follower(Protocol):
+    """What histories ask of a replica."""
+
+    name: str
+
+    @property
+    def durable_lsn(self) -> int:
+        """What it has on disk."""
+
+    @property
+    def bootstraps(self) -> int:
+        """How often it began anew."""
+
+    async def run(self) -> None:
+        """Follow whoever leads until it is over."""
+
+
+class History:
+    """Leaders that follow each other over replicas that come and go."""
+
+    def __init__(self, world: World, replicas: Sequence[Follower] | None = None) -> None:
         self.world = world
         self.random = world.random
-        self.replicas = [ToyReplica(world, f"r{number}") for number in range(REPLICAS)]
+        self.replicas: Sequence[Follower] = replicas or [
+            ToyReplica(world, f"r{number}") for number in range(REPLICAS)
+        ]
 
     async def run(self) -> None:
         world = self.world
@@ -270,7 +291,7 @@ class _History:
             with contextlib.suppress(Fenced):
                 await primary.prune_retained_wal_through(world.archived_lsn)
 
-    async def _all_caught_up(self, last: LeaderLife, alive: list[ToyReplica]) -> None:
+    async def _all_caught_up(self, last: LeaderLife, alive: Sequence[Follower]) -> None:
         began_s = runtime.monotonic_s()
         while True:
             await runtime.sleep(30.0)
@@ -283,7 +304,7 @@ class _History:
                 f"the log is at {wanted}, and never got there: {late}",
             )
 
-    async def _nobody_bootstraps_again_and_again(self, alive: list[ToyReplica]) -> None:
+    async def _nobody_bootstraps_again_and_again(self, alive: Sequence[Follower]) -> None:
         self.world.quiet = True
         before = {one.name: one.bootstraps for one in alive}
         await runtime.sleep(600.0)

@@ -6,6 +6,7 @@
     streams/<stream>/<partition>/dlq/<stream id>/…            batches that could not be read
     streams/<stream>/<partition>/groups/<stream id>/…         positions of groups that follow
     streams/<stream>/<partition>/log/<stream id>/slots.json   replication slots
+    streams/<stream>/<partition>/snapshots/<stream id>/…      images that replicas begin from
     streams/<stream>/txn/<stream id>/…                        transactions of sinks
 
 The id stands in the native paths: whatever a stalled writer of a deleted stream still writes, it
@@ -87,6 +88,11 @@ def group_key(name: str, partition: int, stream_id: str, group: str) -> str:
 def slots_key(name: str, partition: int, stream_id: str) -> str:
     """The register with the replication slots of a partition."""
     return f"{partition_prefix(name, partition)}/log/{stream_id}/slots.json"
+
+
+def images_prefix(name: str, partition: int, stream_id: str) -> str:
+    """The folder of images of a partition's keyed state."""
+    return f"{partition_prefix(name, partition)}/snapshots/{stream_id}"
 
 
 def transaction_prefix(name: str, stream_id: str) -> str:

@@ -163,6 +163,23 @@ REPLICA_SWEEP_INTERVAL_S: Final = 5.0
 COMMIT_TIMEOUT_S: Final = 10.0
 PULL_MAX_RECORDS: Final = 1_000_000
 PULL_MAX_BYTES: Final = 16 * MIB
+REPLICA_PULL_WAIT_S: Final = 10.0
+REPLICA_PULL_GAP_S: Final = 0.05
+"""A pull that came back empty before its time is not repeated sooner."""
+REPLICA_CALL_TIMEOUT_S: Final = 30.0
+REPLICA_COMPARE_RECORDS: Final = 1024
+REPLICA_RECENT_BYTES: Final = 16 * MIB
+"""What a keyed state keeps of the log, to compare what comes again."""
+REPLICA_ACK_INTERVAL_S: Final = 5.0
+REPLICA_RETRY_BASE_S: Final = 0.1
+REPLICA_RETRY_CAP_S: Final = 15.0
+REPLICA_READ_TIMEOUT_S: Final = 10.0
+KEYED_IMAGE_INTERVAL_S: Final = 300.0
+KEYED_IMAGE_RECORDS: Final = 1_000_000
+KEYED_IMAGE_RETRY_S: Final = 15.0
+KEYED_IMAGES_KEPT: Final = 3
+KEYED_CHUNK_ROWS: Final = 65_536
+"""Smaller pieces of a keyed state are put together."""
 # A writer that runs ahead of its replicas is held up by at most so much at a time.
 FLOW_SOFT_LAG_LSN: Final = 1_000_000
 FLOW_MAX_DELAY_S: Final = 0.5

@@ -1,15 +1,81 @@
 """The log: a durable change log, replication slots and replicas.
 
 Enters: groups of records, in order, from one writer. Leaves: the same groups by LSN, to as many
-readers as there are.
+readers as there are, here and on copies that follow.
 
     record   change records, groups of them, their hashes
     wal      what those who replicate a log ask of it
     spool    the log on a local disk
+    slots    what the log is kept for
+    primary  the leader's side of replication
+    replica  copies that follow: the log again, or the latest record of each key
 """
 
-from headwater.log.record import ChangeRecord, Group
+from headwater.log.primary import (
+    AckN,
+    CommitUnknown,
+    Local,
+    PrimaryReplication,
+    PrimaryService,
+    Quorum,
+    Regions,
+    ReplicationConfig,
+    ReplicationSource,
+    parse_policy,
+)
+from headwater.log.record import ChangeRecord, Group, range_hash, record_hashes
+from headwater.log.replica import (
+    Bookmark,
+    Diverged,
+    GoElsewhere,
+    ImageStore,
+    KeyedState,
+    KeyedStates,
+    LogCopies,
+    LogCopy,
+    LogGap,
+    Replica,
+    ReplicaConfig,
+    Target,
+    Targets,
+)
+from headwater.log.slots import RetentionLimits, SlotRegister
 from headwater.log.spool import Spool, SpoolConfig, SpoolCorrupt
 from headwater.log.wal import Pruned, Wal
 
-__all__ = ["ChangeRecord", "Group", "Pruned", "Spool", "SpoolConfig", "SpoolCorrupt", "Wal"]
+__all__ = [
+    "AckN",
+    "Bookmark",
+    "ChangeRecord",
+    "CommitUnknown",
+    "Diverged",
+    "GoElsewhere",
+    "Group",
+    "ImageStore",
+    "KeyedState",
+    "KeyedStates",
+    "Local",
+    "LogCopies",
+    "LogCopy",
+    "LogGap",
+    "PrimaryReplication",
+    "PrimaryService",
+    "Pruned",
+    "Quorum",
+    "Regions",
+    "Replica",
+    "ReplicaConfig",
+    "ReplicationConfig",
+    "ReplicationSource",
+    "RetentionLimits",
+    "SlotRegister",
+    "Spool",
+    "SpoolConfig",
+    "SpoolCorrupt",
+    "Target",
+    "Targets",
+    "Wal",
+    "parse_policy",
+    "range_hash",
+    "record_hashes",
+]

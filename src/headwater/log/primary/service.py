@@ -40,7 +40,13 @@ class PrimaryService:
         await primary.settle_slots()
         # The name may have been registered again, or dropped, while this was stored.
         primary.replica(name, session=registration.session)
-        return Registered(primary.term, registration.session, resume, primary.topology_epoch)
+        return Registered(
+            primary.term,
+            registration.session,
+            resume,
+            primary.topology_epoch,
+            registration.restart_lsn,
+        )
 
     async def pull(
         self,

@@ -26,6 +26,9 @@ class Registered(msgspec.Struct, frozen=True):
     resume: ResumeMode
     """How to go on."""
     topology_epoch: int
+    restart_lsn: int = 0
+    """Where the slot stands: while it is valid, the log above this can be pulled, also what the
+    replica has already and may want to compare."""
 
 
 @dataclass(frozen=True, slots=True)

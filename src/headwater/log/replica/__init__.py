@@ -1,0 +1,51 @@
+"""Replicas: copies of a leader's log, kept up by pulling from their slots.
+
+Enters: a `ReplicationSource` (the leader, in this process or at the end of a wire). Leaves: a copy
+that is read, by bookmark where a reader must see what it saw elsewhere.
+
+    replica           follows, compares, acknowledges; begins anew where it must
+    link              what it says to its source, and the fence in front of the answers
+    intake            what of an answer is new, came again, or is missing
+    bootstrapper      beginning anew; held_copy, which stays as long as it is read
+    bookmark          (term, LSN); bookmark_readers, who wait for one
+    holdings          the copy that counts; kept, what a restart finds: also fence and divergence
+    target            what a replica applies to, as a protocol
+    log_copy          the log again, record for record
+    keyed_state       the latest record of each key; keyed_table, one collection of it
+    image             a keyed state in Parquet; image_store, where images stand
+
+Always holds: a copy is a prefix of the log; an older leader changes nothing, also after a restart;
+what is acknowledged as durable survives; a fresh copy replaces the old one at once and shows no
+less.
+"""
+
+from headwater.log.replica.bookmark import Bookmark
+from headwater.log.replica.config import ReplicaConfig
+from headwater.log.replica.errors import Diverged, GoElsewhere, LogGap
+from headwater.log.replica.image_store import ImageStore
+from headwater.log.replica.keyed_state import KeyedState, KeyedStates
+from headwater.log.replica.log_copy import LogCopies, LogCopy
+from headwater.log.replica.metrics import ReplicaMetrics
+from headwater.log.replica.replica import Replica
+from headwater.log.replica.status import ReplicaPhase, ReplicaStatus
+from headwater.log.replica.target import Image, Target, Targets
+
+__all__ = [
+    "Bookmark",
+    "Diverged",
+    "GoElsewhere",
+    "Image",
+    "ImageStore",
+    "KeyedState",
+    "KeyedStates",
+    "LogCopies",
+    "LogCopy",
+    "LogGap",
+    "Replica",
+    "ReplicaConfig",
+    "ReplicaMetrics",
+    "ReplicaPhase",
+    "ReplicaStatus",
+    "Target",
+    "Targets",
+]

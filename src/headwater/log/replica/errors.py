@@ -1,0 +1,37 @@
+"""What can be wrong with a replica, beyond the one tree of errors.
+
+Unavailable
+└── GoElsewhere   this copy cannot show it in time: ask another, or the leader
+Damaged
+├── Diverged      the copy and the log hold different records under one LSN: bootstrap again
+└── LogGap        what was sent does not follow what is there: nothing of it was applied
+"""
+
+from __future__ import annotations
+
+from headwater.core.errors import Damaged, Unavailable
+from headwater.log.replica.bookmark import Bookmark
+
+
+class GoElsewhere(Unavailable):
+    """This copy does not hold what the reader has to see."""
+
+    def __init__(self, message: str, *, bookmark: Bookmark, at: Bookmark) -> None:
+        super().__init__(message)
+        self.bookmark = bookmark
+        """What was asked for."""
+        self.at = at
+        """How far this copy is."""
+
+
+class Diverged(Damaged):
+    """The copy and the log hold different records under one LSN."""
+
+    def __init__(self, message: str, *, lsn: int) -> None:
+        super().__init__(message)
+        self.lsn = lsn
+        """The first of them."""
+
+
+class LogGap(Damaged):
+    """Records were sent that do not follow what is there."""

@@ -1,0 +1,126 @@
+"""What a replica has: the copy that counts, and what it keeps beside it.
+
+Always holds: what is said here is on disk before anybody acts on it; between two copies there is
+one moment at which the one stops counting and the other begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from headwater.core import runtime
+from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, Unavailable
+from headwater.log.replica.held_copy import HeldCopy
+from headwater.log.replica.kept import Kept, KeptFile
+from headwater.log.replica.target import Target, Targets
+
+
+class Holdings:
+    """The copies of one replica, and its fence."""
+
+    def __init__(self, files: KeptFile, targets: Targets, kept: Kept, copy: HeldCopy) -> None:
+        """Use `Holdings.load`."""
+        self.copy = copy
+        self._files = files
+        self._targets = targets
+        self._kept = kept
+        self._replaced: HeldCopy | None = None
+
+    @classmethod
+    async def load(cls, files: KeptFile, targets: Targets) -> Holdings:
+        """What was left here; leftovers of a copy that was never finished are removed."""
+        kept = await runtime.run_blocking(files.read) or Kept()
+        # Again, also where it is there: whoever wrote it may have died before it was safe.
+        await runtime.run_blocking(files.write, kept)
+        for number in await runtime.run_blocking(files.copy_numbers):
+            if number != kept.copy:
+                await targets.discard(files.copy_path(number))
+        path = files.copy_path(kept.copy)
+        target = await targets.open(path)
+        return cls(files, targets, kept, HeldCopy(targets, target, kept.copy, path))
+
+    @property
+    def target(self) -> Target:
+        """The copy that counts."""
+        return self.copy.target
+
+    @property
+    def term(self) -> int:
+        """The highest that was heard of."""
+        return self._kept.term
+
+    @property
+    def diverged_lsn(self) -> int | None:
+        """The first LSN under which the copy holds another record than the log."""
+        return self._kept.diverged_lsn
+
+    async def heed(self, term: int) -> bool:
+        """Refuse an older leader; keep a newer one's term before anything of it counts.
+
+        Whether it is a newer one.
+        """
+        if term < self._kept.term:
+            raise Fenced(
+                f"an answer of term {term} came from a leader that was overtaken: this replica has "
+                f"heard of term {self._kept.term}"
+            )
+        if term == self._kept.term:
+            return False
+        await self._keep(msgspec.structs.replace(self._kept, term=term))
+        return True
+
+    async def mark_diverged(self, lsn: int) -> None:
+        """Say for good that the copy is not one."""
+        await self._keep(msgspec.structs.replace(self._kept, diverged_lsn=lsn))
+
+    async def replace(
+        self,
+        begin: Callable[[str], Awaitable[Target]],
+        fill: Callable[[Target], Awaitable[None]],
+    ) -> None:
+        """Make a second copy, and let it take the place of the first, which is read meanwhile."""
+        if self._replaced is not None and not self._replaced.is_gone:
+            raise Unavailable("the copy before this one is still read: the next waits for it")
+        number = 3 - self.copy.number
+        path = self._files.copy_path(number)
+        if self.diverged_lsn is not None:
+            # Before any of the fresh copy's own are made.
+            await self._targets.distrust(self.diverged_lsn)
+        target = await begin(path)
+        fresh = HeldCopy(self._targets, target, number, path)
+        try:
+            await fill(target)
+        except BaseException:
+            await fresh.replace()
+            raise
+        await self._swap(fresh)
+
+    async def _swap(self, fresh: HeldCopy) -> None:
+        kept = msgspec.structs.replace(self._kept, copy=fresh.number, diverged_lsn=None)
+        try:
+            await self._keep(kept)
+        except BaseException as error:
+            if self._kept is kept:
+                # It counts, though whoever waited for it was stopped meanwhile.
+                self._replaced, self.copy = self.copy, fresh
+            elif isinstance(error, HeadwaterError) and not isinstance(error, DiskFailed):
+                await fresh.replace()
+            else:
+                # Which of the two counts is known when the disk is read again: both stay.
+                await fresh.target.close()
+            raise
+        self._replaced, self.copy = self.copy, fresh
+        await self._replaced.replace()
+
+    async def _keep(self, kept: Kept) -> None:
+        """Return, or be cancelled, only when it is known whether this is kept."""
+        writing = runtime.spawn(runtime.run_blocking(self._files.write, kept), name="keep")
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait((writing,))
+            if not writing.cancelled() and writing.exception() is None:
+                self._kept = kept

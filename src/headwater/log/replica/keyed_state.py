@@ -1,0 +1,271 @@
+"""A keyed state: for each key of each collection the latest record, and where it stood.
+
+It lives in memory. What survives a crash is its last image in the store: everything through that
+one is durable, and the slot keeps the log after it.
+
+| operation | what it does |
+| --- | --- |
+| insert, update | the record is the latest of its key |
+| delete | the key is gone |
+| refresh with `_refresh_records` | they are all that the collection holds |
+| refresh without | the record is the latest of its key |
+
+A record's key is `_key`; where that is null, `_rid`. One with neither is passed over, and counted.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.records import OPERATION, Operation
+from headwater.core import limits, runtime
+from headwater.core.errors import OutcomeUnknown, Unavailable
+from headwater.log.record import Group, record_hashes
+from headwater.log.record.columns import COLLECTION, REFRESH_RECORDS
+from headwater.log.replica.image import decode_image, encode_image
+from headwater.log.replica.image_store import ImageStore
+from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable
+from headwater.log.replica.target import Image, Target
+
+_log: Final = logging.getLogger("headwater")
+
+
+class KeyedState:
+    """A `Target` that answers `get` and `scan`."""
+
+    def __init__(
+        self,
+        images: ImageStore,
+        tables: dict[str, KeyedTable],
+        lsn: int,
+        *,
+        image_interval_s: float = limits.KEYED_IMAGE_INTERVAL_S,
+        image_records: int = limits.KEYED_IMAGE_RECORDS,
+    ) -> None:
+        """Use `KeyedStates`."""
+        self._images = images
+        self._tables = tables
+        self._applied_lsn = lsn
+        self._durable_lsn = lsn
+        self._image_interval_s = image_interval_s
+        self._image_records = image_records
+        self._imaged_s = runtime.monotonic_s()
+        self._next_image_s = 0.0
+        self._recent: collections.deque[Group] = collections.deque()
+        self._recent_bytes = 0
+        # Large groups are applied on a thread, and readers are not to see half of one.
+        self._mutex = threading.Lock()
+        self.records_without_key = 0
+        self.images_written = 0
+        self.images_failed = 0
+
+    @property
+    def applied_lsn(self) -> int:
+        """See `Target`."""
+        return self._applied_lsn
+
+    @property
+    def durable_lsn(self) -> int:
+        """See `Target`."""
+        return self._durable_lsn
+
+    @property
+    def tend_within_s(self) -> float | None:
+        """See `Target`."""
+        return None
+
+    def get(self, key: Identity, collection: str = "") -> dict[str, Any] | None:
+        """The latest record of a key, with its `_lsn`; None if there is none, or it was deleted."""
+        with self._mutex:
+            table = self._tables.get(collection)
+            return None if table is None else table.get(key)
+
+    def scan(self, collection: str = "") -> pa.Table:
+        """The latest record of every key of a collection, with its `_lsn`."""
+        with self._mutex:
+            return self._tables.get(collection, KeyedTable()).scan()
+
+    def collections(self) -> list[str]:
+        """The collections that ever held something."""
+        with self._mutex:
+            return sorted(self._tables)
+
+    async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
+        """See `Target`."""
+        for group in groups:
+            if group.lost is None:
+                if group.nbytes <= limits.DECODE_INLINE_BYTES:
+                    self._apply(group)
+                else:
+                    await runtime.run_blocking(self._apply, group)
+            self._remember(group)
+            self._applied_lsn = group.last_lsn
+        self._applied_lsn = max(self._applied_lsn, through_lsn)
+
+    async def hashes(self, first_lsn: int, last_lsn: int) -> pa.UInt64Array:
+        """See `Target`. Only the last few megabytes of the log are known."""
+        parts: list[pa.Array] = []
+        next_lsn = first_lsn
+        for group in self._recent:
+            part = group.between(next_lsn, last_lsn)
+            if part is not None:
+                parts += [pa.nulls(part.first_lsn - next_lsn, pa.uint64()), record_hashes(part)]
+                next_lsn = part.last_lsn + 1
+        parts.append(pa.nulls(last_lsn + 1 - next_lsn, pa.uint64()))
+        return pa.concat_arrays(parts)
+
+    async def sync(self) -> None:
+        """See `Target`: writes an image."""
+        if self._durable_lsn == self._applied_lsn:
+            return
+        lsn = self._applied_lsn
+        data = await runtime.run_blocking(self._encoded, lsn)
+        image = await self._images.write(lsn, data)
+        self._durable_lsn, self._imaged_s = lsn, runtime.monotonic_s()
+        self.images_written += 1
+        # What is left over by a store that is away goes with the next one.
+        with contextlib.suppress(Unavailable, OutcomeUnknown):
+            await self._images.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
+
+    async def tend(self) -> None:
+        """See `Target`: writes an image where one is due. A store that is away is tried later."""
+        now_s = runtime.monotonic_s()
+        behind = self._applied_lsn - self._durable_lsn
+        is_due = behind >= self._image_records or now_s - self._imaged_s >= self._image_interval_s
+        if not behind or not is_due or now_s < self._next_image_s:
+            return
+        try:
+            await self.sync()
+        except (Unavailable, OutcomeUnknown):
+            self.images_failed += 1
+            self._next_image_s = runtime.monotonic_s() + limits.KEYED_IMAGE_RETRY_S
+
+    async def close(self) -> None:
+        """See `Target`."""
+
+    def _apply(self, group: Group) -> None:
+        lsns = pa.arange(group.first_lsn, group.last_lsn + 1)
+        records = group.records.append_column(LSN, lsns)
+        with self._mutex:
+            begins = 0
+            for place in _refreshes(records):
+                self._put(records.slice(begins, place - begins))
+                self._refresh(records.slice(place, 1))
+                begins = place + 1
+            self._put(records.slice(begins))
+
+    def _put(self, records: pa.RecordBatch) -> None:
+        if not records.num_rows:
+            return
+        for collection, part in _by_collection(records):
+            table = self._tables.setdefault(collection, KeyedTable())
+            self.records_without_key += table.put(part)
+
+    def _refresh(self, record: pa.RecordBatch) -> None:
+        [(collection, _)] = _by_collection(record)
+        values = record.column(REFRESH_RECORDS).flatten()
+        lsn = record.column(LSN)[0].as_py()
+        self._tables[collection] = KeyedTable.of_refresh(values, lsn)
+
+    def _remember(self, group: Group) -> None:
+        self._recent.append(group)
+        self._recent_bytes += group.nbytes
+        while len(self._recent) > 1 and self._recent_bytes > limits.REPLICA_RECENT_BYTES:
+            self._recent_bytes -= self._recent.popleft().nbytes
+
+    def _encoded(self, lsn: int) -> bytes:
+        with self._mutex:
+            scanned = {name: table.scan() for name, table in self._tables.items()}
+        return encode_image(scanned, lsn)
+
+
+class KeyedStates:
+    """`Targets` that are keyed states, over images in a store. Their folders stay empty."""
+
+    def __init__(
+        self,
+        images: ImageStore,
+        *,
+        image_interval_s: float = limits.KEYED_IMAGE_INTERVAL_S,
+        image_records: int = limits.KEYED_IMAGE_RECORDS,
+    ) -> None:
+        self._images = images
+        self._of: Callable[[dict[str, KeyedTable], int], KeyedState] = lambda tables, lsn: (
+            KeyedState(
+                images,
+                tables,
+                lsn,
+                image_interval_s=image_interval_s,
+                image_records=image_records,
+            )
+        )
+
+    def check_filtered(self) -> None:
+        """See `Targets`."""
+        self._images.check_filtered()
+
+    async def open(self, path: str) -> Target:
+        """See `Targets`: the state of the newest image that can be read, or an empty one."""
+        while (image := await self.newest_image()) is not None:
+            try:
+                return await self.begin(path, image)
+            except self._images.UNUSABLE as error:
+                _log.warning("an image of a keyed state is passed over: %s", error)
+        return self._of({}, 0)
+
+    async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
+        """See `Targets`."""
+        return await self._images.newest(below_lsn=below_lsn)
+
+    async def begin(self, path: str, image: Image | None) -> Target:
+        """See `Targets`."""
+        if image is None:
+            return self._of({}, 0)
+        data = await self._images.read(image)
+        try:
+            tables = await runtime.run_blocking(_tables, data, image)
+        except self._images.UNUSABLE:
+            self._images.pass_over(image)
+            raise
+        return self._of(tables, image.lsn)
+
+    async def discard(self, path: str) -> None:
+        """See `Targets`. Nothing stands there."""
+
+    async def distrust(self, from_lsn: int) -> None:
+        """See `Targets`."""
+        await self._images.drop_from(from_lsn)
+
+
+def _tables(data: bytes, image: Image) -> dict[str, KeyedTable]:
+    return {
+        name: KeyedTable.of(table.to_batches()) for name, table in decode_image(data, image).items()
+    }
+
+
+def _refreshes(records: pa.RecordBatch) -> list[int]:
+    """Where a record replaces its whole collection."""
+    names = records.schema.names
+    if OPERATION not in names or REFRESH_RECORDS not in names:
+        return []
+    is_refresh = pc.equal(records.column(OPERATION), int(Operation.REFRESH))
+    mask = pc.and_(pc.fill_null(is_refresh, False), records.column(REFRESH_RECORDS).is_valid())
+    return pc.indices_nonzero(mask).to_pylist()  # type: ignore[no-any-return]
+
+
+def _by_collection(records: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+    if COLLECTION not in records.schema.names:
+        return [("", records)]
+    column = pc.fill_null(records.column(COLLECTION), "")
+    names = pc.unique(column).to_pylist()
+    if len(names) == 1:
+        return [(names[0], records)]
+    return [(name, records.filter(pc.equal(column, name))) for name in names]

@@ -1,0 +1,165 @@
+"""One collection of a keyed state: the latest record of each key, in columns.
+
+Records stay in the batches they came in; an index says in which row the latest of each key stands.
+A delete is such a row, too, and is not shown. Rows that are no longer the latest are dropped when
+they are the most.
+
+No loop over rows is written out here: the index is filled by `dict.update` from whole columns, in
+which the last of equal keys wins, as it does in the log.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.records import KEY, OPERATION, VALUE, Operation
+from headwater.core.limits import KEYED_CHUNK_ROWS
+from headwater.log.record.columns import RID
+
+LSN: Final = "_lsn"
+Identity = bytes | int
+"""A key; where a record has none, its row id; below 0, the place in a refresh."""
+
+
+class KeyedTable:
+    """The latest record of each key."""
+
+    def __init__(self) -> None:
+        self._chunks: list[pa.RecordBatch] = []
+        self._starts: list[int] = []
+        self._rows = 0
+        self._deletes = 0
+        """Rows that delete; some may be overwritten since."""
+        self._index: dict[Identity, int] = {}
+
+    def put(self, records: pa.RecordBatch) -> int:
+        """Take records in their order, with `_lsn`; how many had neither key nor row id."""
+        known = with_identity(records)
+        if known.num_rows:
+            self._append(known, identities(known))
+        return int(records.num_rows - known.num_rows)
+
+    def get(self, identity: Identity) -> dict[str, Any] | None:
+        """The latest record of a key, with its `_lsn`; None if there is none or it was deleted."""
+        row = self._index.get(identity)
+        if row is None:
+            return None
+        place = bisect.bisect_right(self._starts, row) - 1
+        found: dict[str, Any] = (
+            self._chunks[place].slice(row - self._starts[place], 1).to_pylist()[0]
+        )
+        return None if found.get(OPERATION) == Operation.DELETE else found
+
+    def scan(self) -> pa.Table:
+        """The latest record of every key that was not deleted, in the order of the log."""
+        parts = [part for part in self._live() if part.num_rows]
+        if not parts:
+            return pa.table({LSN: pa.array([], pa.int64())})
+        return pa.concat_tables(map(_table, parts), promote_options="permissive")
+
+    @classmethod
+    def of(cls, parts: Iterable[pa.RecordBatch]) -> KeyedTable:
+        """The table of records that are each the latest of their keys, as `scan` gives them."""
+        made = cls()
+        for part in parts:
+            if (known := with_identity(part)).num_rows:
+                made._append(known, identities(known))
+            if known.num_rows < part.num_rows:
+                rest = part.filter(pc.invert(has_identity(part)))
+                made._append(rest, made._places(rest.num_rows))
+        return made
+
+    @classmethod
+    def of_refresh(cls, values: pa.Array, lsn: int) -> KeyedTable:
+        """The table of these values: they have no keys, and are found by `scan` alone."""
+        lsns = pa.repeat(pa.scalar(lsn, pa.int64()), len(values))
+        return cls.of([pa.record_batch({VALUE: values.cast(pa.binary()), LSN: lsns})])
+
+    def _append(self, records: pa.RecordBatch, names: list[Identity]) -> None:
+        first = self._rows
+        self._rows += records.num_rows
+        self._index.update(zip(names, range(first, self._rows), strict=True))
+        self._deletes += pc.sum(_deletes(records)).as_py() or 0
+        self._chunks.append(records)
+        self._starts.append(first)
+        self._join_small_chunks()
+        live = max(0, len(self._index) - self._deletes)
+        if self._rows > 2 * live + KEYED_CHUNK_ROWS:
+            self._compact()
+
+    def _join_small_chunks(self) -> None:
+        """So that a state that grows record by record does not become a heap of batches.
+
+        Row numbers stay, and a row is copied once for each doubling of its chunk.
+        """
+        while len(self._chunks) > 1:
+            left, right = self._chunks[-2:]
+            if left.num_rows > 2 * right.num_rows or left.num_rows >= KEYED_CHUNK_ROWS:
+                return
+            if left.schema != right.schema:
+                return
+            self._chunks[-2:] = [pa.concat_batches([left, right])]
+            self._starts.pop()
+
+    def _compact(self) -> None:
+        fresh = KeyedTable.of(self._live())
+        self._chunks, self._starts, self._index = fresh._chunks, fresh._starts, fresh._index
+        self._rows, self._deletes = fresh._rows, fresh._deletes
+
+    def _places(self, count: int) -> list[Identity]:
+        """Names for so many records of a refresh, which nobody has yet."""
+        first = -1 - len(self._index)
+        return list(range(first, first - count, -1))
+
+    def _live(self) -> Iterator[pa.RecordBatch]:
+        """Of each chunk the rows that are the latest of their keys, and no deletes."""
+        latest = pa.array(self._index.values(), pa.int64())
+        is_latest = pc.is_in(pa.arange(0, self._rows), value_set=latest)
+        for start, chunk in zip(self._starts, self._chunks, strict=True):
+            mine = is_latest.slice(start, chunk.num_rows)
+            yield chunk.filter(pc.and_(mine, pc.invert(_deletes(chunk))))
+
+
+def identities(records: pa.RecordBatch) -> list[Identity]:
+    """What each record is known by; each must be known by something."""
+    keys = _column(records, KEY, pa.binary())
+    if not keys.null_count:
+        return keys.to_pylist()  # type: ignore[no-any-return]
+    rids = _column(records, RID, pa.int64())
+    if keys.null_count == len(keys):
+        return rids.to_pylist()  # type: ignore[no-any-return]
+    pairs = zip(keys.to_pylist(), rids.to_pylist(), strict=True)
+    return [rid if key is None else key for key, rid in pairs]
+
+
+def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Those that are known by something; where all are, they are not copied."""
+    known = has_identity(records)
+    return records if pc.all(known).as_py() is not False else records.filter(known)
+
+
+def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:
+    """Whether each record has a key, or a row id."""
+    keyed = _column(records, KEY, pa.binary()).is_valid()
+    rids = pc.fill_null(_column(records, RID, pa.int64()), 0)
+    return pc.or_(keyed, pc.greater(rids, 0))
+
+
+def _deletes(records: pa.RecordBatch) -> pa.BooleanArray:
+    operations = pc.fill_null(_column(records, OPERATION, pa.int8()), 0)
+    return pc.equal(operations, int(Operation.DELETE))
+
+
+def _column(records: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    if name in records.schema.names:
+        return records.column(name)
+    return pa.nulls(records.num_rows, kind)
+
+
+def _table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])

@@ -1,0 +1,97 @@
+"""What a replica says to its source, one registration at a time.
+
+Always holds: no answer is looked at before its term is heeded: one of a leader that was overtaken
+is `Fenced`, and one of a new leader is kept on disk first. An answer that does not come is
+`Unavailable`, never awaited for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from headwater.core.errors import Unavailable
+from headwater.log.primary import (
+    Acknowledged,
+    Acknowledgement,
+    Bootstrap,
+    Pulled,
+    Registered,
+    ReplicationSource,
+)
+from headwater.log.replica.config import ReplicaConfig
+
+
+class _Answer(Protocol):
+    @property
+    def term(self) -> int:
+        """Of the leader that gave it."""
+
+
+A = TypeVar("A", bound=_Answer)
+Heed = Callable[[int], Awaitable[None]]
+
+
+class Link:
+    """A source, the session with it, and the fence in front of its answers."""
+
+    def __init__(
+        self, name: str, source: ReplicationSource, config: ReplicaConfig, heed: Heed
+    ) -> None:
+        self._name = name
+        self._source = source
+        self._config = config
+        self._heed = heed
+        self._session: int | None = None
+
+    async def register(self, position_lsn: int) -> Registered:
+        """Come, or come back; what follows is said in the session that this gives."""
+        told = await self._ask(
+            self._source.register(self._name, position_lsn, region=self._config.region)
+        )
+        self._session = told.session
+        return told
+
+    async def pull(self, since_lsn: int, *, wait_s: float) -> Pulled:
+        """What follows, or nothing after `wait_s`."""
+        config = self._config
+        return await self._ask(
+            self._source.pull(
+                self._name,
+                since_lsn,
+                session=self._session,
+                max_records=config.max_records,
+                max_bytes=config.max_bytes,
+                wait_s=wait_s,
+            ),
+            wait_s=wait_s,
+        )
+
+    async def acknowledge(self, progress: Acknowledgement) -> Acknowledged:
+        """Say how far the copy is."""
+        return await self._ask(
+            self._source.acknowledge(self._name, progress, session=self._session)
+        )
+
+    async def begin_bootstrap(self, image_lsn: int | None) -> Bootstrap:
+        """Have the log kept after an image, or from its beginning."""
+        return await self._ask(
+            self._source.begin_bootstrap(self._name, image_lsn=image_lsn, session=self._session)
+        )
+
+    async def complete_bootstrap(self, lsn: int) -> Acknowledged:
+        """Say that everything through this LSN is here, and on disk."""
+        return await self._ask(
+            self._source.complete_bootstrap(self._name, lsn, session=self._session)
+        )
+
+    async def _ask(self, answering: Awaitable[A], *, wait_s: float = 0.0) -> A:
+        timeout_s = self._config.call_timeout_s + wait_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await answering
+        except TimeoutError as error:
+            raise Unavailable(f"the source did not answer within {timeout_s:.0f} s") from error
+        await self._heed(answer.term)
+        return answer

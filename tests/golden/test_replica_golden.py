@@ -1,0 +1,45 @@
+"""What a replica keeps, and images of keyed states, as they were first written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from headwater.log.replica import Image
+from headwater.log.replica.image import decode_image, encode_image
+from headwater.log.replica.kept import Kept, decode, encode
+
+HERE = Path(__file__).parent
+KEPT = Kept(term=7, copy=2, diverged_lsn=120)
+USERS = pa.table(
+    {
+        "_key": pa.array([b"a", b"b"]),
+        "price": pa.array([9.5, 2.0]),
+        "_operation": pa.array([1, 0], pa.int8()),
+        "_lsn": pa.array([3, 5]),
+    }
+)
+
+
+def image() -> bytes:
+    """The image that is kept."""
+    return encode_image({"users": USERS, "empty": USERS.slice(0, 0)}, 6)
+
+
+def test_what_is_kept_is_written_and_read_as_it_always_was() -> None:
+    golden = (HERE / "replica.1.json").read_bytes()
+    assert encode(KEPT) == golden
+    assert decode(golden) == KEPT
+
+
+def test_an_image_stays_readable() -> None:
+    """Its bytes are the Parquet writer's, which tells its version: only what they say is fixed."""
+    data = (HERE / "image.1.parquet").read_bytes()
+    assert xxhash.xxh3_128_hexdigest(data) == "a3003f1510732178301842f3142a11dc"
+    found = decode_image(data, Image(6, "image.1.parquet"))
+    assert found["users"].select(USERS.schema.names).equals(USERS)
+    assert found["empty"].num_rows == 0
+    again = decode_image(image(), Image(6, "again"))
+    assert again["users"].equals(found["users"])

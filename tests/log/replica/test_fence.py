@@ -1,0 +1,157 @@
+"""A leader that was overtaken changes nothing, also after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+
+import msgspec
+import pytest
+
+from headwater.core import runtime
+from headwater.core.errors import Corrupt, DiskFailed, NotSupported
+from headwater.log.replica import ReplicaPhase
+from headwater.log.replica.kept import Kept, KeptFile, decode, encode
+from headwater.testing import MemoryWal
+from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
+from tests.log.leaders import leader, virtual
+from tests.log.replica.given import PATH, Tampering, fails, is_prefix, reaches, standby
+
+
+@virtual
+async def test_an_older_leader_is_not_listened_to() -> None:
+    old, new = await leader(epoch=4), await leader(epoch=5)
+    old.wal.append(3)
+    new.wal.append(3)
+    source = Tampering(new.service)
+    replica = await standby(source, FaultyDisk(), wait_s=1.0)
+    await reaches(replica, 3)
+    source.to = old.service
+    old.wal.append(7)
+    await fails(replica, "heard of term 5")
+    await runtime.sleep(60.0)
+    assert replica.target.applied_lsn == 3
+    assert replica.metrics.fenced >= 1
+    assert replica.term == 5
+    source.to = new.service
+    new.wal.append(1)
+    await reaches(replica, 4)
+    await replica.close()
+
+
+@virtual
+async def test_the_fence_survives_a_restart_and_a_power_loss() -> None:
+    old, new = await leader(epoch=4), await leader(epoch=5)
+    new.wal.append(3)
+    disk = FaultyDisk()
+    replica = await standby(new.service, disk)
+    await reaches(replica, 3)
+    disk.crash()
+    disk = disk.after_crash(random.Random(1))
+    old.wal.append(9)
+    replica = await standby(old.service, disk)
+    assert replica.term == 5
+    await fails(replica, "heard of term 5")
+    assert replica.target.applied_lsn == 3
+    await replica.close()
+
+
+@virtual
+async def test_a_term_is_kept_before_anything_of_it_is_applied() -> None:
+    one = await leader(epoch=5)
+    one.wal.append(3)
+    disk = FaultyDisk()
+    replica = await standby(one.service, disk, start=False)
+    disk.fail_next("sync", errno.EIO)
+    with pytest.raises(DiskFailed):
+        await replica.run()
+    assert (replica.term, replica.target.applied_lsn) == (0, 0)
+    assert replica.status().phase is ReplicaPhase.STOPPED
+    assert one.slot("r1").confirmed_lsn == 0
+
+
+@virtual
+async def test_a_leader_that_sends_records_of_a_later_term_was_overtaken() -> None:
+    one = await leader(epoch=3)
+    one.wal.append(3, term=4)
+    replica = await standby(one.service, FaultyDisk())
+    await fails(replica, "overtaken")
+    assert replica.target.applied_lsn == 0
+    await replica.close()
+
+
+def test_what_is_kept_is_there_wholly_or_as_it_was_whenever_the_power_fails() -> None:
+    before, after = Kept(term=4), Kept(term=7, copy=2, diverged_lsn=9)
+
+    def body(disk: FaultyDisk) -> None:
+        files = KeptFile(disk, PATH)
+        files.folder.make()
+        files.write(before)
+        disk.trail.append("first")
+        files.write(after)
+        disk.trail.append("second")
+
+    def check(disk: FaultyDisk, trail: list[str]) -> None:
+        found = KeptFile(disk, PATH).read()
+        if "second" in trail:
+            assert found == after
+        elif "first" in trail:
+            assert found in (before, after)
+        else:
+            assert found in (None, before)
+
+    for seed in range(40):
+        for point in range(60):
+            disk = FaultyDisk(seed=seed, crash_at=point)
+            with contextlib.suppress(Crashed):
+                body(disk)
+            check(disk.after_crash(random.Random(seed), CrashKind.POWER_LOSS), disk.trail)
+
+
+@virtual
+async def test_a_damaged_fence_stops_the_replica() -> None:
+    one = await leader()
+    disk = FaultyDisk()
+    await (await standby(one.service, disk)).close()
+    good = encode(Kept(term=7))
+    disk.unlink(f"{PATH}/replica.json")
+    with disk.create(f"{PATH}/replica.json") as file:
+        file.append(good.replace(b'"term":7', b'"term":1'))
+    with pytest.raises(Corrupt, match="which leader is too old"):
+        await standby(one.service, disk)
+
+
+def test_every_changed_byte_of_what_is_kept_is_noticed() -> None:
+    data = encode(Kept(term=7, copy=2))
+    assert decode(data) == Kept(term=7, copy=2)
+    for place in range(len(data) - 1):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[place] ^= 1 << bit
+            try:
+                found = decode(bytes(changed))
+            except (Corrupt, NotSupported):
+                continue
+            assert found == Kept(term=7, copy=2)
+    later = encode(msgspec.structs.replace(Kept(), format=2))
+    with pytest.raises(NotSupported, match="Upgrade"):
+        decode(later)
+
+
+@virtual
+async def test_a_new_leader_without_the_session_is_registered_with_again() -> None:
+    wal = MemoryWal()
+    first = await leader(wal=wal, epoch=1)
+    wal.append(3)
+    source = Tampering(first.service)
+    replica = await standby(source, FaultyDisk(), wait_s=1.0)
+    await reaches(replica, 3)
+    second = await leader(wal=wal, store=first.store, epoch=2)
+    source.to = second.service
+    wal.append(4, term=2)
+    await reaches(replica, 7)
+    assert replica.term == 2
+    assert await is_prefix(replica, wal)
+    assert second.replica("r1").last_durable_lsn <= 7
+    await replica.close()

@@ -1,0 +1,94 @@
+"""A copy of the log, record for record, in a spool of its own."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from headwater.core.errors import Refused
+from headwater.log.record import Group, range_hash, record_hashes
+from headwater.log.replica import Image, LogCopies, LogCopy, ReplicaConfig
+from headwater.log.spool import SpoolConfig
+from headwater.testing import MemoryWal
+from headwater.testing.disk import FaultyDisk
+from tests.log.leaders import leader, virtual
+from tests.log.replica.given import copied, is_prefix, reaches, rows, standby
+
+NONE = pa.record_batch({"_value": pa.array([], pa.binary())})
+
+
+async def copy(**config: object) -> LogCopy:
+    kind = LogCopies(config=SpoolConfig(**config), disk=FaultyDisk())  # type: ignore[arg-type]
+    made = await kind.begin("/copy", None)
+    assert isinstance(made, LogCopy)
+    return made
+
+
+@virtual
+async def test_lost_ranges_other_columns_and_large_groups_are_copied_as_they_are() -> None:
+    wal = MemoryWal()
+    wal.append(3)
+    wal.append_group(Group(1, 4, 9, NONE, lost="a batch could not be read"))
+    wal.append_group(rows(10, (b"k", 0, b"v")))
+    large = pa.record_batch({"_value": pa.array([b"x" * 1000] * 200, pa.binary())})
+    wal.append_group(Group(1, 11, 210, large))
+    one = await leader(wal=wal)
+    replica = await standby(one.service, FaultyDisk())
+    await reaches(replica, 210)
+    assert await is_prefix(replica, wal)
+    lost = [group for group in await copied(replica) if group.lost is not None]
+    assert [(group.first_lsn, group.last_lsn, group.lost) for group in lost] == [
+        (4, 9, "a batch could not be read")
+    ]
+    assert replica.metrics.records_lost == 6
+    await replica.close()
+
+
+@virtual
+async def test_groups_of_one_pull_share_a_write_and_a_sync() -> None:
+    made = await copy()
+    wal = MemoryWal()
+    groups = [wal.append(2) for _ in range(50)]
+    before = made.spool.metrics.syncs
+    await made.apply(groups, 100)
+    assert made.spool.metrics.syncs == before + 1
+    assert range_hash(list(await made.spool.read_since(0))) == range_hash(groups)
+    await made.close()
+
+
+@virtual
+async def test_hashes_of_what_was_pruned_are_not_known() -> None:
+    made = await copy()
+    wal = MemoryWal()
+    groups = [wal.append(4) for _ in range(3)]
+    await made.apply(groups, 12)
+    await made.spool.prune_through(5)
+    expected = [hashed for group in groups for hashed in record_hashes(group).to_pylist()]
+    assert (await made.hashes(3, 10)).to_pylist() == [None, None, None, *expected[5:10]]
+    await made.spool.prune_through(12)
+    assert (await made.hashes(11, 12)).to_pylist() == [None, None]
+    await made.close()
+
+
+@virtual
+async def test_a_copy_that_syncs_now_and_then_syncs_when_it_must() -> None:
+    made = await copy(sync=60.0)
+    await made.apply([MemoryWal().append(3)], 3)
+    assert (made.applied_lsn, made.durable_lsn, made.tend_within_s) == (3, 0, 60.0)
+    await made.sync()
+    assert (made.durable_lsn, made.tend_within_s) == (3, None)
+    await made.close()
+
+
+@virtual
+async def test_it_begins_with_the_log_and_with_nothing_else() -> None:
+    kind = LogCopies(disk=FaultyDisk())
+    assert await kind.newest_image() is None
+    with pytest.raises(Refused, match="cannot begin from"):
+        await kind.begin("/copy", Image(3, "an image"))
+
+
+def test_what_a_replica_cannot_be_told() -> None:
+    for wrong in ({"wait_s": 0.0}, {"max_records": 0}, {"compare_records": -1}):
+        with pytest.raises(Refused):
+            ReplicaConfig(**wrong)

@@ -1,0 +1,404 @@
+"""Beginning anew: from what is there, from an image, from the log, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from headwater.core import runtime
+from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
+from headwater.log.primary import Acknowledged, Pulled, ReplicationSource
+from headwater.log.replica import GoElsewhere, LogCopy, ReplicaPhase
+from headwater.log.replica.bookmark import Bookmark
+from headwater.log.replica.kept import Kept, KeptFile
+from headwater.log.slots import InvalidationCause
+from headwater.testing import MemoryWal, Process, Simulation, simulate
+from headwater.testing.disk import CrashKind, FaultyDisk
+from tests.log.leaders import leader, memory_store, virtual
+from tests.log.replica.given import (
+    PATH,
+    Tampering,
+    copied,
+    fails,
+    images,
+    is_prefix,
+    keyed,
+    keyed_states,
+    reaches,
+    rows,
+    standby,
+)
+
+
+@virtual
+async def test_with_neither_image_nor_the_beginning_of_the_log_it_refuses_and_says_why() -> None:
+    one = await leader(wal=MemoryWal(first_lsn=50))
+    one.wal.append(9)
+    replica = await standby(one.service, FaultyDisk())
+    await fails(replica, "the log begins at LSN 50, and without an image")
+    assert replica.target.applied_lsn == 0
+    assert replica.metrics.bootstraps_refused >= 1
+    await replica.close()
+
+    store = memory_store()
+    two = await leader(wal=MemoryWal(first_lsn=50), store=store)
+    two.wal.append(9)
+    kind = keyed_states(store)
+    replica = await standby(two.service, FaultyDisk(), targets=kind, start=False)
+    with pytest.raises(Refused, match="LSN 50"):
+        await replica.rebootstrap()
+    await replica.close()
+
+
+@virtual
+async def test_a_slot_that_was_given_up_says_nothing_about_the_copy() -> None:
+    one = await leader(max_lag_lsn=5)
+    one.wal.append(8)
+    disk = FaultyDisk()
+    replica = await standby(one.service, disk)
+    await reaches(replica, 8)
+    await replica.close()
+    one.wal.append(20)
+    assert one.primary.retention.enforce_limits() == [("r1", InvalidationCause.HORIZON)]
+    source = Tampering(one.service)
+    replica = await standby(source, disk)
+    await reaches(replica, 28)
+    assert replica.metrics.bootstraps == {"own": 1}
+    assert replica.metrics.records_applied == 20, "only what it did not have"
+    assert one.slot("r1").is_valid
+    await runtime.sleep(300.0)
+    assert source.bootstraps == 1, "once is enough"
+    assert await is_prefix(replica, one.wal)
+    await replica.close()
+
+
+@virtual
+async def test_a_keyed_state_begins_from_the_image_that_another_wrote() -> None:
+    store = memory_store()
+    one = await leader(store=store)
+    for lsn in range(1, 21):
+        one.wal.append_group(rows(lsn, (b"k%d" % (lsn % 3), 0, b"%d" % lsn)))
+    kind = keyed_states(store, image_records=5)
+    writer = await standby(one.service, FaultyDisk(), name="writer", targets=kind)
+    await reaches(writer, 20)
+    await writer.target.sync()
+    await one.wal.prune_through(15)
+    source = Tampering(one.service)
+    disk = FaultyDisk()
+    replica = await standby(source, disk, targets=keyed_states(store))
+    one.wal.append_group(rows(21, (b"k0", 0, b"21")))
+    await reaches(replica, 21)
+    assert replica.metrics.records_applied == 1
+    found = {row["_key"]: row["_value"] for row in keyed(replica).scan().to_pylist()}
+    assert found == {b"k0": b"21", b"k1": b"19", b"k2": b"20"}
+    await replica.close()
+    await writer.close()
+
+
+@virtual
+async def test_a_keyed_state_that_was_left_behind_takes_an_image_in_place_of_its_own() -> None:
+    store = memory_store()
+    one = await leader(store=store, max_lag_lsn=10)
+    disk = FaultyDisk()
+    one.wal.append_group(rows(1, (b"a", 0, b"1"), (b"b", 0, b"1")))
+    left = await standby(one.service, disk, targets=keyed_states(store))
+    await reaches(left, 2)
+    one.wal.append_group(rows(3, *[(b"a", 1, b"%d" % n) for n in range(20)]))
+    one.wal.append_group(rows(23, (b"b", 2, None)))
+    # Another one was there all the while, and the log is gone where this one stood.
+    writer = await standby(one.service, FaultyDisk(), name="w", targets=keyed_states(store))
+    await reaches(writer, 23)
+    await writer.target.sync()
+    await left.close()
+    one.primary.retention.enforce_limits()
+    await one.wal.prune_through(20)
+    left = await standby(one.service, disk, targets=keyed_states(store))
+    await reaches(left, 23)
+    assert [row["_key"] for row in keyed(left).scan().to_pylist()] == [b"a"]
+    await left.close()
+    await writer.close()
+
+
+@virtual
+async def test_a_damaged_image_is_passed_over_for_an_older_one() -> None:
+    store = memory_store()
+    one = await leader(store=store)
+    one.wal.append_group(rows(1, (b"a", 0, b"1")))
+    kind = keyed_states(store)
+    writer = await standby(one.service, FaultyDisk(), name="w", targets=kind)
+    await reaches(writer, 1)
+    await writer.target.sync()
+    one.wal.append_group(rows(2, (b"a", 0, b"2")))
+    await reaches(writer, 2)
+    await writer.target.sync()
+    newest = await images(store).newest()
+    assert newest is not None
+    data = bytearray((await store.get(newest.key)).data)
+    data[len(data) // 2] ^= 1
+    await store.put(newest.key, bytes(data))
+    replica = await standby(one.service, FaultyDisk(), targets=keyed_states(store), start=False)
+    assert replica.target.applied_lsn == 1
+    replica.start()
+    await reaches(replica, 2)
+    await replica.close()
+    await writer.close()
+
+
+@virtual
+async def test_an_image_that_is_damaged_before_it_is_used_costs_one_more_try() -> None:
+    store = memory_store()
+    one = await leader(store=store, max_lag_lsn=2)
+    one.wal.append_group(rows(1, (b"a", 0, b"1")))
+    source = Tampering(one.service)
+    writer = await standby(one.service, FaultyDisk(), name="w", targets=keyed_states(store))
+    left = await standby(source, FaultyDisk(), targets=keyed_states(store), wait_s=1.0)
+    await reaches(left, 1)
+    source.on_pull = lambda pulled: replace(pulled, groups=[], through_lsn=1)
+    for lsn in range(2, 9):
+        one.wal.append_group(rows(lsn, (b"a", 1, b"%d" % lsn)))
+        await reaches(writer, lsn)
+        await writer.target.sync()
+    newest = await images(store).newest()
+    assert newest is not None
+    await store.put(newest.key, b"damaged")
+    one.primary.retention.enforce_limits()
+    await one.wal.prune_through(5)
+    source.on_pull = lambda pulled: pulled
+    await reaches(left, 8)
+    await runtime.sleep(1.0)
+    assert left.metrics.retries["Unavailable"] == 1
+    assert left.metrics.bootstraps == {"image": 1}
+    assert keyed(left).get(b"a") == keyed(writer).get(b"a")
+    await left.close()
+    await writer.close()
+
+
+@virtual
+async def test_the_old_copy_is_read_until_the_fresh_one_shows_as_much() -> None:
+    one = await leader()
+    one.wal.append(10)
+    source = Tampering(one.service)
+    replica = await standby(source, FaultyDisk(), max_records=1, wait_s=1.0)
+    await reaches(replica, 10)
+    await replica.close()
+
+    shown: list[int] = []
+
+    def noted(pulled: Pulled) -> Pulled:
+        shown.append(replica.target.applied_lsn)
+        return pulled
+
+    source.on_pull = noted
+    replica = await standby(source, replica_disk(replica), max_records=1, start=False)
+    async with replica.reading() as old:
+        await replica.rebootstrap()
+        assert set(shown) == {10}, "the fresh one was not shown before it had everything"
+        assert replica.target is not old
+        assert isinstance(old, LogCopy)
+        groups = await old.spool.read_since(0)
+        assert sum(map(len, groups)) == 10, "whoever reads it keeps it"
+        with pytest.raises(Unavailable, match="still read"):
+            await replica.rebootstrap()
+    assert sum(map(len, await copied(replica))) == 10
+    names = dict(replica_disk(replica).list_dir(f"{PATH}/copy-1"))
+    assert names == {}, "and nobody keeps it then"
+    await replica.rebootstrap()
+    assert sum(map(len, await copied(replica))) == 10
+    await replica.close()
+
+
+def replica_disk(replica: object) -> FaultyDisk:
+    disk = replica._holdings._files.folder.disk  # type: ignore[attr-defined]
+    assert isinstance(disk, FaultyDisk)
+    return disk
+
+
+class Apart:
+    """A source in a process of its own."""
+
+    def __init__(self, process: Process, source: ReplicationSource) -> None:
+        self._process = process
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        async def ask(*args: Any, **options: Any) -> Any:
+            reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+            async def answer() -> None:
+                try:
+                    reply.set_result(await getattr(self._source, name)(*args, **options))
+                except HeadwaterError as error:
+                    reply.set_exception(error)
+
+            self._process.spawn(answer())
+            return await reply
+
+        return ask
+
+
+def test_a_crash_at_any_point_of_beginning_anew_leaves_one_whole_copy() -> None:
+    async def main(simulation: Simulation) -> None:
+        for moment in range(200):
+            if await begins_anew_until(simulation, moment * 0.01, random.Random(moment)):
+                return
+        raise AssertionError("never came through")
+
+    simulate(main, stall_max_s=0)
+
+
+async def begins_anew_until(simulation: Simulation, after_s: float, chance: random.Random) -> bool:
+    """A replica that begins anew when the power fails, and what is found; whether it was done."""
+    one = await leader(epoch=2)
+    one.wal.append(6)
+    disk = FaultyDisk(seed=chance.getrandbits(32))
+    replica = await standby(one.service, disk, max_records=4)
+    await reaches(replica, 6)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False, max_records=4)
+    # Processes share no lock: the leader answers in one of its own.
+    replica._link._source = Apart(simulation.process("leader"), one.service)
+    process = simulation.process("replica")
+    beginning = process.spawn(replica.rebootstrap())
+    await runtime.sleep(after_s)
+    done = beginning.done()
+    process.kill()
+    disk.crash()
+
+    disk = disk.after_crash(chance)
+    replica = await standby(one.service, disk, wait_s=1.0)
+    assert (replica.target.applied_lsn, replica.term) == (6, 2)
+    copies = [disk.list_dir(f"{PATH}/copy-{number}") for number in (1, 2)]
+    assert [] in copies, "nothing is left of the other one"
+    assert await is_prefix(replica, one.wal)
+    one.wal.append(2)
+    await reaches(replica, 8)
+    assert await is_prefix(replica, one.wal)
+    await runtime.sleep(5.0)
+    assert one.slot("r1").is_valid
+    assert not one.slot("r1").bootstrapping
+    await replica.close()
+    return done
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE])
+def test_a_disk_that_fails_at_the_swap_leaves_both_copies(error: int) -> None:
+    @virtual
+    async def run() -> None:
+        one = await leader()
+        one.wal.append(10)
+        disk = FaultyDisk(seed=error)
+        replica = await standby(one.service, disk)
+        await reaches(replica, 10)
+        await replica.close()
+        replica = await standby(one.service, disk, start=False)
+        write = KeptFile.write
+
+        def fails(self: KeptFile, kept: Kept) -> None:
+            disk.fail_next("sync_dir", error)
+            write(self, kept)
+
+        with (
+            mock.patch.object(KeptFile, "write", fails),
+            pytest.raises(DiskFailed, match="not known"),
+        ):
+            await replica.rebootstrap()
+        for kind in CrashKind:
+            left = disk.after_crash(random.Random(error), kind)
+            replica = await standby(one.service, left, start=False)
+            assert await is_prefix(replica, one.wal)
+            assert replica.target.applied_lsn == 10, "whichever counts has everything"
+            await replica.close()
+
+    run()
+
+
+@virtual
+async def test_a_full_disk_at_the_swap_leaves_the_old_copy_alone() -> None:
+    one = await leader()
+    one.wal.append(10)
+    disk = FaultyDisk()
+    replica = await standby(one.service, disk)
+    await reaches(replica, 10)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False)
+    write = KeptFile.write
+
+    def is_full(self: KeptFile, kept: Kept) -> None:
+        disk.fail_next("create", errno.ENOSPC)
+        write(self, kept)
+
+    with mock.patch.object(KeptFile, "write", is_full), pytest.raises(NoSpace):
+        await replica.rebootstrap()
+    assert disk.list_dir(f"{PATH}/copy-2") == [], "nothing is left of the fresh one"
+    await replica.rebootstrap()
+    assert await is_prefix(replica, one.wal)
+    await replica.close()
+
+
+@virtual
+async def test_who_is_stopped_at_the_swap_knows_which_copy_counts() -> None:
+    one = await leader()
+    one.wal.append(10)
+    disk = FaultyDisk()
+    replica = await standby(one.service, disk)
+    await reaches(replica, 10)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False)
+    write = KeptFile.write
+
+    def cancels(self: KeptFile, kept: Kept) -> None:
+        beginning.cancel()
+        write(self, kept)
+
+    with mock.patch.object(KeptFile, "write", cancels):
+        beginning = runtime.spawn(replica.rebootstrap(), name="rebootstrap")
+        await asyncio.wait((beginning,))
+    assert beginning.cancelled()
+    assert await is_prefix(replica, one.wal)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False)
+    assert replica.target.applied_lsn == 10
+    await replica.close()
+
+
+@virtual
+async def test_a_bootstrap_whose_end_was_not_heard_of_is_completed_by_the_next_life() -> None:
+    one = await leader(max_lag_lsn=5)
+    one.wal.append(9)
+
+    class Deaf(Tampering):
+        async def complete_bootstrap(self, *args: object, **options: object) -> Acknowledged:
+            raise Refused("not now")
+
+    disk = FaultyDisk()
+    await one.service.register("r1", 0)
+    one.primary.retention.enforce_limits()
+    replica = await standby(Deaf(one.service), disk)
+    await fails(replica, "not now")
+    await replica.close()
+    assert one.slot("r1").bootstrapping
+    replica = await standby(one.service, disk)
+    await reaches(replica, 9)
+    assert not one.slot("r1").bootstrapping
+    await replica.close()
+
+
+@virtual
+async def test_who_needs_what_is_not_there_yet_goes_elsewhere_while_a_copy_is_made() -> None:
+    one = await leader(max_lag_lsn=3)
+    one.wal.append(4)
+    disk = FaultyDisk()
+    replica = await standby(one.service, disk)
+    await reaches(replica, 4)
+    replica._set_phase(ReplicaPhase.BOOTSTRAPPING)
+    async with replica.reading(Bookmark(1, 4)) as target:
+        assert target.applied_lsn == 4
+    with pytest.raises(GoElsewhere, match="fresh copy"):
+        await replica.wait_for(Bookmark(1, 5), timeout_s=1e9)
+    await replica.close()

@@ -1,0 +1,150 @@
+"""Simulated histories of replicas keep their promises, and notice when somebody else does not."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from headwater.core.errors import HeadwaterError
+from headwater.log.primary import Pulled, log_retention
+from headwater.log.replica import Bookmark, intake, keyed_table
+from headwater.log.replica import replica as replica_module
+from headwater.log.replica.holdings import Holdings
+from headwater.log.replica.intake import Intake
+from headwater.log.replica.kept import Kept, KeptFile, encode
+from headwater.log.replica.keyed_state import KeyedState
+from headwater.log.replica.log_copy import LogCopies, LogCopy
+from headwater.log.replica.replica import Replica
+from headwater.log.slots import Slot
+from headwater.log.slots.book import SlotBook
+from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.torture.replica_scenarios import SCENARIOS, replica_history
+
+HISTORIES_TO_CATCH_A_BUG = 60
+BEGIN_AT = {"empty-copy-begins-anywhere": 23}
+"""Where a bug shows only in few histories, one of them."""
+CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
+
+
+def looks_away(*_: Any) -> None:
+    """Takes whatever comes next for what follows, or keeps the log for a dead slot."""
+
+
+def begins_anywhere(pulled: Pulled, applied_lsn: int) -> None:
+    """Looks for gaps only where there is something before them."""
+    if applied_lsn:
+        _check_dense(pulled, applied_lsn)
+
+
+def applies_again(pulled: Pulled, applied_lsn: int, **how: Any) -> Intake:
+    """Applies all of an answer, also what is there already."""
+    found = _take_in(pulled, applied_lsn, **how)
+    through_lsn = max(found.through_lsn, applied_lsn + bool(found.again))
+    return found._replace(again=[], fresh=[*found.again, *found.fresh], through_lsn=through_lsn)
+
+
+async def heeds_anybody(self: Holdings, term: int) -> bool:
+    """Listens to whoever answers."""
+    self._kept = msgspec.structs.replace(self._kept, term=term)
+    return True
+
+
+async def heeds_until_a_restart(self: Holdings, term: int) -> bool:
+    """Keeps in memory alone whom it has heard of."""
+    if term < self._kept.term:
+        await _heed(self, term)
+    self._kept = msgspec.structs.replace(self._kept, term=term)
+    return True
+
+
+def writes_without_a_sync(self: KeptFile, kept: Kept) -> None:
+    """Leaves it to the system when the fence is safe."""
+    with self.folder.replacing(self.folder.file("replica.json")) as file:
+        file.append(encode(kept))
+
+
+def durable_when_applied(self: Any) -> int:
+    """Acknowledges what is only in memory."""
+    return int(self.applied_lsn)
+
+
+async def does_nothing(self: Any, *_: Any) -> None:
+    """Goes on with the old copy, or with what was left of another."""
+
+
+def shows_by_lsn_alone(self: Replica, bookmark: Bookmark) -> bool:
+    """Does not ask under which leader a bookmark was made."""
+    return self.target.applied_lsn >= bookmark.lsn
+
+
+def shows_anything(self: Replica, bookmark: Bookmark) -> bool:
+    """Does not wait."""
+    return True
+
+
+def deletes_nothing(records: pa.RecordBatch) -> Any:
+    """Shows what was deleted."""
+    return pa.repeat(pa.scalar(False), records.num_rows)
+
+
+def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
+    """Leaves a slot that was given up as it is."""
+    before = self.find(name)
+    if before is not None and not before.is_valid:
+        return before
+    return _create(self, name, at_lsn, **how)
+
+
+def frees_what_it_knows(self: SlotBook) -> int | None:
+    """Lets the log go before anybody else knows that it may."""
+    return self.wanted_floor_lsn()
+
+
+_check_dense, _take_in = intake._check_dense, intake.take_in
+_heed, _create = Holdings.heed, SlotBook.create
+
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "gap-is-applied": (intake, "_check_dense", looks_away),
+    "empty-copy-begins-anywhere": (intake, "_check_dense", begins_anywhere),
+    "applied-twice": (replica_module, "take_in", applies_again),
+    "older-leader-is-heeded": (Holdings, "heed", heeds_anybody),
+    "fence-in-memory": (Holdings, "heed", heeds_until_a_restart),
+    "fence-not-synced": (KeptFile, "write", writes_without_a_sync),
+    "log-copy-durable-when-applied": (LogCopy, "durable_lsn", property(durable_when_applied)),
+    "state-durable-when-applied": (KeyedState, "durable_lsn", property(durable_when_applied)),
+    "bootstrap-without-a-copy": (Replica, "_replace_copy", does_nothing),
+    "leftovers-are-kept": (LogCopies, "discard", does_nothing),
+    "bookmark-without-term": (Replica, "_shows", shows_by_lsn_alone),
+    "bookmark-not-waited-for": (Replica, "_shows", shows_anything),
+    "deleted-keys-stay": (keyed_table, "_deletes", deletes_nothing),
+    "rebootstrap-for-ever": (SlotBook, "create", never_renews),
+    "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
+    "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_breaks_a_promise(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    owner, name, instead = PLANTED[bug]
+    with mock.patch.object(owner, name, instead):
+        first = BEGIN_AT.get(bug, 0)
+        for seed in range(first, first + HISTORIES_TO_CATCH_A_BUG):
+            try:
+                replica_history(seed)
+            except CAUGHT:
+                return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert replica_history(5) == replica_history(5)
+    assert replica_history(5) != replica_history(6)
