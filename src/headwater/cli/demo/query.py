@@ -43,6 +43,11 @@ class Sale(msgspec.Struct, frozen=True):
     euros: float
 
 
+def _is_closed(progress: Any) -> bool:
+    """Whether the source said that all it gave is acknowledged."""
+    return progress is not None and "closed" in str(progress["sources"][0]["endOffset"])
+
+
 class Job:
     """One life of the job."""
 
@@ -75,6 +80,9 @@ class Job:
             shared().call(runtime.sleep(0.1))
         for query in (lake, dashboard):
             query.processAllAvailable()  # also raises what ended it
+            # Spark acknowledges a micro-batch when the next one begins: that which closes, here.
+            while query.isActive and not _is_closed(query.lastProgress):
+                shared().call(runtime.sleep(0.1))
             query.stop()
         rows = self._spark.table("sales").orderBy("window", "product").collect()
         sales = [
