@@ -22,6 +22,7 @@ from headwater.cli.demo.orders import SCHEMA, STREAM, TABLE
 from headwater.core import runtime
 from headwater.core.portal import shared
 from headwater.spark import from_json, session, to_table
+from headwater.spark.source.offset import Offset
 
 WINDOW: Final = "30 minutes"
 TRIGGER: Final = "1 second"
@@ -45,7 +46,9 @@ class Sale(msgspec.Struct, frozen=True):
 
 def _is_closed(progress: Any) -> bool:
     """Whether the source said that all it gave is acknowledged."""
-    return progress is not None and "closed" in str(progress["sources"][0]["endOffset"])
+    if progress is None or not progress["sources"][0]["endOffset"]:
+        return False
+    return Offset.from_json(msgspec.json.decode(progress["sources"][0]["endOffset"])).closed
 
 
 class Job:
