@@ -5,6 +5,8 @@
   whoever does not share syncs and checksums nothing;
 - records: small records through group commit against one sync a record, both by the spool, and
   against SQLite in WAL mode with synchronous=FULL, a transaction for each group;
+- postgres: the same records into PostgreSQL by COPY and out of it through a pgoutput slot, where
+  it is installed;
 - resume: from the middle of a long log, against reading all of it; memory stays flat;
 - fan-out: 1, 4 and 16 readers of the end, which share one copy;
 - replicas: a log copy and a keyed state that catch up, against reading alone;
@@ -32,6 +34,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from bench._findings import Goal, Section
+from bench._log_postgres import postgres
 from bench._log_replicas import replicas
 from bench._report import machine
 from headwater.core.limits import MIB
@@ -321,9 +324,18 @@ def _replicas(folders: Folders, quick: bool) -> Section:
     return replicas(root, quick)
 
 
+def _postgres(folders: Folders, quick: bool) -> Section:
+    """Beside PostgreSQL, where it is installed."""
+    root = Path(folders.fresh())
+    root.mkdir()
+    times, rounds = (10, 1) if quick else (100, 3)
+    return postgres(root, records_of(10_000), times, rounds)
+
+
 SECTIONS = {
     "groups": groups,
     "records": records,
+    "postgres": _postgres,
     "resume": resume,
     "fan-out": fan_out,
     "replicas": _replicas,
@@ -344,6 +356,7 @@ def main() -> None:
         print(machine())
     found = []
     with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as root:
+        os.chmod(root, 0o711)  # PostgreSQL may have to run as somebody else
         folders = Folders(Path(root))
         for name in options.only:
             section = SECTIONS[name](folders, options.quick)
