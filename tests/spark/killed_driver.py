@@ -2,10 +2,12 @@
 
     python -m tests.spark.killed_driver '{"url": …, "folder": …, "batch": 1, "point": "sunk"}'
 
-The sink is one file for each micro-batch, written whole or not at all. Points: `begun` (planned,
-nothing read), `read`, `sunk` (before Spark knows), `done` (Spark has written it down), and `task`
-(while an executor reads; in a local session that is the whole of Spark). Without a point the query
-runs to its end.
+Sinks: `files`, one for each micro-batch, written whole or not at all; `stream`, another stream of
+the same store; `table`, an Iceberg table beside it. Rows reach the last two in other tasks each
+time. Points of a micro-batch: `begun` (planned, nothing read), `read` and `sunk` (before Spark
+knows), which are for files alone; `done` (Spark has written it down); `task` (while an executor
+reads; in a local session that is the whole of Spark); `time`, so many seconds after it was planned,
+whatever goes on then. Without a point the query runs to its end.
 """
 
 from __future__ import annotations
@@ -19,12 +21,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from headwater.spark import to_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 LIMIT = 40
+COPY = "copy"
+TABLE = "shop.orders"
 
 
 def a_session(scratch: Path) -> SparkSession:
@@ -41,58 +49,113 @@ def a_session(scratch: Path) -> SparkSession:
     return session
 
 
-def run(url: str, folder: str, batch: int = -1, point: str = "", group: str = "g") -> None:
-    """The query, up to the point or to its end."""
-    session = a_session(Path(folder) / "scratch")
-    spark_pid: int = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+class Run:
+    """A query up to its point, or to its end."""
 
-    def die() -> None:
-        os.kill(spark_pid, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, url: str, folder: str, batch: int, point: str, after_s: float) -> None:
+        self._url = url
+        self._folder = Path(folder)
+        self._fatal = (batch, point)
+        self._after_s = after_s
+        self._session = a_session(self._folder / "scratch")
+        self._spark_pid: int = self._session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
 
-    def at(number: int, place: str) -> None:
-        if (number, place) == (batch, point):
-            die()
+    def until_dead(self, sink: str, group: str) -> None:
+        """All of it."""
+        source = (
+            self._session.readStream.format("headwater")
+            .option("subscribe", "orders")
+            .option("groupId", group)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", LIMIT)
+            .load(self._url)
+        )
+        query = {"files": self._to_files, "stream": self._to_stream, "table": self._to_table}[sink](
+            source.select("partition", "offset", "value")
+        )
+        batch, point = self._fatal
+        if point in ("done", "time"):
+            kind = "commits" if point == "done" else "offsets"
+            noted = self._folder / f"checkpoint/{kind}/{batch}"
+            while query.isActive and not noted.exists():
+                time.sleep(0.01)
+            time.sleep(self._after_s)
+            self._die()
+        query.awaitTermination()
 
-    def sink(frame: DataFrame, number: int) -> None:
-        at(number, "begun")
-        watched = frame.select("partition", "offset", "value")
-        if (number, "task") == (batch, point):
-            watched = watched.mapInArrow(_killing(spark_pid), watched.schema)
+    def _to_files(self, rows: DataFrame) -> StreamingQuery:
+        (self._folder / "sink").mkdir(exist_ok=True)
+        return self._started(rows.writeStream.foreachBatch(self._to_file))
+
+    def _to_file(self, frame: DataFrame, number: int) -> None:
+        self._at(number, "begun")
+        watched = frame
+        if (number, "task") == self._fatal:
+            watched = frame.mapInArrow(_killing(self._spark_pid, 0), frame.schema)
         rows = [[row[0], row[1], row[2].decode()] for row in watched.collect()]
-        at(number, "read")
-        unfinished = Path(folder) / f"sink/{number}.unfinished"
+        self._at(number, "read")
+        unfinished = self._folder / f"sink/{number}.unfinished"
         unfinished.write_text(json.dumps(rows))
         unfinished.rename(unfinished.with_suffix(".json"))
-        at(number, "sunk")
+        self._at(number, "sunk")
 
-    (Path(folder) / "sink").mkdir(exist_ok=True)
-    frame = (
-        session.readStream.format("headwater")
-        .option("subscribe", "orders")
-        .option("groupId", group)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", LIMIT)
-        .load(url)
-    )
-    query = (
-        frame.writeStream.foreachBatch(sink)
-        .option("checkpointLocation", f"{folder}/checkpoint")
-        .trigger(availableNow=True)
-        .start()
-    )
-    if point == "done":
-        noted = Path(folder) / f"checkpoint/commits/{batch}"
-        while query.isActive and not noted.exists():
-            time.sleep(0.01)
-        die()
-    query.awaitTermination()
+    def _to_stream(self, rows: DataFrame) -> StreamingQuery:
+        writer = self._placed(rows).select("value").writeStream.format("headwater")
+        return self._started(writer.option("topic", COPY).option("path", self._url))
+
+    def _to_table(self, rows: DataFrame) -> StreamingQuery:
+        query = to_table(
+            self._placed(rows),
+            TABLE,
+            warehouse=f"{self._folder.as_uri()}/warehouse",
+            checkpoint_location=f"{self._folder}/checkpoint",
+            trigger={"availableNow": True},
+        )
+        assert isinstance(query, StreamingQuery)
+        return query
+
+    def _placed(self, rows: DataFrame) -> DataFrame:
+        """In other tasks and in another order each time; a task may be the last of its query."""
+        placed = rows.repartition(3, functions.rand())
+        batch, point = self._fatal
+        if point != "task":
+            return placed
+        return placed.mapInArrow(_killing(self._spark_pid, batch * LIMIT + 1), rows.schema)
+
+    def _started(self, writer: DataStreamWriter) -> StreamingQuery:
+        checkpoint = f"{self._folder}/checkpoint"
+        return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+
+    def _at(self, number: int, place: str) -> None:
+        if (number, place) == self._fatal:
+            self._die()
+
+    def _die(self) -> None:
+        os.kill(self._spark_pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _killing(spark_pid: int) -> Any:
+def run(
+    url: str,
+    folder: str,
+    sink: str = "files",
+    batch: int = -1,
+    point: str = "",
+    after_s: float = 0.0,
+    group: str = "g",
+) -> None:
+    """The query, up to the point or to its end."""
+    Run(url, folder, batch, point, after_s).until_dead(sink, group)
+
+
+def _killing(spark_pid: int, first: int) -> Any:
+    """Kills at the first row whose value is so large."""
+
     def kill(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            os.kill(spark_pid, signal.SIGKILL)
+            values = batch.column("value").to_pylist()
+            if any(int(value) >= first for value in values):
+                os.kill(spark_pid, signal.SIGKILL)
             yield batch
 
     return kill

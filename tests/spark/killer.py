@@ -1,7 +1,7 @@
 """A query on Spark, killed with SIGKILL and started again until it has read everything.
 
-What is believed afterwards: the records that producers were told are accepted, the files of the
-sink, and the queue's own word of what is acknowledged.
+What is believed afterwards: the records that producers were told are accepted, what the sink
+holds, and the queue's own word of what is acknowledged.
 """
 
 from __future__ import annotations
@@ -13,15 +13,26 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import headwater
 from headwater.buffer import Producer, create_stream, open_stream
+from headwater.spark import table as tables
 from headwater.store import open_store
+from tests.spark.killed_driver import COPY, TABLE
 
 REPOSITORY: Final = Path(__file__).parents[2]
-POINTS: Final = ("begun", "read", "sunk", "done", "task")
+POINTS: Final = {
+    "files": ("begun", "read", "sunk", "done", "task", "time"),
+    "stream": ("done", "task", "time", "time"),
+    "table": ("done", "task", "time", "time"),
+}
+"""Where a query may die, by the sink that it writes to."""
+LATEST_S: Final = 2.0
+"""How long after a micro-batch was planned its driver may still be let live."""
 PARTITIONS: Final = 2
 RECORDS: Final = 150
 BATCHES: Final = 4
@@ -32,6 +43,7 @@ DRIVER_MAX_S: Final = 240.0
 async def _fill(url: str, random: Random) -> None:
     async with open_store(url) as store:
         await create_stream(store, "orders", partitions=PARTITIONS)
+        await create_stream(store, COPY)
         async with await Producer.open(store, "orders") as producer:
             number = 0
             while number < RECORDS:
@@ -59,27 +71,52 @@ def _drive(**told: Any) -> int:
     return done.returncode
 
 
-def run_killed(kills: list[tuple[int, str]], seed: int = 0) -> None:
+@dataclass(frozen=True)
+class Kill:
+    """Where a driver dies."""
+
+    batch: int
+    point: str
+    after_s: float = 0.0
+
+
+def run_killed(kills: list[Kill], sink: str = "files", seed: int = 0) -> None:
     """A query that dies at each of these points, and ends; raises unless it was exactly once."""
     folder = tempfile.mkdtemp(prefix="headwater-spark-kill-")
+    told = {"url": f"file://{folder}/store", "folder": folder, "sink": sink}
     try:
-        url = f"file://{folder}/store"
-        asyncio.run(_fill(url, Random(seed)))
-        for batch, point in kills:
-            status = _drive(url=url, folder=folder, batch=batch, point=point)
-            assert status != 0, f"nobody died at {point} of batch {batch}"
-        assert _drive(url=url, folder=folder) == 0
-        _check(folder, kills)
-        left = asyncio.run(_unacknowledged(url))
+        asyncio.run(_fill(told["url"], Random(seed)))
+        for kill in kills:
+            status = _drive(**told, **asdict(kill))
+            assert status != 0, f"nobody died at {kill}"
+        assert _drive(**told) == 0
+        stored = {"files": _in_files, "stream": _in_stream, "table": _in_table}[sink](folder)
+        check(stored, kills)
+        left = asyncio.run(_unacknowledged(told["url"]))
         assert not left, f"{left} batches are not acknowledged after {kills}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check(folder: str, kills: list[tuple[int, str]]) -> None:
+def _in_files(folder: str) -> list[int]:
     files = sorted(Path(folder, "sink").glob("*.json"))
     rows = [row for file in files for row in json.loads(file.read_text())]
-    values = Counter(int(value) for _, _, value in rows)
+    return [int(value) for _, _, value in rows]
+
+
+def _in_stream(folder: str) -> list[int]:
+    found = headwater.read(f"file://{folder}/store", COPY).to_table()
+    return [int(value) for value in found.column("_value").to_pylist()]
+
+
+def _in_table(folder: str) -> list[int]:
+    found = tables.load(TABLE, warehouse=f"file://{folder}/warehouse").scan().to_arrow()
+    return [int(value) for value in found.column("value").to_pylist()]
+
+
+def check(stored: list[int], kills: list[Kill]) -> None:
+    """Raises unless each record is there once."""
+    values = Counter(stored)
     missing = sorted(set(range(RECORDS)) - values.keys())
     doubled = sorted(number for number, count in values.items() if count > 1)
     assert not missing, f"missing after {kills}: {missing}"
@@ -87,8 +124,13 @@ def _check(folder: str, kills: list[tuple[int, str]]) -> None:
 
 
 def kill_round(seed: int) -> None:
-    """Two kills in micro-batches drawn from the seed."""
+    """Two kills in micro-batches, and a sink, drawn from the seed."""
     random = Random(seed)
+    sink = random.choice(list(POINTS))
     first = random.randrange(BATCHES - 1)
     second = random.randrange(first + 1, BATCHES)
-    run_killed([(first, random.choice(POINTS)), (second, random.choice(POINTS))], seed)
+    kills = [
+        Kill(batch, random.choice(POINTS[sink]), random.uniform(0, LATEST_S))
+        for batch in (first, second)
+    ]
+    run_killed(kills, sink, seed)
