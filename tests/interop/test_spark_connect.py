@@ -19,7 +19,7 @@ def test_tables_and_json_over_spark_connect(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "UserWarning" not in done.stderr
     told = json.loads((tmp_path / "told.json").read_text())
-    assert told["rescued"] == [[1, '{"x":2}']]
+    assert told["rescued"] == [[1, '{"id": 1, "x": 2}']]
     assert told["once"] == 10
     assert "checkpoint_location=" in told["refused"]
     assert (told["own"], told["batches"], told["ids"]) == (True, ["0", "1", "2"], [0, 1, 2])

@@ -47,7 +47,8 @@ def read_again(text: Column, options: Mapping[str, str]) -> Column:
     array longer, cuts it off before the mark, or breaks it.
     """
     enclosed = F.concat(F.lit("["), text, F.lit(f'\n,{{"{_END}":0}}]'))
-    return F.from_json(enclosed, f"array<{_FIELDS}>", dict(options))
+    # Spark Connect sends no options as a map of nothing to nothing, which is refused.
+    return F.from_json(enclosed, f"array<{_FIELDS}>", dict(options) or None)
 
 
 def whole_object(text: Column, read: Column) -> Column:
