@@ -86,9 +86,11 @@ def run_killed(kills: list[Kill], sink: str = "files", seed: int = 0) -> None:
     told = {"url": f"file://{folder}/store", "folder": folder, "sink": sink}
     try:
         asyncio.run(_fill(told["url"], Random(seed)))
-        for kill in kills:
+        for number, kill in enumerate(kills):
             status = _drive(**told, **asdict(kill))
-            assert status != 0, f"nobody died at {kill}"
+            # One that dies by the clock may have come farther than where the next is to die.
+            by_clock = any(earlier.point == "time" for earlier in kills[:number])
+            assert status != 0 or by_clock, f"nobody died at {kill}"
         assert _drive(**told) == 0
         stored = {"files": _in_files, "stream": _in_stream, "table": _in_table}[sink](folder)
         check(stored, kills)
@@ -124,13 +126,11 @@ def check(stored: list[int], kills: list[Kill]) -> None:
 
 
 def kill_round(seed: int) -> None:
-    """Two kills in micro-batches, and a sink, drawn from the seed."""
+    """One or two kills in micro-batches, and a sink, drawn from the seed."""
     random = Random(seed)
     sink = random.choice(list(POINTS))
-    first = random.randrange(BATCHES - 1)
-    second = random.randrange(first + 1, BATCHES)
     kills = [
         Kill(batch, random.choice(POINTS[sink]), random.uniform(0, LATEST_S))
-        for batch in (first, second)
+        for batch in sorted(random.sample(range(BATCHES), random.randint(1, 2)))
     ]
     run_killed(kills, sink, seed)

@@ -8,7 +8,7 @@ from tests.spark.killer import RECORDS, Kill, check, run_killed
 
 
 def test_a_driver_killed_between_the_sinks_commit_and_sparks_own_repeats_nothing() -> None:
-    run_killed([Kill(1, "sunk")])
+    run_killed([Kill(0, "sunk")])
 
 
 def test_a_row_that_is_missing_or_doubled_is_noticed() -> None:

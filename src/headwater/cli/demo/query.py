@@ -46,9 +46,11 @@ class Sale(msgspec.Struct, frozen=True):
 
 def _is_closed(progress: Any) -> bool:
     """Whether the source said that all it gave is acknowledged."""
-    if progress is None or not progress["sources"][0]["endOffset"]:
+    if progress is None:
         return False
-    return Offset.from_json(msgspec.json.decode(progress["sources"][0]["endOffset"])).closed
+    # Spark 4.1 shows an offset in the progress itself as Python would, and only here as JSON.
+    reached = msgspec.json.decode(progress.json)["sources"][0]["endOffset"]
+    return reached is not None and Offset.from_json(reached).closed
 
 
 class Job:
