@@ -114,20 +114,20 @@ def _hash_sorted(
         ending = sum(counts.get(start + rest, 0) for rest in range(1, _WORD_BYTES))
         if ending:
             last = _words(padded.slice(ended, ending), start)
-            mixed = pc.multiply(pc.bit_wise_xor(hashed.slice(ended, ending), last), _M)
+            mixed = _multiplied(pc.bit_wise_xor(hashed.slice(ended, ending), last))
             done += [hashed.slice(0, ended), mixed]
         elif ended:
             done.append(hashed.slice(0, ended))
         padded, hashed = padded.slice(ended + ending), hashed.slice(ended + ending)
         if len(hashed):
-            mixed = pc.multiply(_words(padded, start), _M)
-            mixed = pc.multiply(_xor_shifted(mixed, _ROTATE), _M)
-            hashed = pc.bit_wise_xor(pc.multiply(hashed, _M), mixed)
+            mixed = _multiplied(_words(padded, start))
+            mixed = _multiplied(_xor_shifted(mixed, _ROTATE))
+            hashed = pc.bit_wise_xor(_multiplied(hashed), mixed)
         start += _WORD_BYTES
     few = keys.slice(len(keys) - len(hashed)).to_pylist()
     done.append(pa.array(map(_before_last_mix, few), pa.uint32()))
     hashed = _xor_shifted(pa.concat_arrays(done), 13)
-    return _xor_shifted(pc.multiply(hashed, _M), 15)
+    return _xor_shifted(_multiplied(hashed), 15)
 
 
 def _words(keys: pa.BinaryArray, start: int) -> pa.UInt32Array:
@@ -140,6 +140,10 @@ def _xor_shifted(values: pa.UInt32Array, bits: int) -> pa.UInt32Array:
     return pc.bit_wise_xor(values, pc.shift_right(values, _scalar(bits)))
 
 
+def _multiplied(values: pa.UInt32Array) -> pa.UInt32Array:
+    return pc.multiply(values, _scalar(_MULTIPLIER))
+
+
 def _reduced(hashed: pa.UInt32Array, partitions: int) -> pa.Int32Array:
     positive = pc.bit_wise_and(hashed, _scalar(_POSITIVE))
     size = _scalar(partitions)
@@ -149,6 +153,3 @@ def _reduced(hashed: pa.UInt32Array, partitions: int) -> pa.Int32Array:
 
 def _scalar(value: int) -> pa.UInt32Scalar:
     return pa.scalar(value, pa.uint32())
-
-
-_M: Final = _scalar(_MULTIPLIER)

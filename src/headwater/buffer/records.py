@@ -19,6 +19,7 @@ costs nothing: its default is a function of the batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
@@ -70,7 +71,11 @@ class Operation(IntEnum):
     REFRESH = 3
 
 
-_OPERATION_NAMES: Final = pa.array([operation.name.lower() for operation in Operation])
+@functools.cache
+def _words() -> pa.Array:
+    # Made when it is needed: with its first value from Python, pyarrow imports pandas, which takes
+    # longer than all the rest, and each of Spark's many processes would pay for it.
+    return pa.array([operation.name.lower() for operation in Operation])
 
 
 def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
@@ -140,7 +145,7 @@ def with_column(batch: pa.RecordBatch, name: str, values: object) -> pa.RecordBa
 
 def operation_names(codes: pa.Array) -> pa.Array:
     """The words for operation codes."""
-    return _OPERATION_NAMES.take(codes)
+    return _words().take(codes)
 
 
 def check_sizes(batch: pa.RecordBatch) -> None:
@@ -211,7 +216,7 @@ def _operations(values: object) -> pa.Array:
     if pa.types.is_integer(words.type):
         codes = words.cast(pa.int8())
     else:
-        codes = pc.index_in(words.cast(pa.string()), _OPERATION_NAMES).cast(pa.int8())
+        codes = pc.index_in(words.cast(pa.string()), _words()).cast(pa.int8())
     if codes.null_count or pc.any(pc.greater(codes, max(Operation))).as_py():
         raise Refused(f"operations are {', '.join(o.name.lower() for o in Operation)}")
     return codes

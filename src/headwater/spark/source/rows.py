@@ -21,8 +21,8 @@ from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST
 ROWS: Final = 32_768
 """Rows of an Arrow batch for Spark: below 10,000 and above 50,000 it is slower."""
 BATCH_BYTES: Final = 16 * MIB
-_PRODUCERS_TIME: Final = pa.scalar(0, pa.int32())
-_INGESTION_TIME: Final = pa.scalar(1, pa.int32())
+_PRODUCERS_TIME: Final = 0
+_INGESTION_TIME: Final = 1
 _CARRIED: Final = ("key", "value", "timestamp", *EXTRA)
 
 
@@ -147,8 +147,10 @@ def _timestamp_types(piece: Piece) -> pa.Array:
     """
     batch = piece.batch
     if TIMESTAMP not in batch.records.schema.names:
-        return pa.repeat(_INGESTION_TIME, piece.take)
+        return pa.repeat(pa.scalar(_INGESTION_TIME, pa.int32()), piece.take)
     ingested, _ = batch.calls.per_record(len(batch))
     is_given = pc.not_equal(batch.records.column(TIMESTAMP), ingested).fill_null(False)
-    kinds = pc.if_else(is_given, _PRODUCERS_TIME, _INGESTION_TIME)
+    kinds = pc.if_else(
+        is_given, pa.scalar(_PRODUCERS_TIME, pa.int32()), pa.scalar(_INGESTION_TIME, pa.int32())
+    )
     return kinds.slice(piece.skip, piece.take)
