@@ -5,6 +5,7 @@ Enters: metadata events. Leaves: which segment holds which LSN, under which epoc
     identity  partitions and segments: who is meant
     events    what is said about segments, byte for byte as Kafka says it
     cache     what is known by the events so far
+    eventlog  logs that carry the events, in order, to everybody who follows
     cover     which segment each LSN is read from
 
 Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from
