@@ -155,8 +155,10 @@ async def test_what_comes_again_is_not_applied_again() -> None:
     await copy_segment(manager, 10, 0, 99)
     await manager.publish(became(10, DELETING))
     await manager.publish(became(10, DELETED))
-    for offset, event in enumerate((started(10, 0, 99), finished(10))):
-        log.deliver(EventDelivered(HOME, offset, encode_event(event)))
+    log.deliver(
+        EventDelivered(HOME, 0, encode_event(started(10, 0, 99))),
+        EventDelivered(HOME, 1, encode_event(finished(10))),
+    )
     log.deliver(EventUnreadable(HOME, 3, Corrupt("it was readable before")))
     await runtime.sleep(1.0)
     assert numbers(manager) == []
