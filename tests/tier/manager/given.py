@@ -54,6 +54,7 @@ class TamperedLog(InProcessEventLog):
         """What is asked for while this is set is answered as of then, when the event is."""
         self.publish_error: HeadwaterError | None = None
         self.publish_hangs = False
+        self.publish_takes_s = 0.0
         self.subscribe_error: HeadwaterError | None = None
         self.subscribe_hangs = False
         self.subscription: TamperedSubscription | None = None
@@ -68,6 +69,7 @@ class TamperedLog(InProcessEventLog):
     ) -> int:
         if self.publish_error is not None:
             raise self.publish_error
+        await runtime.sleep(self.publish_takes_s)
         offset = await super().publish(partition, payload, publisher_epoch=publisher_epoch)
         if self.publish_hangs:
             await asyncio.Event().wait()
