@@ -1,0 +1,14 @@
+"""Every test of the contract runs on every kind of log."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tier.eventlog.makers import EventLogs, InProcessLogs
+
+
+@pytest.fixture(params=["in process"])
+def logs(request: pytest.FixtureRequest) -> EventLogs:
+    """Makes logs of each kind in turn. One that needs a server asks `request` for its fixture."""
+    kinds = {"in process": InProcessLogs}
+    return kinds[request.param]()
