@@ -6,6 +6,7 @@
     streams/<stream>/<partition>/dlq/<stream id>/…            batches that could not be read
     streams/<stream>/<partition>/groups/<stream id>/…         positions of groups that follow
     streams/<stream>/<partition>/log/<stream id>/slots.json   replication slots
+    streams/<stream>/<partition>/log/<stream id>/start.json   the oldest LSN that can be read
     streams/<stream>/<partition>/snapshots/<stream id>/…      images that replicas begin from
     streams/<stream>/txn/<stream id>/…                        transactions of sinks
 
@@ -88,6 +89,11 @@ def group_key(name: str, partition: int, stream_id: str, group: str) -> str:
 def slots_key(name: str, partition: int, stream_id: str) -> str:
     """The register with the replication slots of a partition."""
     return f"{partition_prefix(name, partition)}/log/{stream_id}/slots.json"
+
+
+def log_start_key(name: str, partition: int, stream_id: str) -> str:
+    """The register with the oldest LSN of a partition that can be read."""
+    return f"{partition_prefix(name, partition)}/log/{stream_id}/start.json"
 
 
 def images_prefix(name: str, partition: int, stream_id: str) -> str:
