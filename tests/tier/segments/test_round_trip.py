@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.buffer.records import HEADERS_TYPE
+from headwater.buffer.records import HEADERS_TYPE, Operation
 from headwater.core.errors import Refused
 from headwater.log.record import Group, changes_of, group_of, range_hash, record_hashes
 from headwater.log.record.change import ChangeRecord
@@ -79,7 +79,8 @@ def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[
         )
     else:
         found = PLAIN[kind]
-    return st.none() | found if nullable else found
+    values: st.SearchStrategy[Any] = st.none() | found if nullable else found
+    return values
 
 
 RESERVED = [name for name in LOG_COLUMNS if name != "_value"]
@@ -124,7 +125,7 @@ def logs(draw: st.DrawFn) -> list[Group]:
     return groups
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=100)
 @given(groups=logs(), rows=st.integers(1, 6))
 def test_every_record_comes_back_as_it_was(groups: list[Group], rows: int) -> None:
     segment = encoded(groups, config=SegmentConfig(row_group_rows=rows))
@@ -161,7 +162,7 @@ def test_every_field_of_a_change_record_comes_back() -> None:
             refresh_records=refreshed,
         )
         for lsn, (operation, entity, refreshed) in enumerate(
-            itertools.product(range(4), (None, b"", b"\x01\x02"), (None, (), (b"", b"x"))), start=1
+            itertools.product(Operation, (None, b"", b"\x01\x02"), (None, (), (b"", b"x"))), start=1
         )
     ]
     group = group_of(changes)

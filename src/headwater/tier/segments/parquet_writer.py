@@ -14,13 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headwater.buffer.records import KEY
+from headwater.buffer.records import HEADERS, KEY, VALUE
+from headwater.log.record.columns import METADATA, REFRESH_RECORDS
 from headwater.tier.segments.field_ids import LSN, children
 from headwater.tier.segments.plan import SegmentConfig
 from headwater.tier.segments.sink import HashingSink
 
 KEY_FALSE_POSITIVES: Final = 0.01
 SAMPLE_ROWS: Final = 8192
+OPAQUE: Final = frozenset({VALUE, HEADERS, METADATA, REFRESH_RECORDS})
+"""Nobody asks for these by less and more, and their smallest and largest may be long."""
 
 
 def open_writer(
@@ -42,6 +45,12 @@ def open_writer(
         write_page_checksum=True,
         bloom_filter_options=blooms,
         sorting_columns=[pq.SortingColumn(0)],
+        write_statistics=[
+            leaf
+            for field in schema
+            if field.name not in OPAQUE
+            for leaf in _leaves(field.name, field.type)
+        ],
         store_schema=False,
     )
 

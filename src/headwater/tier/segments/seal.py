@@ -55,6 +55,15 @@ def footer_bytes(end: bytes | memoryview) -> int:
     return int(size) + _FOOTER_END.size
 
 
+def is_sealed(data: bytes) -> bool:
+    """Whether a Parquet file has a seal, be it whole or not."""
+    try:
+        at = len(data) - footer_bytes(data) - SEAL_BYTES
+    except Corrupt:
+        return False
+    return at >= 0 and data[at : at + len(MAGIC)] == MAGIC
+
+
 def read_seal(end: memoryview, size_bytes: int) -> Sealed:
     """Check the last bytes of an object of so many; they must hold seal and footer."""
     length = footer_bytes(end)
