@@ -7,7 +7,7 @@ the same groups give the same records, whatever the groups' borders are.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -47,7 +47,8 @@ class EncodedSegment:
 
     description: Description
     receipt: Receipt
-    data: bytes
+    data: bytes = field(repr=False)
+    """Not shown: whoever logs or debugs what holds a segment would spend a second on each."""
 
     def started(
         self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
