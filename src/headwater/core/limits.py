@@ -224,3 +224,17 @@ METADATA_RETRY_CAP_S: Final = 30.0
 METADATA_SNAPSHOT_INTERVAL_S: Final = 60.0
 METADATA_TURN_EVENTS: Final = 256
 """Events that are applied before others have a turn on the event loop."""
+# Remote segments.
+TIER_ROW_GROUP_BYTES: Final = 16 * MIB
+"""Records, as they are in memory, that are stored and read at once; a single one may be larger."""
+TIER_ROW_GROUP_ROWS: Final = 1_048_576
+TIER_SEGMENT_MAX_BYTES: Final = 1 * GIB
+"""Of the object; Kafka's events count its bytes in 31 bits."""
+TIER_SEGMENT_RUNS: Final = 65_536
+"""Changes of term or columns, and lost ranges, within one segment."""
+TIER_FETCH_BYTES: Final = 8 * MIB
+"""Row groups that stand side by side are fetched in one request up to this size."""
+TIER_WHOLE_BYTES: Final = 512 * KIB
+"""A segment up to this size is fetched whole: one request instead of two."""
+TIER_FOOTER_GUESS_BYTES: Final = 64 * KIB
+"""What is read of the end of an object of which nothing is known."""
