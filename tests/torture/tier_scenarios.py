@@ -15,13 +15,13 @@ from __future__ import annotations
 import contextlib
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, HeadwaterError
+from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Unavailable
 from headwater.store import Store
 from headwater.testing import Scenario, Simulation, simulate
 from headwater.tier import SegmentState
 from headwater.tier.cache import dump_all
 from headwater.tier.jobs import Leader, LedPartition, TierManager
-from tests.tier.jobs.plain_storage import PlainStorage
+from tests.tier.jobs.plain_storage import PlainStorage, segment_uuid
 from tests.torture.tier_world import (
     DELAY_MS,
     NO_SLOTS,
@@ -161,8 +161,16 @@ class History:
                 world.truth.check_nothing_is_lost()
                 if manager.leads:
                     world.acknowledge(life, led.tiered_lsn())
+                if self.random.random() < 0.05:
+                    await self._scrub(manager)
                 await runtime.sleep(world.config.interval_s)
         world.check(life.epoch < world.epochs or world.over, "the newest leader was fenced")
+
+    async def _scrub(self, manager: TierManager) -> None:
+        """Nothing that was promised is ever missing, also while others work."""
+        with contextlib.suppress(Unavailable, OutcomeUnknown):
+            scrubbed = await manager.scrub(mend=True)
+            self.world.check(scrubbed.is_clean, f"a scrub found {scrubbed.findings}")
 
     async def _all_is_remote(self, last: LeaderLife) -> None:
         await self._until(
@@ -182,15 +190,19 @@ class History:
         world = self.world
         world.accepted_lsn = max(world.accepted_lsn, 600)  # nothing more comes
         await runtime.sleep(DELAY_MS / 1000 + 3600.0)
-        states = {SegmentState.COPY_STARTED, SegmentState.DELETE_STARTED}
-        if world.config.retention_ms >= 0 or world.config.merge_below_bytes:
-            states.discard(SegmentState.DELETE_STARTED)
+        segments = world.truth.segments
         await self._until(
-            lambda: not any(one.state in states for one in world.truth.cache.segments(PARTITION)),
+            lambda: not any(one.state is SegmentState.COPY_STARTED for one in segments.values()),
             last,
             "something is left of copies that never ended",
         )
-        for segment in world.truth.cache.segments(PARTITION):
+        assert last.manager is not None
+        scrubbed = await last.manager.scrub(mend=True)
+        world.check(scrubbed.is_clean, f"a scrub found {scrubbed.findings}")
+        stored = {segment_uuid(key) for key in world.objects.keys_of_segments()}
+        young = {one.segment_id.id for one in segments.values()}
+        world.check(stored <= young, f"{stored - young} are left over")
+        for segment in segments.values():
             if segment.state is SegmentState.COPY_FINISHED:
                 world.truth.check_object(segment)
         anew = world.metadata()

@@ -76,6 +76,10 @@ class WatchedObjects(MemoryBackend):
             self._world.truth.removed(key)
         await super().delete(key)
 
+    def keys_of_segments(self) -> list[str]:
+        """Of all objects of segments that are there."""
+        return [key for key in self._objects if key.startswith(FOLDER)]
+
     def content(self, key: str) -> bytes | None:
         """What stands there, on a good day."""
         found = self._objects.get(key)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.core import runtime
-from headwater.core.errors import Corrupt
+from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
 from headwater.tier import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicIdPartition
@@ -93,12 +93,13 @@ class PlainStorage:
         runs: list[tuple[int, int, list[str]]] = []
         at = first_lsn
         async for group in groups:
-            assert group.first_lsn == at, f"{at} is missing before {group.first_lsn}"
-            assert not runs or runs[-1][1] <= group.term, "terms of a log do not fall"
+            if group.first_lsn != at or (runs and runs[-1][1] > group.term):
+                raise Refused(f"{group.first_lsn} of term {group.term} where {at} is due")
             values = group.records.column(0).to_pylist()
             runs.append((group.first_lsn, group.term, [value.decode() for value in values]))
             at = group.last_lsn + 1
-        assert at == last_lsn + 1, f"{at} to {last_lsn} are missing"
+        if at != last_lsn + 1:
+            raise Refused(f"{at} to {last_lsn} are missing")
         newest_ms = max((one.max_timestamp_ms for one in merged_from), default=runtime.wall_ms())
         segment_id = SegmentId(self._partition, uuid.UUID(bytes=runtime.new_token()))
         return PlainSegment(segment_id, runs, newest_ms)
@@ -115,6 +116,9 @@ class PlainStorage:
             part = group.between(first_lsn, end_lsn - 1)
             if part is not None:
                 yield part
+
+    def schema_version(self, segment: SegmentMetadata) -> int:
+        return 0
 
     async def verify(self, segment: SegmentMetadata) -> None:
         data = bytes((await self._store.get(plain_key(segment.segment_id))).data)

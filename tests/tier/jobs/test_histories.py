@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -10,11 +12,21 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError
+from headwater.log.record.group import Group
 from headwater.testing.sim_errors import LimitReached, UnhandledFailure
-from headwater.tier import SegmentMetadata
-from headwater.tier.jobs import copying, led_partition, removal, retention, tier_manager
+from headwater.tier import CoverPiece, SegmentMetadata
+from headwater.tier.jobs import (
+    Tiering,
+    copying,
+    led_partition,
+    merging,
+    removal,
+    retention,
+    tier_manager,
+)
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
 from tests.torture.tier_scenarios import SCENARIOS, tier_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
@@ -120,23 +132,79 @@ def never_waits(led: LedPartition, segment: SegmentMetadata) -> bool:
     return True
 
 
-_expire_remote = retention.expire_remote
+async def unlists_the_merged_first(led: LedPartition) -> int:
+    """Unlists what it merges before the merged segment is there."""
+    run = merging._next_run(led)
+    if run is not None:
+        for piece in run:
+            await led.publisher.unlist(piece.segment)
+        lsns = range(run[0].lsns.start, run[-1].lsns.stop)
+        await copying.copy_range(led, lsns, _groups(led, run))
+    return 0
+
+
+async def skips_one(led: LedPartition, run: Sequence[CoverPiece]) -> AsyncIterator[Group]:
+    """Merges with a gap."""
+    async for group in _groups(led, [*run[:1], *run[2:]]):
+        yield group
+
+
+async def merges_and_overlooks(led: LedPartition) -> int:
+    """Unlists whatever overlaps with a merged segment."""
+    run = merging._next_run(led)
+    if run is not None:
+        lsns = range(run[0].lsns.start, run[-1].lsns.stop - 1)
+        await copying.copy_range(led, lsns, _cut(_groups(led, run), lsns.stop - 1))
+        for piece in run:
+            await led.publisher.unlist(piece.segment)
+    return 0
+
+
+async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Group]:
+    async for group in groups:
+        part = group.between(0, last_lsn)
+        if part is not None:
+            yield part
+
+
+async def trusts_what_it_knew(metadata: Any, storage: Any, **how: Any) -> Scrubbed:
+    """Reads the events first, and lists objects afterwards."""
+    await metadata.refresh()
+    known = {one.segment_id for one in metadata.segments()}
+    await runtime.sleep(600.0)
+    strays = [one async for one, _ in storage.objects() if one not in known]
+    return Scrubbed(0, 0, 0, tuple(Finding(Kind.ORPHAN, 0, -1, str(one.id)) for one in strays))
+
+
+_expire_remote, _groups = retention.expire_remote, merging._groups
+JOBS = tier_manager._JOBS[Tiering.ON]
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "finished-before-the-copy": (copying, "copy_range", says_so_first),
     "stored-before-it-is-told": (copying, "copy_range", stores_first),
     "removed-before-unlisted": (retention, "unlist_below_log_start", removes_first),
     "abandons-any-copy": (removal, "abandon", abandons_first),
-    "log-start-moves-last": (tier_manager, "expire_remote", moves_the_start_last),
-    "retention-past-the-slots": (tier_manager, "expire_remote", heeds_no_slot),
-    "local-expiry-of-the-committed": (tier_manager, "expire_local", drops_what_was_committed),
+    "log-start-moves-last": (JOBS, "expire remote", moves_the_start_last),
+    "retention-past-the-slots": (JOBS, "expire remote", heeds_no_slot),
+    "local-expiry-of-the-committed": (JOBS, "expire local", drops_what_was_committed),
     "tiered-over-gaps": (LedPartition, "tiered_lsn", counts_over_gaps),
     "epoch-begins-in-silence": (Publisher, "begin", does_not_begin),
     "unknown-is-failed": (Publisher, "settle", takes_unknown_for_failed),
     "stale-leader-goes-on": (Publisher, "_say", goes_on),
     "delay-by-the-event": (removal, "is_due", believes_the_event),
     "no-delay": (removal, "is_due", never_waits),
+    "merged-unlisted-first": (JOBS, "merge", unlists_the_merged_first),
+    "merged-with-a-gap": (merging, "_groups", skips_one),
+    "merged-and-overlooked": (JOBS, "merge", merges_and_overlooks),
+    "scrub-lists-last": (tier_manager, "look", trusts_what_it_knew),
 }
+
+
+def planted(bug: str) -> AbstractContextManager[Any]:
+    owner, name, instead = PLANTED[bug]
+    if isinstance(owner, dict):
+        return mock.patch.dict(owner, {name: instead})
+    return mock.patch.object(owner, name, instead)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
@@ -146,9 +214,8 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(bug: str) -> None:
-    owner, name, instead = PLANTED[bug]
     begin_at = BEGIN_AT.get(bug, 0)
-    with mock.patch.object(owner, name, instead):
+    with planted(bug):
         for seed in range(begin_at, begin_at + HISTORIES_TO_CATCH_A_BUG):
             try:
                 tier_history(seed)

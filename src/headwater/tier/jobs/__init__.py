@@ -11,6 +11,10 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
     copying         from the local log to the tier
     removal         objects whose segments are unlisted
     retention       what is let go, remote and local
+    merging         small segments into larger ones
+    deletion        all that the tier has of a partition
+    stopping        tiering that is given up
+    scrub           whether the tier has what it says
     metrics         what was done
     tier_manager    one job after the other
 
@@ -29,9 +33,12 @@ from headwater.tier.jobs.contract import (
 from headwater.tier.jobs.led_partition import Leader, LedPartition
 from headwater.tier.jobs.log_start import LogStart, LogStartRegister
 from headwater.tier.jobs.metrics import TierMetrics
+from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
 from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
+    "Finding",
+    "Kind",
     "Leader",
     "LedPartition",
     "LocalLog",
@@ -39,6 +46,7 @@ __all__ = [
     "LogStartRegister",
     "PartitionMetadata",
     "PreparedSegment",
+    "Scrubbed",
     "SealedRange",
     "SegmentStorage",
     "TierConfig",

@@ -88,6 +88,9 @@ class SegmentStorage(Protocol):
     def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
         """The groups of [first_lsn, end_lsn) that a segment holds, in order and without gaps."""
 
+    def schema_version(self, segment: SegmentMetadata) -> int:
+        """Of the records of a segment; only those of one version are merged."""
+
     async def verify(self, segment: SegmentMetadata) -> None:
         """Read all of it; `NotFound` if it is gone, `Corrupt` if it is not what was written."""
 

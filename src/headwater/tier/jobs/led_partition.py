@@ -50,8 +50,7 @@ class LedPartition:
         self.metadata = metadata
         self.storage = storage
         self.local = local
-        self.config = config
-        self.rate = ByteRate(config.bytes_per_s)
+        self.configure(config)
         self.publisher = Publisher(
             leader.partition, metadata, epoch=leader.epoch, broker_id=leader.broker_id
         )
@@ -61,6 +60,11 @@ class LedPartition:
         self.unlisted_s: dict[SegmentId, float] = {}
         """Since when segments are known to be unlisted that were unlisted by this leader."""
         self._tiered_lsn = -1
+
+    def configure(self, config: TierConfig) -> None:
+        """Go by these settings."""
+        self.config = config
+        self.rate = ByteRate(config.bytes_per_s)
 
     async def begin(self) -> None:
         """Lead: know all that was said before, and let nobody of before say any more.
@@ -86,6 +90,11 @@ class LedPartition:
     def first_lsn(self) -> int:
         """The oldest LSN that can be read."""
         return self.log_start.first_lsn
+
+    async def unlist(self, segment: SegmentMetadata) -> None:
+        """Let a segment be read no longer; its object stays for those who are reading it."""
+        await self.publisher.unlist(segment)
+        self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
 
     def tiered_lsn(self) -> int:
         """From the log start through here every LSN is remote; one below it if none is.

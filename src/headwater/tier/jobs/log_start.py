@@ -89,7 +89,7 @@ class LogStartRegister:
 def _checked(stored: LogStart) -> LogStart:
     if stored.log_start_format != FORMAT:
         raise NotSupported(
-            f"a log start of format {stored.log_start_format}; this version reads {FORMAT}. Upgrade "
-            "Headwater."
+            f"a log start of format {stored.log_start_format}; this version reads {FORMAT}. "
+            "Upgrade Headwater."
         )
     return stored

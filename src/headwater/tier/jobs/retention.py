@@ -13,6 +13,7 @@ from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.config import FOR_EVER, TierConfig
 from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.merging import share_bytes
 
 
 async def expire_remote(led: LedPartition) -> int:
@@ -34,7 +35,7 @@ async def unlist_below_log_start(led: LedPartition) -> int:
         if segment.start_offset >= led.first_lsn:
             break
         if segment.state is SegmentState.COPY_FINISHED and segment.end_offset < led.first_lsn:
-            await led.publisher.unlist(segment)
+            await led.unlist(segment)
             unlisted += 1
     return unlisted
 
@@ -55,25 +56,19 @@ def _expired_end(
 
     Pieces of the cover are of one lineage, and each LSN counts once, however many copies there are.
     """
-    left_bytes = sum(map(_share_bytes, pieces))
+    left_bytes = sum(map(share_bytes, pieces))
     at = first_lsn
     for piece in pieces:
         segment = piece.segment
         # Records without a time are as old as their copy.
         newest_ms = segment.max_timestamp_ms or segment.event_timestamp_ms
         too_old = config.retention_ms != FOR_EVER and newest_ms < now_ms - config.retention_ms
-        left_bytes -= _share_bytes(piece)
+        left_bytes -= share_bytes(piece)
         too_much = config.retention_bytes != FOR_EVER and left_bytes >= config.retention_bytes
         if not (too_old or too_much):
             break
         at = piece.lsns.stop
     return at
-
-
-def _share_bytes(piece: CoverPiece) -> int:
-    segment = piece.segment
-    lsns = segment.end_offset - segment.start_offset + 1
-    return segment.size_bytes * len(piece.lsns) // lsns
 
 
 def _kept_after(led: LedPartition, tiered_lsn: int) -> int:

@@ -19,16 +19,31 @@ from headwater.core.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from headwater.tier.jobs.config import Tiering
+from headwater.tier.jobs.config import TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_sealed, missing
+from headwater.tier.jobs.deletion import delete_partition
 from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.merging import merge_small
 from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.removal import clean_up
 from headwater.tier.jobs.retention import expire_local, expire_remote
+from headwater.tier.jobs.scrub import Scrubbed, look, repair
+from headwater.tier.jobs.stopping import give_up_remote
 
 _log: Final = logging.getLogger("headwater")
 
 Job = Callable[[LedPartition], Awaitable[int]]
+_JOBS: Final[dict[Tiering, dict[str, Job]]] = {
+    Tiering.ON: {
+        "clean up": clean_up,
+        "copy": copy_sealed,
+        "expire remote": expire_remote,
+        "merge": merge_small,
+        "expire local": expire_local,
+    },
+    Tiering.KEEP: {"clean up": clean_up, "expire local": expire_local},
+    Tiering.DELETE: {"clean up": clean_up, "give up remote": give_up_remote},
+}
 
 
 class TierManager:
@@ -40,6 +55,8 @@ class TierManager:
         self.problems: dict[str, str] = {}
         """By job: why it did not come to its end the last time."""
         self._leads = False
+        self._deleting = False
+        self._deleted = False
         self._failures = 0
         self._busy = asyncio.Lock()
 
@@ -74,7 +91,36 @@ class TierManager:
                 return
             for name, job in self._jobs().items():
                 await self._tried(name, self._after_settling(job, name))
-            self._note_loss()
+            if not self._deleting:
+                self._note_loss()
+
+    def configure(self, config: TierConfig) -> None:
+        """Go by other settings from the next job on; tiering can be stopped and turned on again."""
+        self.led.configure(config)
+
+    async def delete_partition(self) -> bool:
+        """Delete all that the tier has of this partition; whether that has come to its end.
+
+        Until it has, every further round goes on with it, also under the next leader.
+        """
+        self._deleting = True
+        await self.run_once()
+        return self._deleted
+
+    async def scrub(self, *, mend: bool) -> Scrubbed:
+        """Look whether the tier has what it says, between two rounds of the jobs; and mend it."""
+        async with self._busy:
+            await self._begin()
+            led = self.led
+            await led.publisher.settle()
+            seen = await look(
+                led.metadata,
+                led.storage,
+                first_lsn=led.first_lsn,
+                orphan_grace_ms=led.config.orphan_grace_ms,
+                rate=led.rate,
+            )
+            return await repair(led, seen) if mend else seen
 
     async def _begin(self) -> None:
         if not self._leads:
@@ -82,10 +128,17 @@ class TierManager:
             self._leads = True
 
     def _jobs(self) -> dict[str, Job]:
-        jobs: dict[str, Job] = {"clean up": clean_up}
-        if self.led.config.tiering is Tiering.ON:
-            jobs |= {"copy": copy_sealed, "expire remote": expire_remote}
-        return jobs | {"expire local": expire_local}
+        if self._deleted:
+            return {}
+        self._deleting = self._deleting or self.led.metadata.delete_state() is not None
+        if self._deleting:
+            return {"delete partition": self._delete_partition}
+        return _JOBS[self.led.config.tiering]
+
+    async def _delete_partition(self, led: LedPartition) -> int:
+        removed = await delete_partition(led)
+        self._deleted = True
+        return removed
 
     def _after_settling(self, job: Job, name: str) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
