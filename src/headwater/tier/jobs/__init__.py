@@ -6,6 +6,8 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
     config          how long segments stay
     log_start       the oldest LSN that can be read
     publisher       a leader's events, each with a known outcome before the next
+    managed_partition, parquet_segments, spool_log
+                    metadata by a manager, segments in a store, the local log by a spool
     led_partition   what the jobs of one leader share
     byte_rate       so many bytes a second
     copying         from the local log to the tier
@@ -32,8 +34,11 @@ from headwater.tier.jobs.contract import (
 )
 from headwater.tier.jobs.led_partition import Leader, LedPartition
 from headwater.tier.jobs.log_start import LogStart, LogStartRegister
+from headwater.tier.jobs.managed_partition import ManagedPartition
 from headwater.tier.jobs.metrics import TierMetrics
+from headwater.tier.jobs.parquet_segments import ParquetSegments
 from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
+from headwater.tier.jobs.spool_log import SpoolLog
 from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
@@ -44,11 +49,14 @@ __all__ = [
     "LocalLog",
     "LogStart",
     "LogStartRegister",
+    "ManagedPartition",
+    "ParquetSegments",
     "PartitionMetadata",
     "PreparedSegment",
     "Scrubbed",
     "SealedRange",
     "SegmentStorage",
+    "SpoolLog",
     "TierConfig",
     "TierManager",
     "TierMetrics",

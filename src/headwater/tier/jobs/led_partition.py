@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from headwater.core import limits, runtime
-from headwater.core.errors import Refused, Trimmed
+from headwater.core import runtime
 from headwater.log.record.group import Group
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId, TopicIdPartition
@@ -16,6 +15,7 @@ from headwater.tier.jobs.config import TierConfig
 from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.segments import log_range
 
 END_LSN: Final = (1 << 63) - 1
 
@@ -59,6 +59,8 @@ class LedPartition:
         self._register = log_start
         self.unlisted_s: dict[SegmentId, float] = {}
         """Since when segments are known to be unlisted that were unlisted by this leader."""
+        self.unmergeable: set[SegmentId] = set()
+        """Those of which it turned out that they cannot stand in one segment with others."""
         self._tiered_lsn = -1
 
     def configure(self, config: TierConfig) -> None:
@@ -117,18 +119,6 @@ class LedPartition:
         """The segments in one state."""
         return [one for one in self.metadata.segments() if one.state is state]
 
-    async def local_groups(self, first_lsn: int, last_lsn: int) -> AsyncIterator[Group]:
+    def local_groups(self, first_lsn: int, last_lsn: int) -> AsyncIterator[Group]:
         """The groups of the local log from one LSN to another; `Trimmed` if some were pruned."""
-        at = first_lsn - 1
-        while at < last_lsn:
-            groups = await self.local.read_since(
-                at, max_records=last_lsn - at, max_bytes=limits.LOG_READ_BYTES
-            )
-            if not groups:
-                raise Refused(f"the log ends at {self.local.current_lsn()}, before {last_lsn}")
-            if groups[0].first_lsn != at + 1:
-                oldest = self.local.oldest_lsn()
-                raise Trimmed(f"the log begins at {oldest}: {at + 1} was pruned", floor=oldest)
-            for group in groups:
-                yield group
-            at = groups[-1].last_lsn
+        return log_range(self.local, first_lsn, last_lsn)

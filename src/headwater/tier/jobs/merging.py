@@ -6,21 +6,32 @@ when it has finished; only what no LSN is read from any more is unlisted.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final
 
+from headwater.core.errors import Refused
 from headwater.log.record.group import Group
 from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.copying import copy_range
 from headwater.tier.jobs.led_partition import END_LSN, LedPartition
 
+_log: Final = logging.getLogger("headwater")
+
 
 async def merge_small(led: LedPartition) -> int:
     """Merge what is due, and unlist what was replaced; how many segments that were."""
     while (run := _next_run(led)) is not None:
         lsns = range(run[0].lsns.start, run[-1].lsns.stop)
+        segments = [piece.segment for piece in run]
         await led.rate.take(sum(map(share_bytes, run)))
-        await copy_range(led, lsns, _groups(led, run), merged_from=[piece.segment for piece in run])
+        try:
+            await copy_range(led, lsns, _groups(led, run), merged_from=segments)
+        except Refused as refused:
+            # Columns that do not go together stay so; others are still worth merging.
+            led.unmergeable.update(segment.segment_id for segment in segments)
+            _log.warning("LSNs %d to %d are not merged: %s", lsns.start, lsns.stop - 1, refused)
     return await unlist_replaced(led)
 
 
@@ -72,7 +83,8 @@ def _runs(led: LedPartition) -> Iterator[tuple[list[CoverPiece], bool]]:
         ):
             yield run, False
             run, run_bytes = [], 0
-        if size_bytes < config.merge_below_bytes:
+        mergeable = piece.segment.segment_id not in led.unmergeable
+        if mergeable and size_bytes < config.merge_below_bytes:
             run.append(piece)
             run_bytes += size_bytes
         elif run:
