@@ -1,0 +1,83 @@
+"""The snapshots of one partition in the store: what its events through an offset come to."""
+
+from __future__ import annotations
+
+import xxhash
+
+from headwater.core import runtime
+from headwater.core.errors import Corrupt, NotFound, RolledBack
+from headwater.tier.cache import TierCache, dump_all
+from headwater.tier.eventlog.stored.events import StoredEvents
+from headwater.tier.eventlog.stored.floor import Floor, SnapshotName
+from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
+
+
+async def load_snapshot(events: StoredEvents, floor: Floor) -> tuple[Floor, Snapshot]:
+    """What lies below the floor, and the floor it belongs to, which may have moved meanwhile.
+
+    Only for a floor above 0. A snapshot that is gone was replaced by one that holds more.
+    """
+    while True:
+        name = _named(events, floor)
+        try:
+            found = await events.store.get(name.key)
+        except NotFound:
+            before, floor = floor, await events.floors.look()
+            if floor.snapshot == before.snapshot:
+                raise RolledBack(
+                    f"{name.key} is gone, and {events.floors.key} says that it holds the events "
+                    f"before {floor.floor}: restore it"
+                ) from None
+            continue
+        return floor, await runtime.run_blocking(_decoded, events, floor, name, found.data)
+
+
+async def store_snapshot(
+    events: StoredEvents, cache: TierCache, through_offset: int
+) -> SnapshotName:
+    """Write what a cache knows under a key of its own, and read it back."""
+    key = events.place.snapshot(through_offset, runtime.new_token())
+    data = await runtime.run_blocking(_encoded, events, cache, through_offset)
+    await events.store.put(key, data)
+    # Events are deleted on the strength of this object alone.
+    if bytes((await events.store.get(key)).data) != data:
+        raise Corrupt(f"{key} does not hold what was just written there")
+    return SnapshotName(key, len(data), xxhash.xxh3_64_hexdigest(data))
+
+
+def _encoded(events: StoredEvents, cache: TierCache, through_offset: int) -> bytes:
+    return encode_snapshot(
+        Snapshot(
+            events.log_id,
+            events.partition_count,
+            events.partition,
+            through_offset,
+            dump_all(cache),
+        )
+    )
+
+
+def _named(events: StoredEvents, floor: Floor) -> SnapshotName:
+    if floor.snapshot is None:
+        raise Corrupt(f"{events.floors.key} names no snapshot of the events before {floor.floor}")
+    return floor.snapshot
+
+
+def _decoded(
+    events: StoredEvents, floor: Floor, name: SnapshotName, data: bytes | memoryview
+) -> Snapshot:
+    if len(data) != name.size_bytes or xxhash.xxh3_64_hexdigest(data) != name.hash:
+        raise Corrupt(f"{name.key} is not the object that {events.floors.key} names: restore it")
+    snapshot = decode_snapshot(data, name.key)
+    stands = (snapshot.log_id, snapshot.partition_count, snapshot.partition)
+    if stands != (events.log_id, events.partition_count, events.partition):
+        raise Corrupt(
+            f"{name.key} is of metadata partition {snapshot.partition} of "
+            f"{snapshot.partition_count} of log {snapshot.log_id}, and this is partition "
+            f"{events.partition} of {events.partition_count} of log {events.log_id}"
+        )
+    if snapshot.through_offset != floor.floor - 1:
+        raise Corrupt(
+            f"{name.key} goes through {snapshot.through_offset}, and the floor is {floor.floor}"
+        )
+    return snapshot
