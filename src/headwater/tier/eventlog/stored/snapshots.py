@@ -5,7 +5,7 @@ from __future__ import annotations
 import xxhash
 
 from headwater.core import runtime
-from headwater.core.errors import Corrupt, NotFound, RolledBack
+from headwater.core.errors import Contended, Corrupt, NotFound, RolledBack
 from headwater.tier.cache import TierCache, dump_all
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, SnapshotName
@@ -40,7 +40,13 @@ async def store_snapshot(
     data = await runtime.run_blocking(_encoded, events, cache, through_offset)
     await events.store.put(key, data)
     # Events are deleted on the strength of this object alone.
-    if bytes((await events.store.get(key)).data) != data:
+    try:
+        found = await events.store.get(key)
+    except NotFound as error:
+        if (await events.floors.look()).trimmed <= through_offset:
+            raise RolledBack(f"{key} was written and is gone") from error
+        raise Contended(f"{key} was overtaken: the floor is above it") from error
+    if found.data != data:
         raise Corrupt(f"{key} does not hold what was just written there")
     return SnapshotName(key, len(data), xxhash.xxh3_64_hexdigest(data))
 
