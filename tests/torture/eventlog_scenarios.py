@@ -223,7 +223,7 @@ class Follower:
     async def check_marks(self, log: StoredEventLog) -> None:
         """What was acknowledged before is below the high-water mark, which is no guess."""
         world = self.world
-        least = {p: 0 for p in range(world.partitions)}
+        least = dict.fromkeys(range(world.partitions), 0)
         for partition, offset in world.told.landed.values():
             least[partition] = max(least[partition], offset + 1)
         for partition, mark in (await log.high_water_marks()).items():
@@ -278,9 +278,10 @@ async def _run(world: World) -> None:
         world.simulation.spawn(world.run(f"publisher{n}", one.work, lives=2), name=f"p{n}")
         for n, one in enumerate(publishers)
     ]
+    living: list[Follower | Tending] = [*followers, *tending]
     others = [
         world.simulation.spawn(world.run(f"other{n}", one.work, lives=3), name=f"o{n}")
-        for n, one in enumerate([*followers, *tending])
+        for n, one in enumerate(living)
     ]
     await asyncio.gather(*publishing)
     world.over = True

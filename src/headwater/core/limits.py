@@ -228,6 +228,8 @@ EVENT_ATTEMPTS: Final = 256
 EVENT_LEASE_S: Final = 60.0
 """So long after a floor was asked for, nothing at or above it has been deleted, because between
 the moment the floor passes an event and its deletion lies at least the grace of the compactor."""
+EVENT_END_CHECK_S: Final = 600.0
+"""A follower that waits at the end lists what lies beyond so often: events lost there are told."""
 EVENT_GRACE_S: Final = 3600.0
 EVENT_GRACE_MIN_S: Final = 3 * EVENT_LEASE_S
 EVENT_MARKS_AT_ONCE: Final = 16

@@ -74,7 +74,7 @@ class StoredEvents:
             floor = await self.floors.after(found)
             if found < floor.floor:
                 continue  # a stall: what was there is compacted by now
-            if not self._is_end_checked and not await self._is_last(found):
+            if not self._is_end_checked and not await self.is_end(found):
                 continue
             self._is_end_checked = True
             self.know(found)
@@ -85,7 +85,7 @@ class StoredEvents:
         if start in self._recent:
             ready = itertools.takewhile(self._recent.__contains__, range(start, start + count))
             return [self._recent[offset] for offset in ready]
-        offsets, known = range(start, start + count), self._next
+        offsets = range(start, start + count)
         found = await self.with_lease(
             start, asyncio.gather(*(self.get(offset) for offset in offsets))
         )
@@ -96,14 +96,28 @@ class StoredEvents:
                 f"{self.place.folder}: the events before {floor.trimmed} are gone",
                 floor=floor.floor,
             )
-        if start + absent < known or any(one is not None for one in found[absent:]):
-            await self._refuse_hole(start + absent)
-        self.know(start + absent)
+        taken = [offset + 1 for offset, one in zip(offsets, found, strict=True) if one is not None]
+        self.know(max(taken, default=0))
+        if absent == 0 and start < self._next:
+            await self._refuse_hole(start)
         return [
             self._decoded(offset, one)
             for offset, one in zip(offsets[:absent], found[:absent], strict=True)
             if one is not None
         ]
+
+    async def is_end(self, end: int) -> bool:
+        """Whether nothing lies beyond what looks like the end; `RolledBack` if it is a hole.
+
+        An event that was deleted by hand looks like an end that was never passed: followers would
+        wait there for ever, and the next event would take its offset.
+        """
+        async for meta in self.store.list(self.place.folder, start_after=self.place.event(end)):
+            if self.place.event_offset(meta.key) is None:
+                return True
+            await self._refuse_hole(end)
+            return False
+        return True
 
     async def get(self, offset: int) -> Object | None:
         """What stands at an offset, which need not count."""
@@ -160,19 +174,6 @@ class StoredEvents:
             else:
                 high = middle
         return low
-
-    async def _is_last(self, end: int) -> bool:
-        """Whether nothing lies beyond what looks like the end; false if it was just not the end.
-
-        An event that was deleted by hand looks like an end that was never passed, and the next
-        event would take its offset.
-        """
-        async for meta in self.store.list(self.place.folder, start_after=self.place.event(end)):
-            if self.place.event_offset(meta.key) is None:
-                return True
-            await self._refuse_hole(end)
-            return False
-        return True
 
     async def _refuse_hole(self, offset: int) -> None:
         """A later event was there, so this one was written before it: look once more."""

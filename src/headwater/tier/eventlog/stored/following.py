@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -29,6 +30,7 @@ class Following:
         self._on_items = on_items
         self._items: deque[Item] = deque()
         self._woken: asyncio.Future[None] | None = None
+        self._end_checked_s = -math.inf
         self.crash: BaseException | None = None
         """What ended it that no item tells of: a mistake in the code."""
         name = f"follow metadata partition {events.partition}"
@@ -98,9 +100,17 @@ class Following:
                 continue
             idle_s = limits.FOLLOW_POLL_BASE_S if found else idle_s
             at_once = 1
-            if self._events.next_offset <= self._next:
+            if self._events.next_offset <= self._next and await self._is_end():
                 await self._wait(idle_s)
             idle_s = min(2 * idle_s, limits.FOLLOW_POLL_CAP_S)
+
+    async def _is_end(self) -> bool:
+        """Whether there is nothing more, which is made sure of now and then by a listing."""
+        if runtime.monotonic_s() - self._end_checked_s < limits.EVENT_END_CHECK_S:
+            return True
+        is_end = await self._events.is_end(self._next)
+        self._end_checked_s = runtime.monotonic_s()
+        return is_end
 
     async def _deliver_snapshot(self) -> None:
         floor, snapshot = await load_snapshot(self._events, await self._events.floors.look())
