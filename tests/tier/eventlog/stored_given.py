@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headwater.core.backoff import RetryPolicy
+from headwater.core.limits import EVENT_GRACE_S
 from headwater.store import Backend, Store
 from headwater.tier import TierCache, decode_event, encode_event
 from headwater.tier.cache import PartitionDump, dump_all, restore_all
@@ -18,7 +19,8 @@ from headwater.tier.eventlog import (
 from tests.tier.event_histories import apply_said
 from tests.tier.given import finished, started
 
-GRACE_S = 3600.0
+GRACE_S = EVENT_GRACE_S + 1.0
+"""After so long a compactor's grace is over, however its clock rounds."""
 
 
 async def opened(

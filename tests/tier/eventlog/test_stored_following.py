@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, RolledBack, Unavailable
-from headwater.core.limits import EVENTS_READY, EVENT_LEASE_S, EVENT_READS_AT_ONCE
+from headwater.core.limits import EVENT_LEASE_S, EVENT_READS_AT_ONCE, EVENTS_READY
 from headwater.testing import Simulation, simulate
 from headwater.tier.eventlog import (
     Compactor,
@@ -70,7 +70,7 @@ async def test_a_mark_that_has_not_moved_costs_one_request() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 100, 1000])
 def test_requests_for_a_mark_grow_with_the_logarithm_of_what_is_new(count: int) -> None:
-    async def main(_: Simulation) -> None:
+    async def main(simulation: Simulation) -> None:
         backend = Scripted()
         log, publisher = await opened(backend), await opened(backend)
         await log.high_water_marks()

@@ -118,32 +118,32 @@ class Compactor:
             wanted = max(wanted, floor.snapshot.size_bytes // limits.COMPACT_BYTES_AN_EVENT)
         if await events.end() - floor.floor < wanted:
             return Compaction(partition, floor.floor, 0, deleted)
-        before, after, stopped_by = await self._raise_floor(events, floor)
-        self._see(partition, after)
-        return Compaction(partition, after, max(0, after - before), deleted, stopped_by)
+        raised, taken_in, stopped_by = await self._raise_floor(events, floor)
+        self._see(partition, raised)
+        return Compaction(partition, raised, taken_in, deleted, stopped_by)
 
     async def _raise_floor(
         self, events: StoredEvents, floor: Floor
     ) -> tuple[int, int, HeadwaterError | None]:
-        """Where the floor was, where it is, and what could not be passed."""
+        """Where the floor is, how many events this has put below it, and what was in the way."""
         cache = TierCache()
         if floor.floor:
             floor, snapshot = await load_snapshot(events, floor)
             cache = await runtime.run_blocking(restore_all, snapshot.dumps)
         try:
             position, stopped_by = await self._fold(events, floor.floor, cache)
-        except Trimmed:
+        except Trimmed as trimmed:
             # Another compactor has been here, and for a grace: it needs no help.
-            return floor.floor, floor.floor, None
+            return trimmed.floor, 0, None
         if position == floor.floor:
-            return floor.floor, floor.floor, stopped_by
+            return floor.floor, 0, stopped_by
         name = await store_snapshot(events, cache, position - 1)
         moved = await events.floors.move(position, name)
         if moved.snapshot != name:
             # Somebody else's floor is there or above: nobody will ever name this one.
             await events.store.delete(name.key)
-            return floor.floor, floor.floor, stopped_by
-        return floor.floor, position, stopped_by
+            return moved.floor, 0, stopped_by
+        return position, position - floor.floor, stopped_by
 
     async def _fold(
         self, events: StoredEvents, position: int, cache: TierCache
