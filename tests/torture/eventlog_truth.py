@@ -59,8 +59,8 @@ class TrueEvents(MemoryBackend):
             self._check_snapshot(partition)
             self.deleted_events += 1
         elif found := _SNAPSHOT.fullmatch(key):
-            name = self.floors[int(found[1])].snapshot
-            self._check(name is None or name.key != key, f"{key} is deleted and is the floor's")
+            named = _snapshot_key(int(found[1]), self.floors[int(found[1])])
+            self._check(named != key, f"{key} is deleted and is the floor's")
         await super().delete(key)
 
     def replayed(self, partition: int, through_offset: int) -> tuple[PartitionDump, ...]:
@@ -98,7 +98,7 @@ class TrueEvents(MemoryBackend):
         floor = self.floors[partition]
         if floor.floor == 0:
             return
-        found = None if floor.snapshot is None else self._objects.get(floor.snapshot.key)
+        found = self._objects.get(_snapshot_key(partition, floor))
         self._check(found is not None, f"the floor is {floor.floor} without a snapshot")
         assert found is not None
         try:
@@ -109,6 +109,11 @@ class TrueEvents(MemoryBackend):
         self._check(snapshot.through_offset == floor.floor - 1, "a snapshot of another floor")
         same = snapshot.dumps == self.replayed(partition, snapshot.through_offset)
         self._check(same, f"the snapshot at {floor.floor} is not what the events come to")
+
+
+def _snapshot_key(partition: int, floor: Floor) -> str:
+    token = "" if floor.snapshot is None else floor.snapshot.token
+    return f"metadata/{partition}/snapshot-{floor.floor - 1:020d}-{token}"
 
 
 def follow(cache: TierCache, payload: bytes, publisher_epoch: int | None = None) -> None:

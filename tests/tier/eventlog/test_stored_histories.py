@@ -40,9 +40,10 @@ async def stores_after_the_floor_moved(
     """Names a snapshot that is only being written."""
     place = (events.log_id, events.partition_count, events.partition)
     data = encode_snapshot(Snapshot(*place, through_offset, dump_all(cache)))
-    key = events.place.snapshot(through_offset, runtime.new_token())
+    token = runtime.new_token().hex()
+    key = events.place.snapshot(through_offset, token)
     runtime.spawn(events.store.put(key, data), name="snapshot")
-    return SnapshotName(key, len(data), xxhash.xxh3_64_hexdigest(data))
+    return SnapshotName(token, len(data), xxhash.xxh3_64_hexdigest(data))
 
 
 async def deletes_before_the_floor_moves(
@@ -86,7 +87,7 @@ async def sweeps_what_nobody_names(events: StoredEvents, floor: Floor) -> AsyncI
     async for meta in events.store.list(
         events.place.folder, start_after=events.place.before_snapshots
     ):
-        if floor.snapshot is None or meta.key != floor.snapshot.key:
+        if floor.snapshot is None or not meta.key.endswith(floor.snapshot.token):
             yield meta.key
 
 

@@ -36,7 +36,7 @@ from headwater.tier.eventlog.items import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor
 from headwater.tier.eventlog.stored.log import StoredEventLog
-from headwater.tier.eventlog.stored.snapshots import load_snapshot, store_snapshot
+from headwater.tier.eventlog.stored.snapshots import load_snapshot, snapshot_key, store_snapshot
 from headwater.tier.events import decode_event
 
 DELETES_AT_ONCE = 16
@@ -141,7 +141,7 @@ class Compactor:
         moved = await events.floors.move(position, name)
         if moved.snapshot != name:
             # Somebody else's floor is there or above: nobody will ever name this one.
-            await events.store.delete(name.key)
+            await events.store.delete(events.place.snapshot(position - 1, name.token))
             return moved.floor, 0, stopped_by
         return position, position - floor.floor, stopped_by
 
@@ -205,7 +205,7 @@ async def _dead(events: StoredEvents, floor: Floor) -> AsyncIterator[str]:
         if offset is None or offset >= floor.trimmed:
             break
         yield meta.key
-    current = None if floor.snapshot is None else floor.snapshot.key
+    current = None if floor.snapshot is None else snapshot_key(events, floor)
     async for meta in store.list(place.folder, start_after=place.before_snapshots):
         through = place.snapshot_offset(meta.key)
         if through is not None and through < floor.trimmed and meta.key != current:

@@ -22,6 +22,7 @@ answer is, because one of them may have stood still while the machine did.
 from __future__ import annotations
 
 import uuid
+from typing import Annotated
 
 import msgspec
 
@@ -33,9 +34,10 @@ FORMAT = 1
 
 
 class SnapshotName(msgspec.Struct, frozen=True):
-    """Which snapshot holds what is below the floor."""
+    """Which of the snapshots that end at the floor holds what is below it."""
 
-    key: str
+    token: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    """In its key, in hex."""
     size_bytes: int
     hash: str
     """XXH3-64 of the whole object, in hex."""

@@ -37,9 +37,9 @@ class Place:
         """The event at an offset. Keys are in the order of offsets, and before all others."""
         return f"{self.folder}/{offset:020d}"
 
-    def snapshot(self, through_offset: int, token: bytes) -> str:
+    def snapshot(self, through_offset: int, token: str) -> str:
         """A snapshot, under a key that nobody ever wrote or will write again."""
-        return f"{self.folder}/snapshot-{through_offset:020d}-{token.hex()}"
+        return f"{self.folder}/snapshot-{through_offset:020d}-{token}"
 
     @property
     def before_snapshots(self) -> str:

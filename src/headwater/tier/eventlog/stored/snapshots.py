@@ -18,25 +18,33 @@ async def load_snapshot(events: StoredEvents, floor: Floor) -> tuple[Floor, Snap
     Only for a floor above 0. A snapshot that is gone was replaced by one that holds more.
     """
     while True:
-        name = _named(events, floor)
+        key = snapshot_key(events, floor)
         try:
-            found = await events.store.get(name.key)
+            found = await events.store.get(key)
         except NotFound:
             before, floor = floor, await events.floors.look()
             if floor.snapshot == before.snapshot:
                 raise RolledBack(
-                    f"{name.key} is gone, and {events.floors.key} says that it holds the events "
+                    f"{key} is gone, and {events.floors.key} says that it holds the events "
                     f"before {floor.floor}: restore it"
                 ) from None
             continue
-        return floor, await runtime.run_blocking(_decoded, events, floor, name, found.data)
+        return floor, await runtime.run_blocking(_decoded, events, floor, key, found.data)
+
+
+def snapshot_key(events: StoredEvents, floor: Floor) -> str:
+    """Where the snapshot below the floor stands."""
+    if floor.snapshot is None:
+        raise Corrupt(f"{events.floors.key} names no snapshot of the events before {floor.floor}")
+    return events.place.snapshot(floor.floor - 1, floor.snapshot.token)
 
 
 async def store_snapshot(
     events: StoredEvents, cache: TierCache, through_offset: int
 ) -> SnapshotName:
     """Write what a cache knows under a key of its own, and read it back."""
-    key = events.place.snapshot(through_offset, runtime.new_token())
+    token = runtime.new_token().hex()
+    key = events.place.snapshot(through_offset, token)
     data = await runtime.run_blocking(_encoded, events, cache, through_offset)
     await events.store.put(key, data)
     # Events are deleted on the strength of this object alone.
@@ -48,7 +56,7 @@ async def store_snapshot(
         raise Contended(f"{key} was overtaken: the floor is above it") from error
     if found.data != data:
         raise Corrupt(f"{key} does not hold what was just written there")
-    return SnapshotName(key, len(data), xxhash.xxh3_64_hexdigest(data))
+    return SnapshotName(token, len(data), xxhash.xxh3_64_hexdigest(data))
 
 
 def _encoded(events: StoredEvents, cache: TierCache, through_offset: int) -> bytes:
@@ -63,27 +71,24 @@ def _encoded(events: StoredEvents, cache: TierCache, through_offset: int) -> byt
     )
 
 
-def _named(events: StoredEvents, floor: Floor) -> SnapshotName:
-    if floor.snapshot is None:
-        raise Corrupt(f"{events.floors.key} names no snapshot of the events before {floor.floor}")
-    return floor.snapshot
-
-
-def _decoded(
-    events: StoredEvents, floor: Floor, name: SnapshotName, data: bytes | memoryview
-) -> Snapshot:
-    if len(data) != name.size_bytes or xxhash.xxh3_64_hexdigest(data) != name.hash:
-        raise Corrupt(f"{name.key} is not the object that {events.floors.key} names: restore it")
-    snapshot = decode_snapshot(data, name.key)
+def _decoded(events: StoredEvents, floor: Floor, key: str, data: bytes | memoryview) -> Snapshot:
+    name = floor.snapshot
+    is_named = name is not None and (len(data), xxhash.xxh3_64_hexdigest(data)) == (
+        name.size_bytes,
+        name.hash,
+    )
+    if not is_named:
+        raise Corrupt(f"{key} is not the object that {events.floors.key} names: restore it")
+    snapshot = decode_snapshot(data, key)
     stands = (snapshot.log_id, snapshot.partition_count, snapshot.partition)
     if stands != (events.log_id, events.partition_count, events.partition):
         raise Corrupt(
-            f"{name.key} is of metadata partition {snapshot.partition} of "
+            f"{key} is of metadata partition {snapshot.partition} of "
             f"{snapshot.partition_count} of log {snapshot.log_id}, and this is partition "
             f"{events.partition} of {events.partition_count} of log {events.log_id}"
         )
     if snapshot.through_offset != floor.floor - 1:
         raise Corrupt(
-            f"{name.key} goes through {snapshot.through_offset}, and the floor is {floor.floor}"
+            f"{key} goes through {snapshot.through_offset}, and the floor is {floor.floor}"
         )
     return snapshot
