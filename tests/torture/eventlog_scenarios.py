@@ -166,7 +166,7 @@ class Follower:
         log = await world.open()
         while not world.over:
             before = dict(life.next)
-            await life.follow(log, world.random.choice((0.2, 5.0, 60.0)))
+            await life.follow(log, world.random.choice((0.2, 2.0, 20.0)))
             await life.check_marks(log)
             self.go_on_from(life)
             # A frozen publisher may leave days of nothing to read.
@@ -178,13 +178,16 @@ class Follower:
         self.next = dict(other.next)
         self.caches = {p: restore_all(dump_all(cache)) for p, cache in other.caches.items()}
 
-    async def follow(self, log: StoredEventLog, seconds: float) -> None:
+    async def follow(
+        self, log: StoredEventLog, seconds: float, *, until_caught_up: bool = False
+    ) -> None:
         """Take what comes within so long."""
         self.was_calm = self.world.is_calm
         subscription = await log.subscribe(self.next)
         try:
             async with asyncio.timeout(seconds):
-                async for item in subscription.items:
+                while not (until_caught_up and self.has_caught_up()):
+                    item = await anext(subscription.items)
                     self.take(item)
                     if isinstance(item, PartitionFailed):
                         subscription.assignment.add(item.partition, self.next[item.partition])
@@ -233,6 +236,11 @@ class Follower:
                 f"a mark of {mark} between {least[partition]} and {there}",
             )
 
+    def has_caught_up(self) -> bool:
+        """Whether all that was published was taken."""
+        there = self.world.truth.payloads
+        return all(position == len(there.get(p, [])) for p, position in self.next.items())
+
     def check_caught_up(self) -> None:
         """Everything is known, as a replay of all events has it."""
         for partition, position in self.next.items():
@@ -251,8 +259,9 @@ class Tending:
     async def work(self) -> None:
         """Compact now and then, whatever fails."""
         world = self.world
-        compactor = Compactor(await world.open(), grace_s=GRACE_S)
+        compactor, idle_s = Compactor(await world.open(), grace_s=GRACE_S), 10.0
         while not world.over:
+            before = dict(world.truth.floors)
             for partition in range(world.partitions):
                 was_calm = world.is_calm
                 try:
@@ -262,7 +271,8 @@ class Tending:
                     expected = isinstance(error, Unavailable | OutcomeUnknown)
                     world.check(expected, f"nothing is damaged, and yet {error!r}")
                     world.check(not was_calm, f"nothing was wrong, and yet {error!r}")
-            await runtime.sleep(world.random.random() * world.random.choice((10.0, 300.0, 3000.0)))
+            idle_s = 10.0 if world.truth.floors != before else min(idle_s * 2, DAY_S)
+            await runtime.sleep(world.random.random() * idle_s)
 
 
 async def _run(world: World) -> None:
@@ -299,7 +309,7 @@ async def _settle(world: World, sleeper: Publisher, followers: list[Follower]) -
     world.check(len(world.told.landed) == landed + 1, "all faults are over, and yet no answer")
     log = await world.open()
     for follower in [*followers, Follower(world)]:
-        await follower.follow(log, CATCHES_UP_WITHIN_S)
+        await follower.follow(log, CATCHES_UP_WITHIN_S, until_caught_up=True)
         follower.check_caught_up()
     marks = await log.high_water_marks()
     there = {p: len(world.truth.payloads.get(p, [])) for p in range(world.partitions)}
