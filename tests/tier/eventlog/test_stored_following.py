@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, RolledBack, Unavailable
-from headwater.core.limits import EVENT_LEASE_S, EVENT_READS_AT_ONCE, EVENTS_READY
+from headwater.core.limits import EVENT_LEASE_S, EVENT_READS_AT_ONCE, EVENTS_READY, LIST_PAGE_KEYS
 from headwater.testing import Simulation, simulate
 from headwater.tier.eventlog import (
     Compactor,
@@ -68,17 +68,23 @@ async def test_a_mark_that_has_not_moved_costs_one_request() -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 100, 1000])
-def test_requests_for_a_mark_grow_with_the_logarithm_of_what_is_new(count: int) -> None:
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 100, 999, 1000, 1001, 1002, 2500])
+def test_requests_for_a_mark_grow_with_the_logarithm_of_what_is_new(
+    count: int, is_local: bool
+) -> None:
     async def main(simulation: Simulation) -> None:
         backend = Scripted()
+        backend.is_local = is_local
         log, publisher = await opened(backend), await opened(backend)
         await log.high_water_marks()
         for _ in range(count):
             await publisher.publish(0, b"x")
         backend.calls.clear()
         assert await log.high_water_marks() == {0: count}
-        assert len(backend.calls) <= 2 * math.log2(count + 1) + 1
+        assert len(backend.calls) <= 2 * math.log2(count + 1) + 2
+        if not is_local and count < LIST_PAGE_KEYS:
+            assert len(backend.calls) == 2, "the next offset, and one page of what is after it"
 
     simulate(main, stall_max_s=0)
 

@@ -63,10 +63,11 @@ class StoredEvents:
             del self._recent[next(iter(self._recent))]
 
     async def end(self) -> int:
-        """One past the last event, found in steps that double and then halve.
+        """One past the last event.
 
-        A handle that knows the end of a moment ago asks once if nothing was added since, and
-        twice the logarithm of what was.
+        A handle that knows the end of a moment ago asks once if nothing was added since. Otherwise
+        one page of a listing tells, and past that steps that double and then halve. Where a
+        request costs no network there is no listing, which would go through the whole folder.
         """
         while True:
             begin = await self._low()
@@ -163,7 +164,14 @@ class StoredEvents:
         return self._next
 
     async def _search(self, low: int) -> int:
-        step = 1
+        if not await self.exists(low):
+            return low
+        low, step = low + 1, 1
+        if not self.store.is_local:
+            listed = await self._listed(low)
+            low, step = low + listed, max(1, listed)
+            if listed < limits.LIST_PAGE_KEYS:
+                return low
         while await self.exists(low + step - 1):
             low, step = low + step, step * 2
         high = low + step - 1  # everything below low is taken, and high is not
@@ -174,6 +182,17 @@ class StoredEvents:
             else:
                 high = middle
         return low
+
+    async def _listed(self, first: int) -> int:
+        """How many events one page of a listing shows from an offset on, without a gap."""
+        offset, before = first, self.place.event(first - 1)
+        async for meta in self.store.list(self.place.folder, start_after=before):
+            if self.place.event_offset(meta.key) != offset:
+                break
+            offset += 1
+            if offset == first + limits.LIST_PAGE_KEYS:
+                break
+        return offset - first
 
     async def _refuse_hole(self, offset: int) -> None:
         """A later event was there, so this one was written before it: look once more."""

@@ -88,6 +88,8 @@ class Following:
         while True:
             while len(self._items) >= limits.EVENTS_READY:
                 await self._wait(None)
+            known = self._events.next_offset - self._next
+            at_once = max(at_once, min(known, limits.EVENT_READS_AT_ONCE))
             try:
                 found = await self._events.read(self._next, at_once)
             except Trimmed:

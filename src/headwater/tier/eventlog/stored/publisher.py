@@ -31,7 +31,7 @@ from headwater.tier.eventlog.stored.event_object import encode_event_object, is_
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, Moment
 
-LOST_BEFORE_LOOKING = 3
+LOST_BEFORE_LOOKING = 2
 """After so many lost races in a row the end is looked for instead of tried for."""
 
 
