@@ -8,7 +8,9 @@
 - the memory of it, by the process's resident size before and after, per segment: of segments as a
   Kafka broker writes them (no custom metadata), and of ours (60 bytes of them). Beside it, the same
   segments as Python objects in a dict, which is what one would write first;
-- the log to segments, and ranges of LSNs back, against pyarrow writing and reading the same table.
+- the log to segments, and ranges of LSNs back, against pyarrow writing and reading the same table;
+- the log of events in object storage: publishing, catching up, high-water marks
+  (`_tier_eventlog.py`).
 
 Times are processor time. An epoch has 100,000 segments.
 """
@@ -32,6 +34,7 @@ from typing import Any
 
 from bench._findings import Goal, Section
 from bench._report import machine
+from bench._tier_eventlog import sections as event_log_sections
 from bench._tier_segments import copying, fetching
 from headwater.tier import (
     PartitionDelete,
@@ -272,6 +275,8 @@ def main() -> None:
         sections += [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds)]
     if not options.segments and Path("/proc/self/statm").exists():
         sections.append(memory(sizes[-1]))
+    if not options.segments:
+        sections += event_log_sections(options.quick)
     if options.json:
         print(json.dumps([section.as_json() for section in sections]))
         return
