@@ -231,6 +231,8 @@ class World:
         )
         self.line = LineFaults.swarm(simulation.stream("line rates"))
         self.line_chance = simulation.stream("line")
+        self.latency_s = self.random.choice((0.1, 1.0, 30.0))
+        """Of the log of events: where it is long, others act between two events."""
         self.leaders: list[LeaderLife] = []
         self.epochs = 0
         self.accepted_lsn = 0
@@ -277,7 +279,7 @@ class World:
             faults=lambda: LineFaults() if self.network.calm else self.line,
             chance=self.line_chance,
             spawn=self.simulation.spawn,
-            latency_s=1.0,
+            latency_s=self.latency_s,
         )
 
     def log_start(self) -> LogStartRegister:

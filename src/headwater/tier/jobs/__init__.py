@@ -37,7 +37,7 @@ from headwater.tier.jobs.log_start import LogStart, LogStartRegister
 from headwater.tier.jobs.managed_partition import ManagedPartition
 from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.parquet_segments import ParquetSegments
-from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
+from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look, remove_orphans, repair
 from headwater.tier.jobs.spool_log import SpoolLog
 from headwater.tier.jobs.tier_manager import TierManager
 
@@ -61,4 +61,7 @@ __all__ = [
     "TierManager",
     "TierMetrics",
     "Tiering",
+    "look",
+    "remove_orphans",
+    "repair",
 ]
