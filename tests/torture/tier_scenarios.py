@@ -18,10 +18,10 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Unavailable
 from headwater.store import Store
 from headwater.testing import Scenario, Simulation, simulate
+from headwater.testing.store import STALL_S
 from headwater.tier import SegmentState
 from headwater.tier.cache import dump_all
 from headwater.tier.jobs import Leader, LedPartition, TierManager
-from tests.tier.jobs.plain_storage import PlainStorage, segment_uuid
 from tests.torture.tier_world import (
     DELAY_MS,
     NO_SLOTS,
@@ -69,6 +69,8 @@ class History:
         last = self._lead()
         await self._all_is_remote(last)
         await self._nothing_is_left_over(last)
+        if self.random.random() < 0.3:
+            await self._partition_goes(last)
         world.over = True
 
     async def _produce(self) -> None:
@@ -89,9 +91,9 @@ class History:
     async def _read(self) -> None:
         """Somebody takes a cover, and reads it at leisure."""
         world = self.world
-        metadata, register = world.metadata(), world.log_start()
-        storage = PlainStorage(Store(world.objects), PARTITION)
-        while not world.over:
+        metadata, register = await world.open_metadata(), world.log_start()
+        storage = world.storage(Store(world.objects))
+        while not world.deleting:
             await world.idle(1200.0)
             try:
                 start = await register.read()
@@ -101,7 +103,7 @@ class History:
             taken_ms = world.true_ms()
             for piece in metadata.cover(start.first_lsn if start else 0, 1 << 40):
                 await world.idle(300.0)
-                if world.true_ms() - taken_ms > DELAY_MS - 2 * SKEW_MS - 1_000:
+                if world.deleting or world.true_ms() - taken_ms > DELAY_MS - 2 * SKEW_MS - 1_000:
                     break
                 at = piece.lsns.start
                 async for group in storage.fetch(piece.segment, at, piece.lsns.stop):
@@ -148,8 +150,8 @@ class History:
         )
         led = LedPartition(
             leader,
-            metadata=world.metadata(),
-            storage=PlainStorage(world.store(), PARTITION),
+            metadata=await world.open_metadata(),
+            storage=world.storage(world.store()),
             local=life.wal,
             log_start=world.log_start(),
             config=world.config,
@@ -199,18 +201,43 @@ class History:
         assert last.manager is not None
         scrubbed = await last.manager.scrub(mend=True)
         world.check(scrubbed.is_clean, f"a scrub found {scrubbed.findings}")
-        stored = {segment_uuid(key) for key in world.objects.keys_of_segments()}
-        young = {one.segment_id.id for one in segments.values()}
-        world.check(stored <= young, f"{stored - young} are left over")
+        stray = world.objects.segments() - segments.keys()
+        world.check(not stray, f"{stray} are left over")
         for segment in segments.values():
             if segment.state is SegmentState.COPY_FINISHED:
                 world.truth.check_object(segment)
-        anew = world.metadata()
-        anew.follow()
+        anew = await world.open_metadata()
+        await anew.refresh()
         world.check(
-            dump_all(anew.cache) == dump_all(world.truth.cache),
+            dump_all(world.cache_of(anew)) == dump_all(world.truth.cache),
             "two followers know different things",
         )
+
+    async def _partition_goes(self, last: LeaderLife) -> None:
+        """Somebody deletes everything, and leaders die over it."""
+        world = self.world
+        world.deleting, world.network.calm = True, False
+        assert last.manager is not None
+        last.process.spawn(last.manager.delete_partition(), name="delete")
+        for _ in range(self.random.randint(0, 2)):
+            await runtime.sleep(self.random.random() * 60.0)
+            last = self._lead()
+        world.network.calm = True
+        for life in world.leaders:
+            life.process.kill()
+        await runtime.sleep(STALL_S)  # requests on their way, and clients that stand still
+        last = self._lead()
+        await self._until(
+            lambda: last.manager is not None and last.manager.leads, last, "nobody leads"
+        )
+        assert last.manager is not None
+        # Over and over: it may have come to its end before, and its leader copied again.
+        while not await last.manager.delete_partition():
+            await runtime.sleep(60.0)
+        left = (world.truth.segments, world.objects.segments())
+        world.check(left == ({}, set()), f"{left} are left of a partition that was deleted")
+        state = world.truth.cache.delete_state(PARTITION)
+        world.check(state is None, f"the deletion came to its end, and is {state}")
 
     async def _until(self, holds: object, last: LeaderLife, message: str) -> None:
         assert callable(holds)

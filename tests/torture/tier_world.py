@@ -22,6 +22,7 @@ from headwater.testing import Faults, Process, Simulation
 from headwater.tier import (
     EventRejected,
     Outcome,
+    SegmentId,
     SegmentMetadata,
     SegmentState,
     SegmentUpdate,
@@ -31,9 +32,22 @@ from headwater.tier import (
     gaps,
 )
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import LogStart, LogStartRegister, TierConfig, TierManager
+from headwater.tier.jobs import (
+    LogStart,
+    LogStartRegister,
+    PartitionMetadata,
+    SegmentStorage,
+    TierConfig,
+    TierManager,
+)
 from tests.tier.jobs.followed import FollowedPartition, LineFaults
-from tests.tier.jobs.plain_storage import FOLDER, decoded, plain_key, segment_uuid
+from tests.tier.jobs.plain_storage import (
+    FOLDER,
+    PlainStorage,
+    decoded,
+    plain_key,
+    segment_uuid,
+)
 from tests.tier.jobs.sealed_wal import SealedWal
 from tests.torture.surroundings import EchoingStore, require
 
@@ -67,18 +81,20 @@ class WatchedObjects(MemoryBackend):
         if key.endswith("/start.json"):
             value = decode_envelope(key, bytes(data)).value
             self._world.truth.log_start_moved(msgspec.json.decode(value, type=LogStart))
-        elif key.startswith(FOLDER):
-            self._world.truth.stored(key)
+        else:
+            self._world.stored(key, bytes(data))
         return version
 
     async def delete(self, key: str) -> None:
-        if key.startswith(FOLDER):
-            self._world.truth.removed(key)
+        segment_id = self._world.segment_of(key)
+        if segment_id is not None:
+            self._world.truth.removed(segment_id)
         await super().delete(key)
 
-    def keys_of_segments(self) -> list[str]:
-        """Of all objects of segments that are there."""
-        return [key for key in self._objects if key.startswith(FOLDER)]
+    def segments(self) -> set[uuid.UUID]:
+        """All that have objects."""
+        found = map(self._world.segment_of, self._objects)
+        return {segment_id for segment_id in found if segment_id is not None}
 
     def content(self, key: str) -> bytes | None:
         """What stands there, on a good day."""
@@ -152,26 +168,25 @@ class Truth:
         for epoch in range(1, self.world.epochs + 1):
             highest = self.cache.highest_offset(PARTITION, epoch)
             before = self._highest.get(epoch)
-            if before is not None:
+            if before is not None and not self.world.deleting:
                 self.check(highest is not None and highest >= before, "the highest offset fell")
             if highest is not None:
                 self._highest[epoch] = highest
 
-    def stored(self, key: str) -> None:
-        known = segment_uuid(key) in self._began
-        self.check(known, f"{key} was stored, and nobody had said that it would be")
+    def stored(self, segment_id: uuid.UUID) -> None:
+        known = segment_id in self._began
+        self.check(known, f"{segment_id} was stored, and nobody had said that it would be")
 
-    def removed(self, key: str) -> None:
-        segment_id = segment_uuid(key)
+    def removed(self, segment_id: uuid.UUID) -> None:
         segment = self.segments.get(segment_id)
         gone = segment is None or segment.state is SegmentState.DELETE_STARTED
-        self.check(gone, f"{key} is removed while it is listed: {segment}")
+        self.check(gone, f"{segment_id} is removed while it is listed: {segment}")
         unlisted_ms = self._unlisted_ms.get(segment_id)
-        if unlisted_ms is not None:
+        if unlisted_ms is not None and not self.world.deleting:
             since_ms = self.world.true_ms() - unlisted_ms
             self.check(
                 since_ms >= DELAY_MS - 2 * SKEW_MS,
-                f"{key} was unlisted {since_ms} ms ago, and is removed under its readers",
+                f"{segment_id} was unlisted {since_ms} ms ago, and is removed under its readers",
             )
 
     def log_start_moved(self, to: LogStart) -> None:
@@ -187,6 +202,8 @@ class Truth:
 
     def check_nothing_is_lost(self) -> None:
         """Local and remote together have everything from the log start on, for every leader."""
+        if self.world.deleting:
+            return
         first_lsn = self.log_start.first_lsn
         ends = {life.wal.oldest_lsn() for life in self.world.leaders if life.process.alive}
         ends.add(self.world.buffer_floor_lsn + 1)
@@ -198,9 +215,9 @@ class Truth:
     def check_object(self, segment: SegmentMetadata) -> None:
         """A finished segment has its object, and that has what is said."""
         name = segment.segment_id
-        data = self.world.objects.content(plain_key(name))
+        data = self.world.objects.content(self.world.segment_key(name))
         at = segment.start_offset
-        for first_lsn, _, values in decoded(data) if data is not None else ():
+        for first_lsn, _, values in self.world.runs_in(data) if data is not None else ():
             self.check(first_lsn == at, f"{name} has {first_lsn} where {at} is due")
             wanted = [str(lsn) for lsn in range(first_lsn, first_lsn + len(values))]
             self.check(values == wanted, f"{name} has other records")
@@ -239,6 +256,8 @@ class World:
         self.buffer_floor_lsn = 0
         """The queue has what lies above; below, it was acknowledged."""
         self.slot_floor_lsn = self.random.choice((0, 0, NO_SLOTS))
+        self.deleting = False
+        """The whole partition is being deleted."""
         self.over = False
         self.config = self._draw_config()
 
@@ -271,7 +290,7 @@ class World:
         """The store, over a connection of one's own."""
         return Store(self.network, policy=IMPATIENT)
 
-    def metadata(self) -> FollowedPartition:
+    async def open_metadata(self) -> PartitionMetadata:
         """What is known, by a follower of one's own."""
         return FollowedPartition(
             self.log,
@@ -281,6 +300,33 @@ class World:
             spawn=self.simulation.spawn,
             latency_s=self.latency_s,
         )
+
+    def storage(self, store: Store) -> SegmentStorage:
+        """Where segments are kept."""
+        return PlainStorage(store, PARTITION)
+
+    def stored(self, key: str, data: bytes) -> None:
+        """Something was."""
+        segment_id = self.segment_of(key)
+        if segment_id is not None:
+            self.truth.stored(segment_id)
+
+    def segment_of(self, key: str) -> uuid.UUID | None:
+        """The segment whose object stands there."""
+        return segment_uuid(key) if key.startswith(FOLDER) else None
+
+    def segment_key(self, segment_id: SegmentId) -> str:
+        """Where the object of a segment stands."""
+        return plain_key(segment_id)
+
+    def runs_in(self, data: bytes) -> list[tuple[int, int, list[str]]]:
+        """What an object holds: first LSN, term, values."""
+        return decoded(data)
+
+    def cache_of(self, metadata: PartitionMetadata) -> TierCache:
+        """All that somebody knows."""
+        assert isinstance(metadata, FollowedPartition)
+        return metadata.cache
 
     def log_start(self) -> LogStartRegister:
         """The log start, over a connection of one's own."""

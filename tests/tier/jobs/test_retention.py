@@ -10,6 +10,7 @@ from headwater.core.errors import Fenced, Refused
 from headwater.tier import SegmentState
 from headwater.tier.jobs import LogStartRegister, TierConfig
 from tests.tier.jobs.given import HOUR_MS, ORDERS, Place, in_time
+from tests.tier.jobs.sealed_wal import SealedWal
 
 DELETING, FINISHED = SegmentState.DELETE_STARTED, SegmentState.COPY_FINISHED
 
@@ -74,6 +75,20 @@ def test_retention_never_passes_what_a_slot_needs() -> None:
 
         assert led.led.first_lsn == 5
         assert led.states() == [DELETING, FINISHED, FINISHED]
+
+    in_time(main)
+
+
+def test_what_is_lost_expires_with_what_comes_after_it() -> None:
+    async def main() -> None:
+        place = Place()
+        await place.lead(1).write(3).round()
+        led = place.lead(2, wal=SealedWal(first_lsn=6), retention_bytes=0).write(2, 2)
+        await (await led.round()).round()
+
+        assert led.led.first_lsn == 10
+        assert led.manager.metrics.missing_lsns == 0
+        assert led.wal.oldest_lsn() == 10
 
     in_time(main)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, Unavailable
+from headwater.core.errors import Fenced, Refused, Unavailable
 from headwater.tier.errors import EventRejected
 from headwater.tier.events import (
     MetadataEvent,
@@ -62,7 +62,7 @@ class Publisher:
             return
         try:
             await self._say(event)
-        except Unavailable:
+        except (Unavailable, Refused):
             self._unsettled = event  # this time it has not landed; before, nobody knows
             raise
         except EventRejected:
@@ -124,7 +124,7 @@ class Publisher:
         except Fenced:
             self.is_over = True
             raise
-        except (Unavailable, EventRejected):
+        except (Unavailable, Refused, EventRejected):
             self._unsettled = None
             raise
         self._unsettled = None

@@ -1,7 +1,7 @@
 """Lets the oldest remote segments go, if a retention is set; and the local log, when it is remote.
 
 Always holds: the log start never moves past what a valid slot still needs, nor past what is remote
-without a gap; it moves before anything below it is unlisted.
+without a gap, unless the gap is lost for good; it moves before anything below it is unlisted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from headwater.core import runtime
 from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.config import FOR_EVER, TierConfig
-from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.copying import missing
+from headwater.tier.jobs.led_partition import END_LSN, LedPartition
 from headwater.tier.jobs.merging import share_bytes
 
 
@@ -20,7 +21,9 @@ async def expire_remote(led: LedPartition) -> int:
     """Move the log start as retention says, and unlist what lies wholly below it."""
     config = led.config
     if (config.retention_ms, config.retention_bytes) != (FOR_EVER, FOR_EVER):
-        pieces = led.metadata.cover(led.first_lsn, led.tiered_lsn() + 1)
+        # What is lost is no older than what comes after it, and goes with that.
+        end_lsn = END_LSN if missing(led) else led.tiered_lsn() + 1
+        pieces = led.metadata.cover(led.first_lsn, end_lsn)
         wanted = _expired_end(pieces, led.first_lsn, config, runtime.wall_ms())
         wanted = min(wanted, led.leader.slot_floor_lsn() + 1)
         if wanted > led.first_lsn:

@@ -58,6 +58,7 @@ class TierManager:
         self._deleting = False
         self._deleted = False
         self._failures = 0
+        self._told_lost = range(0)
         self._busy = asyncio.Lock()
 
     @property
@@ -168,7 +169,7 @@ class TierManager:
     def _note_loss(self) -> None:
         lost = missing(self.led)
         self.metrics.missing_lsns = len(lost)
-        if lost:
+        if lost and lost != self._told_lost:
             _log.error(
                 "LSNs %d to %d of %s are neither remote nor in the local log: they are lost, and "
                 "the local log is kept. Restore them, or let a retention move the log start",
@@ -176,3 +177,4 @@ class TierManager:
                 lost.stop - 1,
                 self.led.leader.partition,
             )
+        self._told_lost = lost
