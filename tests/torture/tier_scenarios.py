@@ -22,6 +22,7 @@ from headwater.testing.store import STALL_S
 from headwater.tier import SegmentState
 from headwater.tier.cache import dump_all
 from headwater.tier.jobs import Leader, LedPartition, TierManager
+from tests.torture.tier_stack_world import StackWorld
 from tests.torture.tier_world import (
     DELAY_MS,
     NO_SLOTS,
@@ -37,11 +38,19 @@ SETTLES_WITHIN_ROUNDS = 60
 
 def tier_history(seed: int) -> str:
     """One history; returns its fingerprint."""
+    return _history(World, SCENARIOS[0], seed)
 
+
+def stack_history(seed: int) -> str:
+    """One in which nothing is faked but the store."""
+    return _history(StackWorld, SCENARIOS[1], seed)
+
+
+def _history(world: type[World], scenario: Scenario, seed: int) -> str:
     async def main(simulation: Simulation) -> None:
-        await History(World(simulation)).run()
+        await History(world(simulation)).run()
 
-    return simulate(main, seed=seed, replay=SCENARIOS[0].replay).fingerprint
+    return simulate(main, seed=seed, replay=scenario.replay).fingerprint
 
 
 class History:
@@ -103,7 +112,7 @@ class History:
             taken_ms = world.true_ms()
             for piece in metadata.cover(start.first_lsn if start else 0, 1 << 40):
                 await world.idle(300.0)
-                if world.deleting or world.true_ms() - taken_ms > DELAY_MS - 2 * SKEW_MS - 1_000:
+                if self._is_too_late(taken_ms):
                     break
                 at = piece.lsns.start
                 async for group in storage.fetch(piece.segment, at, piece.lsns.stop):
@@ -111,6 +120,12 @@ class History:
                     world.check(group.records.column(0).to_pylist() == wanted, "other records")
                     at = group.last_lsn + 1
                 world.check(at == piece.lsns.stop, f"a reader got {at} of {piece.lsns}")
+        await world.close_metadata(metadata)
+
+    def _is_too_late(self, taken_ms: int) -> bool:
+        """Whether a cover that was taken then need not be there any more."""
+        since_ms = self.world.true_ms() - taken_ms
+        return self.world.deleting or since_ms > DELAY_MS - 2 * SKEW_MS - 1_000
 
     def _lead(self) -> LeaderLife:
         """A new leader; the one before it may be dead, or not know yet."""
@@ -249,4 +264,7 @@ class History:
         self.world.check(False, f"{message}: {problems}")
 
 
-SCENARIOS = [Scenario("tier", "leaders", tier_history, rounds=3000, sample=20)]
+SCENARIOS = [
+    Scenario("tier", "leaders", tier_history, rounds=3000, sample=20),
+    Scenario("tier", "stack", stack_history, rounds=200, sample=2),
+]

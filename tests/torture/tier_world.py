@@ -301,6 +301,9 @@ class World:
             latency_s=self.latency_s,
         )
 
+    async def close_metadata(self, metadata: PartitionMetadata) -> None:
+        """Follow no longer."""
+
     def storage(self, store: Store) -> SegmentStorage:
         """Where segments are kept."""
         return PlainStorage(store, PARTITION)
