@@ -55,6 +55,21 @@ def test_old_segments_are_unlisted_and_their_objects_go_after_the_delay() -> Non
     in_time(main)
 
 
+def test_records_are_as_old_as_they_are_and_not_as_their_copy() -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(2, 2).round()
+        await hours(0.9)
+        led.manager.configure(
+            TierConfig(retention_ms=HOUR_MS, merge_below_bytes=10_000, merge_segments=2)
+        )
+        assert (await led.round()).covered() == [range(1, 5)]
+
+        await hours(0.2)
+        assert (await led.round()).led.first_lsn == 5
+
+    in_time(main)
+
+
 def test_the_oldest_go_beyond_so_many_bytes() -> None:
     async def main() -> None:
         led = await Place().lead().write(3, 3, 3).round()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from headwater.tier import SegmentState
+from headwater.tier.jobs import TierConfig
 from headwater.tier.jobs.scrub import Kind
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage
@@ -154,11 +155,11 @@ class Trickling(PlainStorage):
     led: Led
 
     async def objects(self):  # type: ignore[no-untyped-def]
-        async for found in super().objects():
-            yield found
         prepared = await self.prepare(4, 6, self.led.led.local_groups(4, 6))
         await self.led.led.publisher.started(prepared)
         await self.copy(prepared)
+        async for found in super().objects():
+            yield found
 
 
 def test_a_copy_under_way_is_no_orphan() -> None:
@@ -167,7 +168,7 @@ def test_a_copy_under_way_is_no_orphan() -> None:
         trickling = Trickling(led.place.store, led.led.leader.partition)
         trickling.led = led
         led.led.storage = trickling
-        led.manager.configure(led.led.config)
+        led.manager.configure(TierConfig(orphan_grace_ms=0))
 
         assert (await led.manager.scrub(mend=True)).findings == ()
         assert len(led.place.object_names()) == 3
