@@ -1,6 +1,7 @@
 """The tier: sealed segments in object storage, and what is said about them.
 
-Enters: metadata events. Leaves: which segment holds which LSN, under which epoch.
+Enters: metadata events, and groups of the log. Leaves: which segment holds which LSN, under which
+epoch, and the groups again.
 
     identity  partitions and segments: who is meant
     events    what is said about segments, byte for byte as Kafka says it
@@ -9,6 +10,7 @@ Enters: metadata events. Leaves: which segment holds which LSN, under which epoc
     snapshot  what the events of a metadata partition come to, in bytes
     manager   follows a log, answers when it has caught up, and publishes
     cover     which segment each LSN is read from
+    segments  ranges of the log as Parquet objects
 
 Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from
 one segment, that of the newest epoch.

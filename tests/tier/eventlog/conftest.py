@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tier.eventlog.makers import EventLogs, InProcessLogs
+from tests.tier.eventlog.makers import EventLogs, InProcessLogs, StoredLogs
 
 
-@pytest.fixture(params=["in process"])
+@pytest.fixture(params=["in process", "stored"])
 def logs(request: pytest.FixtureRequest) -> EventLogs:
     """Makes logs of each kind in turn. One that needs a server asks `request` for its fixture."""
-    kinds = {"in process": InProcessLogs}
+    kinds: dict[str, type[EventLogs]] = {"in process": InProcessLogs, "stored": StoredLogs}
     return kinds[request.param]()

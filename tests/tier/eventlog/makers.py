@@ -6,12 +6,15 @@ One more implementation is one more class here and one more name in `conftest.py
 from __future__ import annotations
 
 import functools
+import random
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from headwater.testing import Simulation, simulate
-from headwater.tier.eventlog import InProcessEventLog, MetadataEventLog
+from headwater.store import Backend, MemoryBackend, Store
+from headwater.testing import Faults, FaultyStore, Simulation, simulate
+from headwater.tier.eventlog import InProcessEventLog, MetadataEventLog, StoredEventLog
 
 
 class EventLogs(ABC):
@@ -42,6 +45,29 @@ class InProcessLogs(EventLogs):
 
     async def another(self, log: MetadataEventLog) -> MetadataEventLog:
         return log
+
+
+class StoredLogs(EventLogs):
+    """On a store that answers after a while, so that others get between request and answer."""
+
+    def __init__(self) -> None:
+        self._backends: dict[uuid.UUID, Backend] = {}
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        async def main(_: Simulation) -> None:
+            await scenario()
+
+        simulate(main)
+
+    async def fresh(self, partition_count: int) -> MetadataEventLog:
+        backend = FaultyStore(MemoryBackend(), Faults(), random.Random(7), latency_s=0.01)
+        log = await StoredEventLog.open(Store(backend), partition_count=partition_count)
+        self._backends[log.log_id] = backend
+        return log
+
+    async def another(self, log: MetadataEventLog) -> MetadataEventLog:
+        store = Store(self._backends[log.log_id])
+        return await StoredEventLog.open(store, partition_count=log.partition_count)
 
 
 def contract(test: Callable[[EventLogs], Awaitable[None]]) -> Callable[[EventLogs], None]:

@@ -6,6 +6,7 @@ there and then those that come.
     contract    what every log can do, and what it promises
     items       what a subscription delivers
     in_process  a log within one process
+    stored      a log in object storage, the default
 
 Always holds: an offset is delivered once to a subscription, after all lower ones of its partition;
 whatever cannot be delivered is told, never skipped.
@@ -21,9 +22,12 @@ from headwater.tier.eventlog.items import (
     PositionReached,
     SnapshotDelivered,
 )
+from headwater.tier.eventlog.stored import Compaction, Compactor, StoredEventLog
 
 __all__ = [
     "Assignment",
+    "Compaction",
+    "Compactor",
     "EventDelivered",
     "EventUnreadable",
     "InProcessEventLog",
@@ -32,5 +36,6 @@ __all__ = [
     "PartitionFailed",
     "PositionReached",
     "SnapshotDelivered",
+    "StoredEventLog",
     "Subscription",
 ]
