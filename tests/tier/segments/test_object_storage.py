@@ -29,7 +29,7 @@ from headwater.tier.segments import (
     new_segment_id,
     segment_key,
 )
-from tests.store.scripted import LOST, Scripted, Step, fails, lands_then, virtual
+from tests.store.scripted import LOST, Scripted, Step, fails, lands_then, stalls, virtual
 from tests.tier.given import ORDERS, segment_id
 from tests.tier.segments.given import by_lsn, encoded, lost, lsns, orders, storage, told
 
@@ -146,6 +146,23 @@ async def test_the_next_row_groups_are_under_way_while_one_is_used_and_no_more(
         assert len(backend.asked) == 1 + 3
     await runtime.sleep(60)
     assert len(backend.asked) == 1 + 3
+
+
+@virtual
+async def test_a_reader_that_leaves_does_not_wait_for_what_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "TIER_FETCH_BYTES", 1)
+    backend = Ranges()
+    segment, found = encoded(LARGE, config=LARGE_CONFIG), storage(Store(backend))
+    await found.copy(segment)
+    groups = found.fetch(told(segment), 1, 2000)
+    await anext(groups)
+    backend.next("get", stalls(20))
+    await anext(groups)
+    left_s = runtime.monotonic_s()
+    await groups.aclose()
+    assert runtime.monotonic_s() - left_s < 10
 
 
 @virtual
