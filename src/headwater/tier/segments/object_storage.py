@@ -23,6 +23,7 @@ from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.segments.decoder import decode_row_group, lost_groups
 from headwater.tier.segments.encoder import EncodedSegment
 from headwater.tier.segments.index import SegmentIndex
+from headwater.tier.segments.object_cache import ObjectCache
 from headwater.tier.segments.object_ranges import ObjectRanges, open_index, row_group_bytes
 from headwater.tier.segments.receipt import Receipt, receipt_of
 
@@ -37,8 +38,10 @@ def segment_key(segment_id: SegmentId) -> str:
 class ObjectStorage:
     """`RemoteStorage` in a store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, cache: ObjectCache | None = None) -> None:
+        """`cache` keeps what was read, for whoever reads it again."""
         self._store = store
+        self._cache = cache
 
     async def copy(self, segment: EncodedSegment) -> None:
         """See `RemoteStorage`."""
@@ -82,7 +85,9 @@ class ObjectStorage:
         """Read all of a segment and compare every byte with what was said of it."""
         key = segment_key(segment.segment_id)
         receipt = receipt_of(segment)
-        index = await self.fetch_index(segment)
+        # Not from the cache: what is asked is whether it is there.
+        _, index = await open_index(self._store, key, receipt)
+        _check_identity(segment, index, receipt)
         whole, body, left = xxhash.xxh3_128(), xxhash.xxh3_128(), index.seal.body_bytes
         async for chunk in self._store.get_stream(key):
             whole.update(chunk)
@@ -104,10 +109,24 @@ class ObjectStorage:
                 yield SegmentId(partition, uuid.UUID(match[1])), meta
 
     async def _open(self, segment: SegmentMetadata) -> tuple[ObjectRanges, SegmentIndex]:
-        receipt = receipt_of(segment)
-        ranges, index = await open_index(self._store, segment_key(segment.segment_id), receipt)
+        receipt, key = receipt_of(segment), segment_key(segment.segment_id)
+
+        async def load() -> tuple[ObjectRanges, SegmentIndex]:
+            return await open_index(self._store, key, receipt, self._cache)
+
+        if self._cache is None:
+            ranges, index = await load()
+        else:
+            place = (self._store.url, key)
+            ranges, index = await self._cache.get(place, load, _size_of)
         _check_identity(segment, index, receipt)
         return ranges, index
+
+
+def _size_of(opened: tuple[ObjectRanges, SegmentIndex]) -> int:
+    """Parsed, a footer takes a few times what it has in bytes."""
+    ranges, index = opened
+    return ranges.held_bytes + 4 * len(index.seal.footer)
 
 
 def _prefix(partition: TopicIdPartition) -> str:
