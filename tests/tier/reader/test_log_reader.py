@@ -238,8 +238,12 @@ async def test_what_is_read_ahead_is_bounded_and_ends_with_the_reader() -> None:
         assert backend.count("get") == 1 + 3
 
 
+@pytest.mark.parametrize("whole_bytes", [0, 1 << 20], ids=["by row group", "whole"])
 @virtual
-async def test_what_was_read_once_is_read_from_the_cache() -> None:
+async def test_what_was_read_once_is_read_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch, whole_bytes: int
+) -> None:
+    monkeypatch.setattr(limits, "TIER_WHOLE_BYTES", whole_bytes)
     backend = Scripted()
     place = await half_tiered(Store(backend))
     first = await place.read(1, 31)
