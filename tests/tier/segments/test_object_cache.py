@@ -24,7 +24,7 @@ class Loads:
             await runtime.sleep(1)
             return bytes(size)
 
-        return await cache.get(key, load, len)
+        return await cache.get((key,), load, len)
 
 
 @virtual
@@ -76,5 +76,17 @@ async def test_what_failed_is_tried_again() -> None:
 
     for _ in range(2):
         with pytest.raises(Unavailable):
-            await cache.get("a", fails, len)
+            await cache.get(("a",), fails, len)
     assert len(await loads.get(cache, "a")) == 10
+
+
+@virtual
+async def test_what_is_forgotten_is_loaded_again_and_the_rest_stays() -> None:
+    cache, loads = ObjectCache(30), Loads()
+    for key in ("a", "b"):
+        await loads.get(cache, key)
+    cache.forget(("a",))
+    assert cache.held_bytes == 10
+    for key in ("a", "b"):
+        await loads.get(cache, key)
+    assert loads.keys == ["a", "b", "a"]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused
 
 T = TypeVar("T")
+Place: TypeAlias = tuple[str | int, ...]
+"""What something is kept under: the object first, then which part of it."""
 
 
 class ObjectCache:
@@ -27,11 +29,11 @@ class ObjectCache:
         self.held_bytes = 0
         self.hits = 0
         self.misses = 0
-        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._loading: dict[Hashable, asyncio.Task[Any]] = {}
+        self._held: OrderedDict[Place, tuple[Any, int]] = OrderedDict()
+        self._loading: dict[Place, asyncio.Task[Any]] = {}
 
     async def get(
-        self, key: Hashable, load: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
+        self, key: Place, load: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
     ) -> T:
         """What is kept under the key, or what loading gives. What failed is not kept."""
         if key in self._held:
@@ -52,8 +54,14 @@ class ObjectCache:
         loaded: T = await asyncio.shield(task)
         return loaded
 
+    def forget(self, beginning: Place) -> None:
+        """Keep nothing any more whose place begins so."""
+        for key in [key for key in self._held if key[: len(beginning)] == beginning]:
+            _, freed_bytes = self._held.pop(key)
+            self.held_bytes -= freed_bytes
+
     async def _load(
-        self, key: Hashable, load: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
+        self, key: Place, load: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
     ) -> T:
         try:
             found = await load()
@@ -62,7 +70,7 @@ class ObjectCache:
         self._keep(key, found, size_of(found))
         return found
 
-    def _keep(self, key: Hashable, found: Any, size_bytes: int) -> None:
+    def _keep(self, key: Place, found: Any, size_bytes: int) -> None:
         if size_bytes > self.max_bytes:
             return
         self._held[key] = (found, size_bytes)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -56,18 +57,13 @@ class ObjectStorage:
     ) -> AsyncGenerator[Group, None]:
         """See `RemoteStorage`."""
         ranges, index = await self._open(segment)
-        lost = list(lost_groups(index, first_lsn, end_lsn))
+        lost = deque(lost_groups(index, first_lsn, end_lsn))
         numbers = index.row_groups(first_lsn, end_lsn)
         async with aclosing(row_group_bytes(ranges, index, numbers)) as stored:
             async for number, data in stored:
-                arguments = (index, number, data, first_lsn, end_lsn)
-                if len(data) <= limits.DECODE_INLINE_BYTES:
-                    groups = decode_row_group(*arguments)
-                else:
-                    groups = await runtime.run_blocking(decode_row_group, *arguments)
-                for group in groups:
+                for group in await self._decoded(index, number, data, first_lsn, end_lsn):
                     while lost and lost[0].first_lsn < group.first_lsn:
-                        yield lost.pop(0)
+                        yield lost.popleft()
                     yield group
         for group in lost:
             yield group
@@ -108,6 +104,24 @@ class ObjectStorage:
             if match is not None:
                 yield SegmentId(partition, uuid.UUID(match[1])), meta
 
+    async def _decoded(
+        self, index: SegmentIndex, number: int, data: memoryview, first_lsn: int, end_lsn: int
+    ) -> Sequence[Group]:
+        arguments = (index, number, data, first_lsn, end_lsn)
+        try:
+            if len(data) <= limits.DECODE_INLINE_BYTES:
+                return decode_row_group(*arguments)
+            return await runtime.run_blocking(decode_row_group, *arguments)
+        except Corrupt:
+            # Perhaps only what arrived was damaged: the next one who asks looks at the object.
+            if self._cache is not None:
+                self._cache.forget(self._place(segment_key(index.description.identity)))
+            raise
+
+    def _place(self, key: str) -> tuple[str, str]:
+        """How what is kept of an object begins."""
+        return self._store.url, key
+
     async def _open(self, segment: SegmentMetadata) -> tuple[ObjectRanges, SegmentIndex]:
         receipt, key = receipt_of(segment), segment_key(segment.segment_id)
 
@@ -117,8 +131,7 @@ class ObjectStorage:
         if self._cache is None:
             ranges, index = await load()
         else:
-            place = (self._store.url, key)
-            ranges, index = await self._cache.get(place, load, _size_of)
+            ranges, index = await self._cache.get(self._place(key), load, _size_of)
         _check_identity(segment, index, receipt)
         return ranges, index
 
