@@ -11,6 +11,7 @@ epoch, and the groups again.
     manager   follows a log, answers when it has caught up, and publishes
     cover     which segment each LSN is read from
     segments  ranges of the log as Parquet objects
+    reader    ranges of a log, wherever they stand
 
 Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from
 one segment, that of the newest epoch.

@@ -9,12 +9,18 @@ import msgspec
 import pytest
 
 from headwater.core.errors import Corrupt, NotSupported
-from headwater.store import MemoryBackend, Store
+from headwater.store import MemoryBackend, Object, Store
 from headwater.tier import SegmentMetadata
-from headwater.tier.segments import EncodedSegment, ObjectStorage, read_index, segment_key
+from headwater.tier.segments import (
+    EncodedSegment,
+    ObjectCache,
+    ObjectStorage,
+    read_index,
+    segment_key,
+)
 from headwater.tier.segments.description import decode_description, encode_description
 from headwater.tier.segments.seal import SEAL_BYTES
-from tests.store.scripted import virtual
+from tests.store.scripted import Apply, Scripted, virtual
 from tests.tier.segments.given import (
     by_lsn,
     decoded,
@@ -178,3 +184,21 @@ async def test_a_segment_is_read_where_the_events_say_nothing_of_its_object() ->
         bare = SegmentMetadata(**fields | {"custom_metadata": custom})
         assert await read(found, bare) == RECORDS
         await found.verify(bare)
+
+
+@virtual
+async def test_what_was_damaged_on_its_way_is_not_kept() -> None:
+    backend = Scripted()
+    found = ObjectStorage(Store(backend), ObjectCache())
+    await found.copy(SEGMENT)
+
+    async def damages(apply: Apply) -> Object:
+        answer = await apply()
+        data = bytearray(answer.data)
+        data[SEGMENT.description.row_groups[0].offset + 9] ^= 1
+        return Object(answer.meta, bytes(data))
+
+    backend.next("get", damages)
+    with pytest.raises(Corrupt):
+        await read(found, told(SEGMENT))
+    assert await read(found, told(SEGMENT)) == RECORDS

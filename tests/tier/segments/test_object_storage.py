@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import msgspec
@@ -19,6 +20,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.log.record import Group
 from headwater.store import ByteRange, MemoryBackend, Object, PreconditionFailed, Store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
 from headwater.tier import SegmentId, TopicIdPartition
@@ -26,12 +28,14 @@ from headwater.tier.segments import (
     EncodedSegment,
     ObjectStorage,
     SegmentConfig,
+    SegmentPlan,
+    encode_segment,
     new_segment_id,
     segment_key,
 )
-from tests.store.scripted import LOST, Scripted, Step, fails, lands_then, virtual
+from tests.store.scripted import LOST, Scripted, Step, fails, lands_then, stalls, virtual
 from tests.tier.given import ORDERS, segment_id
-from tests.tier.segments.given import by_lsn, encoded, lost, lsns, orders, storage, told
+from tests.tier.segments.given import by_lsn, decoded, encoded, lost, lsns, orders, storage, told
 
 LARGE = [orders(first, 100, size=2000) for first in range(1, 1001, 100)]
 LARGE_CONFIG = SegmentConfig(row_group_rows=100, compression="none")
@@ -149,6 +153,23 @@ async def test_the_next_row_groups_are_under_way_while_one_is_used_and_no_more(
 
 
 @virtual
+async def test_a_reader_that_leaves_does_not_wait_for_what_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "TIER_FETCH_BYTES", 1)
+    backend = Ranges()
+    segment, found = encoded(LARGE, config=LARGE_CONFIG), storage(Store(backend))
+    await found.copy(segment)
+    groups = found.fetch(told(segment), 1, 2000)
+    await anext(groups)
+    backend.next("get", stalls(20))
+    await anext(groups)
+    left_s = runtime.monotonic_s()
+    await groups.aclose()
+    assert runtime.monotonic_s() - left_s < 10
+
+
+@virtual
 async def test_the_index_says_where_records_of_a_time_begin() -> None:
     segment, found = encoded(LARGE, config=LARGE_CONFIG), storage()
     await found.copy(segment)
@@ -159,6 +180,30 @@ async def test_the_index_says_where_records_of_a_time_begin() -> None:
     assert index.lsn_at_time(at_ms) == 901
     assert index.lsn_at_time(at_ms + 1) is None
     assert [schema.names for schema in index.schemas] == [LARGE[0].records.schema.names]
+
+
+@virtual
+async def test_segments_are_merged_by_fetching_them_into_another() -> None:
+    parts = [
+        [orders(1, 5), lost(6, 7)],
+        [orders(8, 3, term=2, headers=True)],
+        [orders(11, 4, term=2)],
+    ]
+    found = storage()
+    segments = [encoded(groups, number=number) for number, groups in enumerate(parts, start=1)]
+    for segment in segments:
+        await found.copy(segment)
+
+    async def fetched() -> AsyncIterator[Group]:
+        for segment in segments:
+            async for group in found.fetch(told(segment), 1, 100):
+                yield group
+
+    indexes = [await found.fetch_index(told(segment)) for segment in segments]
+    schemas = [schema for index in indexes for schema in index.schemas]
+    merged = await encode_segment(SegmentPlan(segment_id(9), 1, 14, schemas), fetched())
+    assert by_lsn(decoded(merged.data)) == by_lsn([group for groups in parts for group in groups])
+    assert merged.description.epochs == ((1, 1), (2, 8))
 
 
 @virtual

@@ -125,7 +125,7 @@ def logs(draw: st.DrawFn) -> list[Group]:
     return groups
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(groups=logs(), rows=st.integers(1, 6))
 def test_every_record_comes_back_as_it_was(groups: list[Group], rows: int) -> None:
     segment = encoded(groups, config=SegmentConfig(row_group_rows=rows))
@@ -135,7 +135,7 @@ def test_every_record_comes_back_as_it_was(groups: list[Group], rows: int) -> No
     assert segment.receipt.rows == sum(group.records.num_rows for group in groups)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 @given(groups=logs(), cut=st.data())
 def test_every_range_of_lsns_comes_back(groups: list[Group], cut: st.DataObject) -> None:
     data = encoded(groups, config=SegmentConfig(row_group_rows=2)).data
@@ -183,6 +183,18 @@ EDGES = {
     "a key twice": pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int32())),
     "a null within": pa.array(
         [{"x": None}, None], pa.struct([("x", pa.struct([("y", pa.int8())]))])
+    ),
+    "nothing below a null": pa.array(
+        [None, {"x": {"y": [1]}}],
+        pa.struct(
+            [
+                pa.field(
+                    "x",
+                    pa.struct([pa.field("y", pa.list_(pa.field("item", pa.int8())), False)]),
+                    nullable=False,
+                )
+            ]
+        ),
     ),
     "another name of elements": pa.array([[1]], pa.list_(pa.field("item", pa.int32()))),
     "long": pa.array(["x" * 3_000_000, "y"]),

@@ -16,6 +16,7 @@ Enters: groups of the log. Leaves: the same groups, by LSN, from object storage.
     storage         what the tier asks of a storage
     object_storage  the one in a store
     object_ranges   reads parts of an object
+    object_cache    keeps parts that were read
 
 Always holds: a record comes back as it was, in every column and with its term, or `Corrupt` is
 raised; an object is written once, under an id that no other attempt has.
@@ -27,6 +28,7 @@ from headwater.tier.segments.encoder import EncodedSegment, SegmentEncoder
 from headwater.tier.segments.field_ids import FieldIds
 from headwater.tier.segments.index import SegmentIndex, read_index
 from headwater.tier.segments.log_range import encode_segment, log_range
+from headwater.tier.segments.object_cache import ObjectCache
 from headwater.tier.segments.object_storage import ObjectStorage, segment_key
 from headwater.tier.segments.plan import SegmentConfig, SegmentPlan, new_segment_id
 from headwater.tier.segments.receipt import Receipt, receipt_of
@@ -36,6 +38,7 @@ __all__ = [
     "Description",
     "EncodedSegment",
     "FieldIds",
+    "ObjectCache",
     "ObjectStorage",
     "Receipt",
     "RemoteStorage",

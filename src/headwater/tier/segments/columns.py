@@ -129,8 +129,25 @@ def _with_gaps(field: pa.Field, schemas: list[pa.Schema]) -> pa.Field:
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same values: only names within the type differ, and a cast of those copies nothing."""
-    return column if column.type.equals(kind, check_metadata=True) else column.cast(kind)
+    """The same memory under a type that differs in the names and metadata of inner fields alone.
+
+    A cast would refuse nulls below a null, where the inner field by itself allows none.
+    """
+    if column.type.equals(kind, check_metadata=True):
+        return column
+    return pa.array(_Retyped(column, kind))
+
+
+class _Retyped:
+    """Hands out an array under another type, by Arrow's C data interface."""
+
+    def __init__(self, column: pa.Array, kind: pa.DataType) -> None:
+        self._column = column
+        self._kind = kind
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        _, array = self._column.__arrow_c_array__()
+        return self._kind.__arrow_c_schema__(), array
 
 
 def _has_decimals(kind: pa.DataType) -> bool:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headwater.core import limits
 from headwater.core.errors import Corrupt
 from headwater.tier.segments.description import (
     METADATA_KEY,
@@ -46,6 +47,27 @@ class SegmentIndex:
             for number, group in enumerate(self.description.row_groups)
             if max(group.first_lsn, first_lsn) < min(group.last_lsn + 1, end_lsn)
         ]
+
+    def side_by_side(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Row groups that are fetched together, up to TIER_FETCH_BYTES."""
+        groups = self.description.row_groups
+        batches: list[list[int]] = []
+        for number in numbers:
+            end = groups[number].offset + groups[number].size_bytes
+            if batches and end - groups[batches[-1][0]].offset <= limits.TIER_FETCH_BYTES:
+                batches[-1].append(number)
+            else:
+                batches.append([number])
+        return batches
+
+    def stretches(self, first_lsn: int, end_lsn: int) -> list[range]:
+        """[first_lsn, end_lsn) cut where row groups begin.
+
+        LSNs without records belong to what comes before them.
+        """
+        begins = [group.first_lsn for group in self.description.row_groups]
+        cuts = [first_lsn, *(lsn for lsn in begins if first_lsn < lsn < end_lsn), end_lsn]
+        return [range(low, high) for low, high in itertools.pairwise(cuts)]
 
     def runs(self, first_lsn: int, end_lsn: int) -> Iterator[tuple[Run, int]]:
         """The runs that reach into [first_lsn, end_lsn), each with its first row in the segment."""

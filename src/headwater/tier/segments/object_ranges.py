@@ -10,6 +10,7 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt
 from headwater.store import ByteRange, Store
 from headwater.tier.segments.index import SegmentIndex, read_index
+from headwater.tier.segments.object_cache import ObjectCache
 from headwater.tier.segments.receipt import Receipt
 from headwater.tier.segments.seal import SEAL_BYTES, footer_bytes
 
@@ -17,17 +18,31 @@ from headwater.tier.segments.seal import SEAL_BYTES, footer_bytes
 class ObjectRanges:
     """An object, of which the end is at hand."""
 
-    def __init__(self, store: Store, key: str, size_bytes: int, end: memoryview) -> None:
+    def __init__(
+        self, store: Store, key: str, size_bytes: int, end: memoryview, cache: ObjectCache | None
+    ) -> None:
         self.key = key
         self.size_bytes = size_bytes
         self._store = store
         self._end = end
+        self._cache = cache
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of it is at hand."""
+        return len(self._end)
 
     async def read(self, start: int, end: int) -> memoryview:
         """The bytes [start, end)."""
         held_from = self.size_bytes - len(self._end)
         if start >= held_from:
             return self._end[start - held_from : end - held_from]
+        if self._cache is None:
+            return await self._get(start, end)
+        place = (self._store.url, self.key, start, end)
+        return await self._cache.get(place, lambda: self._get(start, end), len)
+
+    async def _get(self, start: int, end: int) -> memoryview:
         found = await self._store.get(self.key, ByteRange(start, end))
         if found.meta.size_bytes != self.size_bytes:
             raise Corrupt(f"{self.key} has {found.meta.size_bytes} bytes, not {self.size_bytes}")
@@ -35,7 +50,7 @@ class ObjectRanges:
 
 
 async def open_index(
-    store: Store, key: str, receipt: Receipt | None
+    store: Store, key: str, receipt: Receipt | None, cache: ObjectCache | None = None
 ) -> tuple[ObjectRanges, SegmentIndex]:
     """Read the end of a segment's object, and with it all of a small one."""
     wanted = limits.TIER_FOOTER_GUESS_BYTES
@@ -53,14 +68,14 @@ async def open_index(
         index = await runtime.run_blocking(read_index, end, size_bytes)
     except Corrupt as error:
         raise Corrupt(f"{key}: {error}") from error
-    return ObjectRanges(store, key, size_bytes, end), index
+    return ObjectRanges(store, key, size_bytes, end, cache), index
 
 
 async def row_group_bytes(
     ranges: ObjectRanges, index: SegmentIndex, numbers: Sequence[int]
 ) -> AsyncGenerator[tuple[int, memoryview], None]:
     """The bytes of these row groups in order, the next request under way meanwhile."""
-    batches = _side_by_side(index, numbers)
+    batches = index.side_by_side(numbers)
     if not batches:
         return
     following = runtime.spawn(_read(ranges, index, batches[0]), name=f"fetch {ranges.key}")
@@ -84,16 +99,3 @@ async def _read(ranges: ObjectRanges, index: SegmentIndex, batch: Sequence[int])
     groups = index.description.row_groups
     last = groups[batch[-1]]
     return await ranges.read(groups[batch[0]].offset, last.offset + last.size_bytes)
-
-
-def _side_by_side(index: SegmentIndex, numbers: Sequence[int]) -> list[list[int]]:
-    """Row groups that are fetched together."""
-    groups = index.description.row_groups
-    batches: list[list[int]] = []
-    for number in numbers:
-        end = groups[number].offset + groups[number].size_bytes
-        if batches and end - groups[batches[-1][0]].offset <= limits.TIER_FETCH_BYTES:
-            batches[-1].append(number)
-        else:
-            batches.append([number])
-    return batches

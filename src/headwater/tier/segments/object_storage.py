@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -23,6 +24,7 @@ from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.segments.decoder import decode_row_group, lost_groups
 from headwater.tier.segments.encoder import EncodedSegment
 from headwater.tier.segments.index import SegmentIndex
+from headwater.tier.segments.object_cache import ObjectCache
 from headwater.tier.segments.object_ranges import ObjectRanges, open_index, row_group_bytes
 from headwater.tier.segments.receipt import Receipt, receipt_of
 
@@ -37,8 +39,10 @@ def segment_key(segment_id: SegmentId) -> str:
 class ObjectStorage:
     """`RemoteStorage` in a store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, cache: ObjectCache | None = None) -> None:
+        """`cache` keeps what was read, for whoever reads it again."""
         self._store = store
+        self._cache = cache
 
     async def copy(self, segment: EncodedSegment) -> None:
         """See `RemoteStorage`."""
@@ -53,18 +57,13 @@ class ObjectStorage:
     ) -> AsyncGenerator[Group, None]:
         """See `RemoteStorage`."""
         ranges, index = await self._open(segment)
-        lost = list(lost_groups(index, first_lsn, end_lsn))
+        lost = deque(lost_groups(index, first_lsn, end_lsn))
         numbers = index.row_groups(first_lsn, end_lsn)
         async with aclosing(row_group_bytes(ranges, index, numbers)) as stored:
             async for number, data in stored:
-                arguments = (index, number, data, first_lsn, end_lsn)
-                if len(data) <= limits.DECODE_INLINE_BYTES:
-                    groups = decode_row_group(*arguments)
-                else:
-                    groups = await runtime.run_blocking(decode_row_group, *arguments)
-                for group in groups:
+                for group in await self._decoded(index, number, data, first_lsn, end_lsn):
                     while lost and lost[0].first_lsn < group.first_lsn:
-                        yield lost.pop(0)
+                        yield lost.popleft()
                     yield group
         for group in lost:
             yield group
@@ -82,7 +81,9 @@ class ObjectStorage:
         """Read all of a segment and compare every byte with what was said of it."""
         key = segment_key(segment.segment_id)
         receipt = receipt_of(segment)
-        index = await self.fetch_index(segment)
+        # Not from the cache: what is asked is whether it is there.
+        _, index = await open_index(self._store, key, receipt)
+        _check_identity(segment, index, receipt)
         whole, body, left = xxhash.xxh3_128(), xxhash.xxh3_128(), index.seal.body_bytes
         async for chunk in self._store.get_stream(key):
             whole.update(chunk)
@@ -103,11 +104,42 @@ class ObjectStorage:
             if match is not None:
                 yield SegmentId(partition, uuid.UUID(match[1])), meta
 
+    async def _decoded(
+        self, index: SegmentIndex, number: int, data: memoryview, first_lsn: int, end_lsn: int
+    ) -> Sequence[Group]:
+        arguments = (index, number, data, first_lsn, end_lsn)
+        try:
+            if len(data) <= limits.DECODE_INLINE_BYTES:
+                return decode_row_group(*arguments)
+            return await runtime.run_blocking(decode_row_group, *arguments)
+        except Corrupt:
+            # Perhaps only what arrived was damaged: the next one who asks looks at the object.
+            if self._cache is not None:
+                self._cache.forget(self._place(segment_key(index.description.identity)))
+            raise
+
+    def _place(self, key: str) -> tuple[str, str]:
+        """How what is kept of an object begins."""
+        return self._store.url, key
+
     async def _open(self, segment: SegmentMetadata) -> tuple[ObjectRanges, SegmentIndex]:
-        receipt = receipt_of(segment)
-        ranges, index = await open_index(self._store, segment_key(segment.segment_id), receipt)
+        receipt, key = receipt_of(segment), segment_key(segment.segment_id)
+
+        async def load() -> tuple[ObjectRanges, SegmentIndex]:
+            return await open_index(self._store, key, receipt, self._cache)
+
+        if self._cache is None:
+            ranges, index = await load()
+        else:
+            ranges, index = await self._cache.get(self._place(key), load, _size_of)
         _check_identity(segment, index, receipt)
         return ranges, index
+
+
+def _size_of(opened: tuple[ObjectRanges, SegmentIndex]) -> int:
+    """Parsed, a footer takes a few times what it has in bytes."""
+    ranges, index = opened
+    return ranges.held_bytes + 4 * len(index.seal.footer)
 
 
 def _prefix(partition: TopicIdPartition) -> str:
