@@ -216,6 +216,23 @@ async def test_snapshots_that_were_replaced_go_with_the_events() -> None:
 
 
 @virtual
+async def test_deletions_that_were_interrupted_go_on_in_the_next_pass() -> None:
+    backend = Scripted()
+    log = await opened(backend, attempts=1)
+    await publish_events(log, 40)
+    compactor = Compactor(log)
+    await compactor.compact(0, every_events=1)
+    await runtime.sleep(GRACE_S)
+    backend.next("delete", *(fails(Unavailable("503")) for _ in range(20)))
+    with pytest.raises(OutcomeUnknown):
+        await compactor.compact(0)
+    assert await events_there(backend) == list(range(40))
+    backend._steps.clear()
+    assert (await compactor.compact(0)).deleted == 40
+    assert await events_there(backend) == []
+
+
+@virtual
 async def test_a_pass_over_a_quiet_partition_costs_two_requests() -> None:
     backend = Scripted()
     log = await opened(backend)

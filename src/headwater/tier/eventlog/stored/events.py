@@ -136,8 +136,8 @@ class StoredEvents:
         return True
 
     async def with_lease(self, offset: int, request: Awaitable[T]) -> T:
-        """Make a request, and ask for the floor beside it if the answer would need that anyway."""
-        if self.floors.is_leased(offset):
+        """Make a request, and ask beside it for a floor under which the answer may count."""
+        if self.floors.is_leased(offset) or self.floors.is_below(offset):
             return await request
         answer, _ = await asyncio.gather(request, self._look_if_possible())
         return answer
