@@ -215,8 +215,12 @@ async def test_snapshots_that_were_replaced_go_with_the_events() -> None:
     assert await snapshots_there(backend) == [snapshot_key(log.events_of(0), floor)]
 
 
-@virtual
-async def test_deletions_that_were_interrupted_go_on_in_the_next_pass() -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_deletions_that_were_interrupted_go_on_in_the_next_pass(restarts: bool) -> None:
+    simulate(lambda _: _interrupt_deletions(restarts), stall_max_s=0)
+
+
+async def _interrupt_deletions(restarts: bool) -> None:
     backend = Scripted()
     log = await opened(backend, attempts=1)
     await publish_events(log, 40)
@@ -228,6 +232,8 @@ async def test_deletions_that_were_interrupted_go_on_in_the_next_pass() -> None:
         await compactor.compact(0)
     assert await events_there(backend) == list(range(40))
     backend._steps.clear()
+    if restarts:
+        compactor = Compactor(await opened(backend))
     assert (await compactor.compact(0)).deleted == 40
     assert await events_there(backend) == []
 
