@@ -83,6 +83,7 @@ async def test_publishers_of_one_handle_do_not_race_with_each_other() -> None:
     log = await opened(backend)
     await publish_events(log, 1)
     backend.calls.clear()
+    backend.next("put_if_absent", *(stalls(0.05) for _ in range(20)))
     offsets = await asyncio.gather(*(log.publish(0, event_bytes(n)) for n in range(1, 21)))
     assert sorted(offsets) == list(range(1, 21))
     assert len(backend.calls) == 20
