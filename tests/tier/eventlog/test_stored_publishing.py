@@ -210,7 +210,7 @@ async def test_an_event_created_where_another_was_deleted_counts_for_nobody() ->
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [0, 3])
 def test_an_event_that_is_missing_below_others_is_not_written_anew(
     lost: int, is_local: bool
 ) -> None:
