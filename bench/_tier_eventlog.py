@@ -226,7 +226,7 @@ def looking(count: int) -> Section:
 
     async def look(new: int) -> int:
         backend = MemoryBackend()
-        log, store = await opened(backend)
+        log, store = await opened(SlowBackend(backend))
         publisher, _ = await opened(backend)
         await log.high_water_marks()
         for number in range(new):
