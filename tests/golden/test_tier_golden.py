@@ -1,4 +1,4 @@
-"""Metadata events of the tier, as they were first written, with the stamp of their publisher."""
+"""Metadata events and snapshots of the tier, as they were first written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from headwater.tier import (
     MetadataEvent,
+    Outcome,
     PartitionDelete,
     PartitionDeleteState,
     SegmentId,
@@ -19,7 +20,9 @@ from headwater.tier import (
     decode_event,
     encode_event,
 )
+from headwater.tier.cache import PartitionDump, TierCache, dump_all, restore_all
 from headwater.tier.events import publisher_epoch_of, stamp
+from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
 
 FOLDER = Path(__file__).parent
 PLACE = TopicIdPartition.of_stream("7c9e6679-7425-40de-944b-e07fc1f90ae7", "orders", 3)
@@ -48,6 +51,38 @@ EVENTS: dict[str, MetadataEvent] = {
         PLACE, 1, 1_767_225_602_000, PartitionDeleteState.MARKED
     ),
 }
+BEGAN = EVENTS["segment_event.1"]
+ENDED = EVENTS["segment_update_event.1"]
+assert isinstance(BEGAN, SegmentMetadata)
+assert isinstance(ENDED, SegmentUpdate)
+SNAPSHOT = Snapshot(
+    log_id=uuid.UUID("4f9d3c0a-2f0e-4b7c-9d43-0d1e0c6a55b1"),
+    partition_count=50,
+    partition=31,
+    through_offset=2,
+    dumps=(
+        PartitionDump(
+            partition=PLACE,
+            publisher_epoch=6,
+            delete_state=PartitionDeleteState.MARKED,
+            finishes=1,
+            segments=(BEGAN.with_update(ENDED),),
+            finished=(1,),
+            referenced=((4, 1, 0), (6, 70_000, 0)),
+            highest=((4, 69_999), (6, 100_000)),
+        ),
+        PartitionDump(
+            partition=TopicIdPartition(PLACE.topic_id, "orders", 4),
+            publisher_epoch=9,
+            delete_state=None,
+            finishes=0,
+            segments=(),
+            finished=(),
+            referenced=(),
+            highest=(),
+        ),
+    ),
+)
 
 
 @pytest.mark.parametrize("name", EVENTS)
@@ -57,3 +92,18 @@ def test_events_are_written_and_read_as_they_always_were(name: str) -> None:
     found = decode_event(golden)
     assert found == EVENTS[name]
     assert publisher_epoch_of(found) == (None if isinstance(found, PartitionDelete) else 6)
+
+
+def test_a_snapshot_is_written_and_read_as_it_always_was() -> None:
+    golden = (FOLDER / "tier_snapshot.1").read_bytes()
+    assert encode_snapshot(SNAPSHOT) == golden
+    assert decode_snapshot(golden) == SNAPSHOT
+
+
+def test_the_golden_snapshot_is_what_the_golden_events_come_to() -> None:
+    cache = TierCache()
+    for name, event in EVENTS.items():
+        beside = 6 if name == "partition_delete_event.1" else None
+        assert cache.apply(event, publisher_epoch=beside) is Outcome.CHANGED
+    assert dump_all(cache) == SNAPSHOT.dumps[:1]
+    assert dump_all(restore_all(SNAPSHOT.dumps)) == SNAPSHOT.dumps

@@ -6,6 +6,7 @@ Enters: metadata events. Leaves: which segment holds which LSN, under which epoc
     events    what is said about segments, byte for byte as Kafka says it
     cache     what is known by the events so far
     eventlog  logs that carry the events, in order, to everybody who follows
+    snapshot  what the events of a metadata partition come to, in bytes
     cover     which segment each LSN is read from
 
 Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from

@@ -332,6 +332,16 @@ async def test_bytes_that_are_no_event_are_delivered_as_they_are(logs: EventLogs
     await log.close()
 
 
+@contract
+async def test_a_log_is_known_by_its_id_and_another_one_has_another(logs: EventLogs) -> None:
+    log = await logs.fresh(2)
+    same, other = await logs.another(log), await logs.fresh(2)
+    assert (same.log_id, same.partition_count) == (log.log_id, 2)
+    assert other.log_id != log.log_id
+    await log.close()
+    await other.close()
+
+
 # The ends of a log and of a subscription
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
@@ -63,6 +64,11 @@ class MetadataEventLog(Protocol):
     - What lies below the floor of a log that is compacted comes as a snapshot, and then the events
       after it: together they come to the same as all events.
     """
+
+    @property
+    def log_id(self) -> uuid.UUID:
+        """Which log this is. One that is made anew, under whatever name, has another."""
+        ...
 
     @property
     def partition_count(self) -> int:

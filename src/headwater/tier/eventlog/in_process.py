@@ -7,9 +7,11 @@ log itself. So there is nothing that could overflow, and no seam between backlog
 from __future__ import annotations
 
 import asyncio
+import uuid
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Mapping
 
+from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack
 from headwater.tier.eventlog.items import EventDelivered, Item, PartitionFailed
 
@@ -20,10 +22,16 @@ class InProcessEventLog:
     def __init__(self, partition_count: int) -> None:
         if partition_count < 1:
             raise Refused(f"a log has at least one partition, not {partition_count}")
+        self._log_id = uuid.UUID(bytes=runtime.new_token())
         self._events: list[list[EventDelivered]] = [[] for _ in range(partition_count)]
         # A dict, because sets of objects have another order in every process.
         self._subscriptions: dict[InProcessSubscription, None] = {}
         self._closed = False
+
+    @property
+    def log_id(self) -> uuid.UUID:
+        """Which log this is."""
+        return self._log_id
 
     @property
     def partition_count(self) -> int:
