@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.tier.eventlog.makers import EventLogs, InProcessLogs
+from tests.tier.eventlog.makers import EventLogs, InProcessLogs, MockKafkaLogs
+from tests.tier.eventlog.mock_kafka import MockKafka, mock_kafka
 
 
-@pytest.fixture(params=["in process"])
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[MockKafka]:
+    with mock_kafka() as running:
+        yield running
+
+
+@pytest.fixture(params=["in process", "kafka"])
 def logs(request: pytest.FixtureRequest) -> EventLogs:
     """Makes logs of each kind in turn. One that needs a server asks `request` for its fixture."""
-    kinds = {"in process": InProcessLogs}
-    return kinds[request.param]()
+    if request.param == "kafka":
+        return MockKafkaLogs(request.getfixturevalue("cluster"))
+    return InProcessLogs()

@@ -6,6 +6,7 @@ there and then those that come.
     contract    what every log can do, and what it promises
     items       what a subscription delivers
     in_process  a log within one process
+    kafka       a log in a topic of Kafka
 
 Always holds: an offset is delivered once to a subscription, after all lower ones of its partition;
 whatever cannot be delivered is told, never skipped.
@@ -21,6 +22,7 @@ from headwater.tier.eventlog.items import (
     PositionReached,
     SnapshotDelivered,
 )
+from headwater.tier.eventlog.kafka import KafkaEventLog
 
 __all__ = [
     "Assignment",
@@ -28,6 +30,7 @@ __all__ = [
     "EventUnreadable",
     "InProcessEventLog",
     "Item",
+    "KafkaEventLog",
     "MetadataEventLog",
     "PartitionFailed",
     "PositionReached",
