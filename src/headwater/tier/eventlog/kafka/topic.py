@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -20,9 +20,7 @@ from headwater.core import RetryPolicy, runtime
 from headwater.core.errors import HeadwaterError, NotFound, NotSupported, Refused, Unavailable
 from headwater.tier.eventlog.kafka.faults import error_of, fault
 
-T = TypeVar("T")
-
-LATEST: Final = OffsetSpec.latest()
+LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 REQUEST_TIMEOUT_S: Final = 10.0
 MARKS_TIMEOUT_S: Final = 5.0
 APPEARING: Final = RetryPolicy(attempts=50, deadline_s=30.0, base_s=0.05, cap_s=1.0)
