@@ -67,6 +67,10 @@ class MockKafka:
             self._cluster, ctypes.c_int16(request), ctypes.c_size_t(len(errors)), array
         )
 
+    def fail_no_more(self, request: int) -> None:
+        """Answer requests of a kind as they are meant."""
+        self._library.rd_kafka_mock_clear_request_errors(self._cluster, ctypes.c_int16(request))
+
     def delay(self, milliseconds: int) -> None:
         """Let the answers of all brokers take so long."""
         for broker in range(1, BROKERS + 1):

@@ -37,8 +37,7 @@ class Publisher:
         headers: Headers = [*epoch_headers(publisher_epoch)]
         what = f"an event for metadata partition {partition} of {self._topic}"
         try:
-            landed = self._send(partition, payload, headers)
-            offset = await landed
+            offset = await self._living_sender().send(self._topic, partition, payload, headers)
         except BufferError as error:
             raise Unavailable(f"{what}: too many others are under way; try again later") from error
         except KafkaException as error:
@@ -56,19 +55,9 @@ class Publisher:
             sender, self._sender = self._sender, None
             await sender.close()
 
-    def _send(self, partition: int, payload: bytes, headers: Headers) -> asyncio.Future[int | None]:
-        sender = self._sender or self._new_sender()
-        try:
-            return sender.send(self._topic, partition, payload, headers)
-        except KafkaException as error:
-            if error_of(error).code() != KafkaError._FATAL:
-                raise
-        # A producer that lost its place in its sequence sends nothing any more. Its answers to
-        # what it had sent still come.
-        return self._new_sender().send(self._topic, partition, payload, headers)
-
-    def _new_sender(self) -> _Sender:
-        self._sender = _Sender(Producer(self._settings(self._trouble.note)))
+    def _living_sender(self) -> _Sender:
+        if self._sender is None or self._sender.is_dead:
+            self._sender = _Sender(Producer(self._settings(self._trouble.note)))
         return self._sender
 
 
@@ -80,6 +69,7 @@ class _Sender:
         self._waiting: dict[asyncio.Future[int | None], None] = {}
         self._serving: asyncio.Task[None] | None = None
         self._stopped = False
+        self.is_dead = False
 
     def send(
         self, topic: str, partition: int, payload: bytes, headers: Headers
@@ -120,7 +110,13 @@ class _Sender:
     def _take_answers(self) -> None:
         """On a thread: until everything that was sent is answered, which has a time limit."""
         while len(self._producer) and not self._stopped:
-            self._producer.poll(POLL_S)
+            try:
+                self._producer.poll(POLL_S)
+            except KafkaException:
+                # It lost its place in its sequence, or its right to one: it sends nothing any
+                # more. Each event is then told to whoever waits: not sent, or perhaps landed.
+                self.is_dead = True
+                self._producer.purge()
 
     def _settle(
         self, landed: asyncio.Future[int | None], error: KafkaError | None, offset: int | None

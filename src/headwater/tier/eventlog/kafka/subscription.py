@@ -10,11 +10,27 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.tier.eventlog.items import Item, PartitionFailed, PositionReached, SnapshotDelivered
-from headwater.tier.eventlog.kafka.reader import Reader
+
+
+class Rounds(Protocol):
+    """Reading on a thread, one call at a time; see `Reader`."""
+
+    def round(self, removed: list[int], added: dict[int, int]) -> list[Item]:
+        """Follow these no longer, follow those from their offsets, and wait for what there is."""
+        ...
+
+    def interrupt(self, interrupted: bool = True) -> None:
+        """From any thread: let a round that waits for records end soon."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the client."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +46,7 @@ class KafkaSubscription:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Rounds,
         check: Callable[[int, int], None],
         forget: Callable[[KafkaSubscription], None],
     ) -> None:

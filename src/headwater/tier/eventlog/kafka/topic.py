@@ -26,6 +26,9 @@ MARKS_TIMEOUT_S: Final = 5.0
 APPEARING: Final = RetryPolicy(attempts=50, deadline_s=30.0, base_s=0.05, cap_s=1.0)
 """How long a topic that was created may take until its brokers know of it."""
 
+MOVING: Final = RetryPolicy(attempts=5, deadline_s=MARKS_TIMEOUT_S, base_s=0.05, cap_s=0.5)
+"""How long a leader is looked for before its partition counts as unknown."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewTopicWish:
@@ -100,13 +103,13 @@ class Topic:
             described = await asyncio.wrap_future(asked[self.name])
         except KafkaException as error:
             raise fault(f"the brokers do not describe {self.name}", error_of(error)) from error
-        told = int(described.topic_id)
-        if told == 0:
+        told = read_id(described.topic_id)
+        if told.int == 0:
             raise NotSupported(
                 f"the brokers give {self.name} no id, which older ones do not: pass a log_id, and "
                 "another one whenever the topic is made anew"
             )
-        return uuid.UUID(int=told % (1 << 128))
+        return told
 
     async def end_offsets(self, partition_count: int) -> Mapping[int, int]:
         """One past the last offset of each partition whose leader answers.
@@ -114,28 +117,57 @@ class Topic:
         Each is asked for by itself: a partition without a leader holds up no other's answer. What
         no transaction has decided yet counts: an event beyond it was acknowledged all the same.
         """
-        asked = {partition: self._ask_end(partition) for partition in range(partition_count)}
-        await asyncio.wait(asked.values(), timeout=MARKS_TIMEOUT_S)
         ends: dict[int, int] = {}
-        failed: HeadwaterError | None = None
-        for partition, end in asked.items():
-            if not end.done():
-                end.cancel()
-                failed = failed or Unavailable(f"no answer within {MARKS_TIMEOUT_S} s")
-            elif isinstance(error := end.exception(), KafkaException):
-                failed = failed or fault(f"the end of {self.name}", error_of(error))
-            elif (offset := end.result().offset) >= 0:
-                ends[partition] = offset
-        if not ends and failed is not None:
+        failed: HeadwaterError = Unavailable(
+            f"no leader of {self.name} answers within {MARKS_TIMEOUT_S} s"
+        )
+        budget = MOVING.start()
+        try:
+            async with asyncio.timeout(MARKS_TIMEOUT_S):
+                while True:
+                    unknown = [p for p in range(partition_count) if p not in ends]
+                    asking = (self._learn_end(partition, ends) for partition in unknown)
+                    told = [error for error in await asyncio.gather(*asking) if error is not None]
+                    if not told:
+                        return ends
+                    failed = told[0]
+                    if not await budget.pause():
+                        break
+                    # The client goes on asking a leader that it once heard of, which may be over.
+                    await self.count_partitions()
+        except (TimeoutError, Unavailable):
+            pass  # What was learned until now is what is known.
+        if not ends:
             raise failed
         return ends
 
-    def _ask_end(self, partition: int) -> asyncio.Future[Any]:
+    async def _learn_end(self, partition: int, ends: dict[int, int]) -> HeadwaterError | None:
+        try:
+            ends[partition] = await self._ask_end(partition)
+        except HeadwaterError as error:
+            return error
+        return None
+
+    async def _ask_end(self, partition: int) -> int:
         where = TopicPartition(self.name, partition)
+        what = f"where metadata partition {partition} of {self.name} ends"
         asked: dict[TopicPartition, Future[Any]] = self._admin.list_offsets(
             {where: LATEST}, request_timeout=MARKS_TIMEOUT_S
         )
-        return asyncio.wrap_future(asked[where])
+        try:
+            told = await asyncio.wrap_future(asked[where])
+        except KafkaException as error:
+            raise fault(what, error_of(error)) from error
+        offset: int = told.offset
+        if offset < 0:
+            raise Unavailable(f"{what}: its leader does not say")
+        return offset
+
+
+def read_id(topic_id: Any) -> uuid.UUID:
+    """An id of the client's, which has two signed halves, as any other."""
+    halves = (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits())
+    return uuid.UUID(bytes=b"".join(half.to_bytes(8, "big", signed=True) for half in halves))
 
 
 async def find_topic(topic: Topic, asked_count: int | None, wish: NewTopicWish | None) -> int:
