@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 from confluent_kafka import KafkaError, Producer
@@ -63,11 +63,10 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for brokers that do not answer."""
     monkeypatch.setattr(topic_module, "REQUEST_TIMEOUT_S", 0.3)
     monkeypatch.setattr(topic_module, "MARKS_TIMEOUT_S", 0.3)
-    return
 
 
 # Opening

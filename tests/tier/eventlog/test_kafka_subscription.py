@@ -113,9 +113,9 @@ def test_what_a_round_brings_of_a_partition_that_was_added_again_meanwhile_is_dr
 def test_a_change_interrupts_the_round_that_is_under_way() -> None:
     async def main(_: Simulation) -> None:
         def change() -> list[Item]:
-            assert not reader.interrupted
+            before = reader.interrupted
             subscription.add(1, 0)
-            assert reader.interrupted
+            assert (before, reader.interrupted) == (False, True)
             return []
 
         reader = ScriptedReader(change, [event(1, 0)])
