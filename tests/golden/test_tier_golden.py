@@ -60,6 +60,7 @@ SNAPSHOT = Snapshot(
     partition_count=50,
     partition=31,
     through_offset=2,
+    first_offset=0,
     dumps=(
         PartitionDump(
             partition=PLACE,

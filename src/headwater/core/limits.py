@@ -213,3 +213,14 @@ LOG_INDEX_BYTES: Final = 1 * MIB
 LOG_READ_CHUNK_BYTES: Final = 256 * KIB
 LOG_READ_BYTES: Final = 16 * MIB
 LOG_READ_RECORDS: Final = 100_000
+
+# The metadata of the tier.
+METADATA_PUBLISH_TIMEOUT_S: Final = 30.0
+METADATA_REFRESH_TIMEOUT_S: Final = 30.0
+METADATA_CALL_TIMEOUT_S: Final = 30.0
+METADATA_TEND_INTERVAL_S: Final = 0.5
+METADATA_RETRY_BASE_S: Final = 0.5
+METADATA_RETRY_CAP_S: Final = 30.0
+METADATA_SNAPSHOT_INTERVAL_S: Final = 60.0
+METADATA_TURN_EVENTS: Final = 256
+"""Events that are applied before others have a turn on the event loop."""

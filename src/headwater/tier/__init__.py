@@ -7,6 +7,7 @@ Enters: metadata events. Leaves: which segment holds which LSN, under which epoc
     cache     what is known by the events so far
     eventlog  logs that carry the events, in order, to everybody who follows
     snapshot  what the events of a metadata partition come to, in bytes
+    manager   follows a log, answers when it has caught up, and publishes
     cover     which segment each LSN is read from
 
 Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from
@@ -15,7 +16,7 @@ one segment, that of the newest epoch.
 
 from headwater.tier.cache import Outcome, TierCache
 from headwater.tier.cover import CoverPiece, cover, gaps
-from headwater.tier.errors import EventRejected
+from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
 from headwater.tier.events import (
     MetadataEvent,
     PartitionDelete,
@@ -28,11 +29,15 @@ from headwater.tier.events import (
     metadata_partition_for,
 )
 from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.manager import ManagerConfig, TopicMetadataManager
 
 __all__ = [
     "CoverPiece",
     "EventRejected",
+    "EventUndecodable",
+    "ManagerConfig",
     "MetadataEvent",
+    "NotReady",
     "Outcome",
     "PartitionDelete",
     "PartitionDeleteState",
@@ -42,6 +47,7 @@ __all__ = [
     "SegmentUpdate",
     "TierCache",
     "TopicIdPartition",
+    "TopicMetadataManager",
     "cover",
     "decode_event",
     "encode_event",

@@ -102,7 +102,15 @@ def test_a_body_that_breaks_a_rule_of_events_is_corrupt() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"partition": 4}, {"partition": -1}, {"through_offset": -2}, {"partition_count": 0}]
+    "changes",
+    [
+        {"partition": 4},
+        {"partition": -1},
+        {"through_offset": -2},
+        {"partition_count": 0},
+        {"first_offset": -1},
+        {"first_offset": 5},
+    ],
 )
 def test_a_snapshot_that_cannot_be_is_refused(changes: dict[str, int]) -> None:
     with pytest.raises(Refused):

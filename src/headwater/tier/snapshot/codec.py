@@ -1,6 +1,7 @@
 """Snapshots in bytes: all that a metadata partition's events through an offset come to.
 
-    "HWT1" | 16 log id | u32 partitions | u32 partition | i64 through | u64 length | u64 hash | body
+    "HWT1" | 16 log id | u32 partitions | u32 partition | i64 first | i64 through | u64 length
+           | u64 hash | body
 
 The hash covers all but itself, so a snapshot that was cut, changed, or written for another log is
 told from the one that was asked for. The body is MessagePack; `docs/formats/tier-snapshot.md` has
@@ -24,7 +25,7 @@ from headwater.tier.identity import SegmentId, TopicIdPartition
 
 MAGIC: Final = b"HWT1"
 _FAMILY: Final = b"HWT"
-_HEAD: Final = struct.Struct("<4s16sIIqQ")
+_HEAD: Final = struct.Struct("<4s16sIIqqQ")
 _HASH: Final = struct.Struct("<Q")
 HEAD_BYTES: Final = _HEAD.size + _HASH.size
 NOTHING: Final = -1
@@ -41,12 +42,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     partition: int
     through_offset: int
     dumps: tuple[PartitionDump, ...]
+    first_offset: int = 0
+    """The first event that is in it; above 0, the log began there when it was first followed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.partition < self.partition_count < 1 << 32:
             raise Refused(f"partition {self.partition} is none of {self.partition_count}")
-        if not NOTHING <= self.through_offset < 1 << 63:
-            raise Refused(f"{self.through_offset} is not an offset")
+        if not 0 <= self.first_offset <= self.through_offset + 1 <= 1 << 63:
+            raise Refused(f"{self.first_offset} to {self.through_offset} are no offsets of events")
 
 
 class _Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -88,6 +91,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         snapshot.log_id.bytes,
         snapshot.partition_count,
         snapshot.partition,
+        snapshot.first_offset,
         snapshot.through_offset,
         len(body),
     )
@@ -99,7 +103,7 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
     head, body = bytes(data[: _HEAD.size]), memoryview(data)[HEAD_BYTES:]
     if len(data) < HEAD_BYTES or not head.startswith(_FAMILY):
         raise Corrupt(f"{name} is not one: it does not begin as one, or has only {len(data)} bytes")
-    magic, log_id, partition_count, partition, through_offset, length = _HEAD.unpack(head)
+    magic, log_id, partition_count, partition, first, through, length = _HEAD.unpack(head)
     if magic != MAGIC:
         raise NotSupported(f"{name} is of format {magic!r}; this version reads {MAGIC!r}: upgrade")
     (stored,) = _HASH.unpack_from(data, _HEAD.size)
@@ -109,7 +113,8 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
         raise Corrupt(f"{name} fails its checksum")
     try:
         dumps = tuple(_read(written) for written in _decoder.decode(body))
-        return Snapshot(uuid.UUID(bytes=log_id), partition_count, partition, through_offset, dumps)
+        log = uuid.UUID(bytes=log_id)
+        return Snapshot(log, partition_count, partition, through, dumps, first)
     except (msgspec.MsgspecError, UnicodeDecodeError, Refused) as error:
         raise Corrupt(f"{name} holds what no snapshot holds: {error}") from error
 
