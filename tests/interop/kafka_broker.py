@@ -28,6 +28,8 @@ ARTIFACTS: Final = (
 CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qg"
 METADATA_PARTITIONS: Final = 3
 TOOL_TIMEOUT_S: Final = 120.0
+START_DEADLINE_S: Final = 180.0
+"""Ten times what it takes on a machine that has nothing else to do."""
 
 SMALL: Final = ("-Xms256m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For a broker that carries little: it starts in half the processor time."""
@@ -128,7 +130,7 @@ class KafkaBroker:
         """Start it, and wait until it answers."""
         broker = self.tools.command("kafka.Kafka", str(self._settings), options=self._options)
         self._process = Process(broker, {}, self.folder, self.folder / "server.log")
-        self._process.wait_until(is_ready)
+        self._process.wait_until(is_ready, START_DEADLINE_S)
 
     def kill(self) -> None:
         """SIGKILL; a second call does nothing."""
