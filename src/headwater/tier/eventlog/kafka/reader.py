@@ -18,14 +18,9 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
-from headwater.tier.eventlog.items import (
-    EventUnreadable,
-    Item,
-    PartitionFailed,
-    PositionReached,
-)
+from headwater.tier.eventlog.items import EventUnreadable, PartitionFailed, PositionReached
 from headwater.tier.eventlog.kafka.faults import error_of, fault
-from headwater.tier.eventlog.kafka.records import UNREADABLE, read_record
+from headwater.tier.eventlog.kafka.records import UNREADABLE, Happening, read_record
 
 SLICE_S: Final = 0.05
 """How long the client sleeps at a stretch; then it is looked whether something is to change."""
@@ -59,7 +54,7 @@ class Reader:
         """From any thread: let a round that waits for records end soon."""
         self._interrupted = interrupted
 
-    def round(self, removed: list[int], added: dict[int, int]) -> list[Item]:
+    def round(self, removed: list[int], added: dict[int, int]) -> list[Happening]:
         """Follow these no longer, follow those from their offsets, and wait for what there is."""
         try:
             self._assign(removed, added)
@@ -91,12 +86,12 @@ class Reader:
                 ]
             )
 
-    def _read(self, message: Message) -> list[Item]:
+    def _read(self, message: Message) -> list[Happening]:
         item = read_message(self._topic, message, self._consumer)
         return [] if item is None else [item]
 
 
-def read_message(topic: str, message: Message, consumer: Reads) -> Item | None:
+def read_message(topic: str, message: Message, consumer: Reads) -> Happening | None:
     """A record, or what happened instead, as an item; None if it is nobody's concern."""
     partition, offset, error = message.partition(), message.offset(), message.error()
     if partition is None or partition < 0 or offset is None:

@@ -5,12 +5,20 @@ Kafka's own readers pass over headers that they do not know, and Kafka's own wri
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from confluent_kafka import KafkaError, Message
 
 from headwater.core.errors import Corrupt, Refused
-from headwater.tier.eventlog.items import EventDelivered, EventUnreadable
+from headwater.tier.eventlog.items import (
+    EventDelivered,
+    EventUnreadable,
+    PartitionFailed,
+    PositionReached,
+)
+
+Happening: TypeAlias = EventDelivered | EventUnreadable | PartitionFailed | PositionReached
+"""What there is to tell of a topic, which has no snapshots."""
 
 EPOCH_HEADER: Final = "headwater-publisher-epoch"
 EPOCH_BYTES: Final = 8

@@ -14,13 +14,14 @@ from typing import Protocol
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
-from headwater.tier.eventlog.items import Item, PartitionFailed, PositionReached, SnapshotDelivered
+from headwater.tier.eventlog.items import Item, PartitionFailed, PositionReached
+from headwater.tier.eventlog.kafka.records import Happening
 
 
 class Rounds(Protocol):
     """Reading on a thread, one call at a time; see `Reader`."""
 
-    def round(self, removed: list[int], added: dict[int, int]) -> list[Item]:
+    def round(self, removed: list[int], added: dict[int, int]) -> list[Happening]:
         """Follow these no longer, follow those from their offsets, and wait for what there is."""
         ...
 
@@ -56,7 +57,7 @@ class KafkaSubscription:
         self._followed: dict[int, _Followed] = {}
         self._reading: dict[int, _Followed] = {}
         """What the reader was told, as of the last round that was begun."""
-        self._ready: deque[Item] = deque()
+        self._ready: deque[Happening] = deque()
         self._round: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -102,7 +103,7 @@ class KafkaSubscription:
     def __aiter__(self) -> AsyncIterator[Item]:
         return self
 
-    async def __anext__(self) -> Item:
+    async def __anext__(self) -> Happening:
         while self._closing is None:
             if self._ready:
                 return self._take()
@@ -112,7 +113,7 @@ class KafkaSubscription:
             await asyncio.shield(self._round)
         raise StopAsyncIteration
 
-    def _take(self) -> Item:
+    def _take(self) -> Happening:
         item = self._ready.popleft()
         if isinstance(item, PartitionFailed):
             del self._followed[item.partition]
@@ -138,12 +139,12 @@ class KafkaSubscription:
         finally:
             self._round = None
 
-    def _keep(self, item: Item) -> None:
+    def _keep(self, item: Happening) -> None:
         followed = self._reading.get(item.partition)
         # Removed while it was fetched, or added again since: what was fetched is not for that.
         if followed is None or self._followed.get(item.partition) is not followed:
             return
-        if followed.failed or isinstance(item, SnapshotDelivered):
+        if followed.failed:
             return
         if isinstance(item, PartitionFailed):
             followed.failed = True
