@@ -53,6 +53,7 @@ class TamperedLog(InProcessEventLog):
         self.publish_error: HeadwaterError | None = None
         self.publish_hangs = False
         self.subscribe_error: HeadwaterError | None = None
+        self.subscribe_hangs = False
         self.subscription: TamperedSubscription | None = None
         """The one that was made last."""
         self.is_held = False
@@ -71,6 +72,8 @@ class TamperedLog(InProcessEventLog):
         return offset
 
     async def subscribe(self, start_offsets: Mapping[int, int]) -> InProcessSubscription:
+        if self.subscribe_hangs:
+            await asyncio.Event().wait()
         if self.subscribe_error is not None:
             raise self.subscribe_error
         self.check_open()

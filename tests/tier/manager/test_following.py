@@ -149,6 +149,22 @@ async def test_a_partition_that_comes_back_goes_on_from_what_was_applied() -> No
 
 
 @virtual
+async def test_what_comes_again_is_not_applied_again() -> None:
+    log = TamperedLog()
+    manager = await start_all(log)
+    await copy_segment(manager, 10, 0, 99)
+    await manager.publish(became(10, DELETING))
+    await manager.publish(became(10, DELETED))
+    for offset, event in enumerate((started(10, 0, 99), finished(10))):
+        log.deliver(EventDelivered(HOME, offset, encode_event(event)))
+    log.deliver(EventUnreadable(HOME, 3, Corrupt("it was readable before")))
+    await runtime.sleep(1.0)
+    assert numbers(manager) == []
+    assert status_of(manager).next_offset == 4
+    await manager.close()
+
+
+@virtual
 async def test_while_nothing_is_subscribed_partitions_come_and_go_all_the_same() -> None:
     log = TamperedLog()
     log.subscribe_error = Unavailable("away")
@@ -224,6 +240,19 @@ async def test_subscribing_is_tried_less_and_less_often() -> None:
 
 
 @virtual
+async def test_a_log_that_does_not_answer_is_subscribed_to_again() -> None:
+    log = TamperedLog()
+    log.subscribe_hangs = True
+    manager = await start(log, [HOME], call_timeout_s=5.0)
+    await runtime.sleep(6.0)
+    assert "no subscription within 5.0 s" in str(manager.status().problem)
+    log.subscribe_hangs = False
+    await copy_segment(manager, 10, 0, 99)
+    assert numbers(manager) == [10]
+    await manager.close()
+
+
+@virtual
 async def test_a_subscription_that_the_log_ends_is_made_again() -> None:
     log = TamperedLog()
     manager = await start_all(log)
@@ -266,6 +295,12 @@ async def test_a_partition_that_keeps_failing_is_asked_for_less_and_less_often()
             log.deliver(PartitionFailed(HOME, Unavailable("connection refused")))
         await runtime.sleep(0.25)
     assert 1000 / 17 <= len(log.starts) <= 1000 / 8 + 6
+
+    await manager.publish(started(10, 0, 99), timeout_s=60.0)
+    log.subscription.remove(HOME)
+    log.deliver(PartitionFailed(HOME, Unavailable("connection refused")))
+    await runtime.sleep(2.0)
+    assert HOME in log.subscription.assigned(), "what went on since begins with short pauses"
     await manager.close()
 
 
@@ -380,6 +415,9 @@ async def test_a_log_that_begins_in_the_middle_is_followed_from_there_and_says_s
     assert status_of(manager).first_offset == 2
     assert manager.metrics.events == {"rejected": 2, "repeated": 1, "changed": 2}
     assert manager.metrics.events_of_unknown_segments == 2
+    log.deliver(SnapshotDelivered(HOME, 7, ()))
+    await runtime.sleep(1.0)
+    assert status_of(manager).first_offset == 0, "a snapshot is by all events"
     await manager.close()
 
 

@@ -125,6 +125,19 @@ async def test_custom_metadata_that_nobody_could_follow_are_not_published() -> N
     await manager.close()
 
 
+@virtual
+async def test_an_epoch_that_no_log_could_carry_is_refused() -> None:
+    log = TamperedLog()
+    manager = await start_all(log)
+    for epoch in (-1, 1 << 64):
+        with pytest.raises(Refused, match="does not fit into 64 bits"):
+            await manager.publish(
+                partition_delete(PartitionDeleteState.MARKED), publisher_epoch=epoch
+            )
+    assert (await log.high_water_marks())[HOME] == 0
+    await manager.close()
+
+
 # Waiting ends
 
 

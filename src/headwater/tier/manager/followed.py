@@ -152,7 +152,7 @@ class FollowedPartition:
         """Be followed from what was applied on; what stopped it before is tried again."""
         self.is_assigned = True
         self.assignments += 1
-        self.high_water_mark = self.stopped = self.problem = self.retry_at_s = None
+        self.stopped = self.problem = self.retry_at_s = None
         self.failures = 0
 
     def unassign(self) -> None:
@@ -241,6 +241,8 @@ class FollowedPartition:
         except Corrupt as error:
             self._stop(error)
             return
+        # It is by all events, also where the log once began later than it was asked for.
+        self.first_offset = 0
         self._metrics.snapshots_followed += 1
         self._move_to(item.through_offset + 1)
 

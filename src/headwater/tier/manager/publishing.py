@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown
+from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
 from headwater.tier.cache import Outcome
 from headwater.tier.errors import EventRejected
 from headwater.tier.eventlog import MetadataEventLog
@@ -23,6 +23,7 @@ from headwater.tier.events import (
     partition_of,
     publisher_epoch_of,
 )
+from headwater.tier.events.publisher import EPOCH_MAX
 from headwater.tier.manager.followed import FollowedPartition
 from headwater.tier.manager.waiters import Waiters
 
@@ -73,6 +74,8 @@ def check_before(
             f"{event.segment_id} cannot begin as {event.state.name}: a segment is added as "
             "COPY_STARTED, and updated from then on; nothing was published"
         )
+    if publisher_epoch is not None and not 0 <= publisher_epoch <= EPOCH_MAX:
+        raise Refused(f"epoch {publisher_epoch} does not fit into 64 bits")
     mine = publisher_epoch_of(event, publisher_epoch)
     newest = followed.cache.publisher_epoch(partition_of(event))
     if mine is not None and newest is not None and mine < newest:

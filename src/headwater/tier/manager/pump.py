@@ -6,6 +6,7 @@ does a partition that the log alone gave up.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Final
@@ -72,7 +73,7 @@ class Pump:
             self._subscription.assignment.remove(partition)
 
     async def _pump(self) -> None:
-        subscription = await self._log.subscribe({})
+        subscription = await self._subscribe()
         self._subscription = subscription
         self._metrics.subscriptions += 1
         try:
@@ -92,6 +93,14 @@ class Pump:
             self._subscription = None
             await subscription.assignment.close()
         raise Unavailable("the log ended the subscription")
+
+    async def _subscribe(self) -> Subscription:
+        timeout_s = self._config.call_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._log.subscribe({})
+        except TimeoutError:
+            raise Unavailable(f"the log made no subscription within {timeout_s:.1f} s") from None
 
     def _deliver(self, item: Item) -> None:
         followed = self._followed[item.partition]
