@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,6 +21,7 @@ from headwater.tier.eventlog.kafka.topic import read_id
 from tests.interop.kafka_broker import FORMATTER, KafkaBroker
 
 CALL_TIMEOUT_S: Final = 30.0
+LOOK_S: Final = 0.05
 SILENT: Final = {"log_level": 0}
 
 
@@ -51,6 +53,8 @@ def topic_id(broker: KafkaBroker, name: str) -> uuid.UUID:
 def delete_topic(broker: KafkaBroker, name: str) -> None:
     client = admin(broker)
     _wait(client, client.delete_topics([name]))
+    while name in client.list_topics(timeout=CALL_TIMEOUT_S).topics:
+        time.sleep(LOOK_S)
 
 
 def configure_topic(broker: KafkaBroker, name: str, **config: str) -> None:

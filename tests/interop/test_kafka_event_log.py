@@ -123,8 +123,7 @@ def test_a_topic_that_was_made_anew_is_another_log(kafka: KafkaBroker) -> None:
         log = await created(kafka, "anew")
         for number in range(3):
             await log.publish(0, bytes([number]))
-        delete_topic(kafka, "anew")
-        await runtime.sleep(1.0)
+        await runtime.run_blocking(delete_topic, kafka, "anew")
         other = await created(kafka, "anew")
         assert other.log_id != log.log_id
         assert isinstance((await failed(await other.subscribe({0: 3}))).error, RolledBack)
@@ -142,7 +141,7 @@ def test_what_was_deleted_is_told_with_where_the_partition_begins(kafka: KafkaBr
         log = await created(kafka, "trimmed")
         for number in range(10):
             await log.publish(0, bytes([number]))
-        delete_records(kafka, "trimmed", 0, 6)
+        await runtime.run_blocking(delete_records, kafka, "trimmed", 0, 6)
         subscription = await log.subscribe({0: 0})
         gone = await failed(subscription)
         assert isinstance(gone.error, Trimmed)
@@ -158,7 +157,9 @@ def test_a_partition_that_ends_in_markers_of_transactions_is_followed_to_its_end
     kafka: KafkaBroker,
 ) -> None:
     def write() -> None:
-        producer = Producer({"bootstrap.servers": kafka.servers, "transactional.id": "t"})
+        producer = Producer(
+            {"bootstrap.servers": kafka.servers, "transactional.id": "t", "log_level": 0}
+        )
         producer.init_transactions(30)
         for value, is_kept in ((b"kept", True), (b"aborted", False)):
             producer.begin_transaction()

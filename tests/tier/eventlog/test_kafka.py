@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from confluent_kafka import KafkaError, Producer
 
-from headwater.core import runtime
+from headwater.core import Secret, runtime
 from headwater.core.errors import (
     Denied,
     LimitExceeded,
@@ -31,6 +31,13 @@ from headwater.tier.eventlog import (
     Subscription,
 )
 from headwater.tier.eventlog.kafka import topic as topic_module
+from headwater.tier.eventlog.kafka.settings import (
+    Settings,
+    admin_settings,
+    consumer_settings,
+    hide_values,
+    producer_settings,
+)
 from tests.interop.process import free_port
 from tests.tier.eventlog.makers import REAL_LIMIT_S, MockKafkaLogs
 from tests.tier.eventlog.mock_kafka import (
@@ -133,15 +140,29 @@ def test_what_the_promises_rest_on_cannot_be_set_otherwise(cluster: MockKafka) -
                 await KafkaEventLog.open(cluster.servers, settings={name: "1"})
 
     run(scenario)
+    producer = producer_settings("", {}, lambda error: None)
+    assert (producer["acks"], producer["enable.idempotence"]) == ("all", True)
 
 
 def test_settings_that_the_client_does_not_know_are_refused(cluster: MockKafka) -> None:
     async def scenario() -> None:
         for settings in ({"no.such.setting": "1"}, {"fetch.wait.max.ms": "soon"}):
-            with pytest.raises(Refused, match="refuses its settings"):
+            with pytest.raises(Refused, match="refuses its settings") as refused:
                 await KafkaEventLog.open(cluster.servers, settings=settings)
+            assert "soon" not in str(refused.value), "it may be a password"
 
     run(scenario)
+
+
+def test_a_password_goes_to_the_client_and_nowhere_else() -> None:
+    asked: Settings = {"sasl.password": Secret("pass-word"), "fetch.wait.max.ms": 20}
+    for settings in (
+        admin_settings("", asked),
+        producer_settings("", asked, lambda error: None),
+        consumer_settings("", asked),
+    ):
+        assert (settings["sasl.password"], settings["fetch.wait.max.ms"]) == ("pass-word", 20)
+    assert hide_values('no value "pass-word" for it', asked) == 'no value "…" for it'
 
 
 # High-water marks
@@ -350,7 +371,7 @@ def test_a_record_that_is_no_event_is_told_and_those_after_it_follow(cluster: Mo
     async def scenario() -> None:
         topic = cluster.new_topic()
         log = await opened(cluster, topic)
-        other = Producer({"bootstrap.servers": cluster.servers})
+        other = Producer({"bootstrap.servers": cluster.servers, "log_level": 0})
         header = "headwater-publisher-epoch"
         other.produce(topic, None, partition=0)
         other.produce(topic, b"short", partition=0, headers=[(header, b"\x01")])

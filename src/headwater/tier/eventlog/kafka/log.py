@@ -15,6 +15,7 @@ from headwater.tier.eventlog.kafka.settings import (
     admin_settings,
     check_settings,
     consumer_settings,
+    hide_values,
     producer_settings,
 )
 
@@ -64,19 +65,28 @@ class KafkaEventLog:
 
         `servers` are some of the brokers, `host:port,…`; the rest is learned from them. Of a topic
         with more partitions than `partition_count` the others are left alone. `log_id` is for
-        brokers that give topics no id. `settings` go to Kafka's clients (`security.protocol`, …).
+        brokers that give topics no id. `settings` go to Kafka's clients (`security.protocol`, …);
+        passwords among them are best given as `Secret`.
         """
         _check_can_open()
         asked = dict(settings or {})
         check_settings(asked)
         if partition_count is not None and partition_count < 1:
             raise Refused(f"a log has at least one partition, not {partition_count}")
+        from confluent_kafka import KafkaException
+
+        from headwater.tier.eventlog.kafka.faults import error_of
         from headwater.tier.eventlog.kafka.publisher import Publisher
         from headwater.tier.eventlog.kafka.reader import Reader
         from headwater.tier.eventlog.kafka.topic import NewTopicWish, Topic, find_topic
 
         runtime.settle_native_threads_at_exit()
-        found = Topic(topic, admin_settings(servers, asked))
+        try:
+            # All clients know all settings: what one takes is right for the others as well.
+            found = Topic(topic, admin_settings(servers, asked))
+        except KafkaException as error:
+            why = hide_values(error_of(error).str(), asked)
+            raise Refused(f"Kafka's client refuses its settings: {why}") from None
         wish = NewTopicWish(partition_count or PARTITION_COUNT, replication_factor)
         used_count = await find_topic(found, partition_count, wish if create else None)
         return cls(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+from headwater.core import Secret
 from headwater.core.errors import Refused
 
-Settings: TypeAlias = Mapping[str, str | int | bool]
+Settings: TypeAlias = Mapping[str, str | int | bool | Secret]
 
 GROUP: Final = "headwater-metadata"
 ONLY_CRITICAL: Final = 2
@@ -50,6 +51,21 @@ _CONSUMER_FIXED: Final[dict[str, str | int | bool]] = {
 _FIXED: Final = {**_PRODUCER_FIXED, **_CONSUMER_FIXED, "bootstrap.servers": ""}
 
 
+def hide_values(message: str, asked: Settings) -> str:
+    """What a client says about its settings, without what they are set to."""
+    for value in asked.values():
+        text = value.reveal() if isinstance(value, Secret) else str(value)
+        message = message.replace(text, "…") if text else message
+    return message
+
+
+def _revealed(asked: Settings) -> dict[str, str | int | bool]:
+    return {
+        name: value.reveal() if isinstance(value, Secret) else value
+        for name, value in asked.items()
+    }
+
+
 def check_settings(asked: Settings) -> None:
     """Raise `Refused` for settings that would break a promise of the log."""
     fixed = sorted(asked.keys() & _FIXED.keys())
@@ -59,7 +75,7 @@ def check_settings(asked: Settings) -> None:
 
 def admin_settings(servers: str, asked: Settings) -> dict[str, Any]:
     """For the client that asks about the topic."""
-    return {**_COMMON, **asked, "bootstrap.servers": servers}
+    return {**_COMMON, **_revealed(asked), "bootstrap.servers": servers}
 
 
 def producer_settings(
@@ -69,7 +85,7 @@ def producer_settings(
     return {
         **_COMMON,
         **_PRODUCER,
-        **asked,
+        **_revealed(asked),
         **_PRODUCER_FIXED,
         "bootstrap.servers": servers,
         "error_cb": on_trouble,
@@ -81,7 +97,7 @@ def consumer_settings(servers: str, asked: Settings) -> dict[str, Any]:
     return {
         **_COMMON,
         **_CONSUMER,
-        **asked,
+        **_revealed(asked),
         **_CONSUMER_FIXED,
         "bootstrap.servers": servers,
     }

@@ -52,13 +52,7 @@ class Topic:
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         self.name = name
-        try:
-            self._client: AdminClient | None = AdminClient(settings)
-        except KafkaException as error:
-            # All clients know all settings, so that these are right for the others as well.
-            raise Refused(
-                f"Kafka's client refuses its settings: {error_of(error).str()}"
-            ) from error
+        self._client: AdminClient | None = AdminClient(settings)
 
     @property
     def _admin(self) -> AdminClient:
