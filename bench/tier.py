@@ -5,6 +5,7 @@
   a cache is filled from its log, to 10,000, 100,000 and 1,000,000 segments of one partition;
 - look-ups in it, by epoch and offset, by time, and the cover of a range that ten segments hold:
   O(log n) means that a hundred times the segments take little longer;
+- snapshots: a cache taken as a value, encoded, decoded and restored, and the bytes of it;
 - the memory of it, by the process's resident size before and after, per segment: of segments as a
   Kafka broker writes them (no custom metadata), and of ours (60 bytes of them). Beside it, the same
   segments as Python objects in a dict, which is what one would write first.
@@ -43,8 +44,9 @@ from headwater.tier import (
     decode_event,
     encode_event,
 )
-from headwater.tier.cache import PartitionCache, dump, restore
+from headwater.tier.cache import PartitionCache, dump, dump_all, restore, restore_all
 from headwater.tier.events import Epochs, stamp
+from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
 
 SIZES = (10_000, 100_000, 1_000_000)
 QUICK_SIZES = (1_000, 10_000)
@@ -200,6 +202,34 @@ def look_ups(sizes: tuple[int, ...], asked: int, rounds: int) -> Section:
     return section
 
 
+def snapshots(sizes: tuple[int, ...]) -> Section:
+    """How fast a manager writes what it knows, and goes on from it."""
+    section = Section(
+        "Snapshots of one metadata partition, µs a segment",
+        ["segments", "taken", "encoded", "decoded", "restored", "bytes a segment"],
+    )
+    for size in sizes:
+        cache = filled(size, stamp(3, bytes(48)))
+        value: Any = cache
+        row = [f"{size:,}"]
+        data = b""
+        for step in (_taken, encode_snapshot, decode_snapshot, _restored):
+            started_s = time.process_time()
+            value = step(value)
+            row.append(f"{1e6 * (time.process_time() - started_s) / size:.1f}")
+            data = value if isinstance(value, bytes) else data
+        section.rows.append([*row, f"{len(data) / size:.0f}"])
+    return section
+
+
+def _taken(cache: TierCache) -> Snapshot:
+    return Snapshot(uuid.UUID(int=1), 1, 0, 0, dump_all(cache))
+
+
+def _restored(snapshot: Snapshot) -> TierCache:
+    return restore_all(snapshot.dumps)
+
+
 def resident_bytes() -> int:
     """What this process has in memory."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -261,7 +291,7 @@ def main() -> None:
     if not options.json:
         print(__doc__)
         print(machine())
-    sections = [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds)]
+    sections = [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds), snapshots(sizes)]
     if Path("/proc/self/statm").exists():
         sections.append(memory(sizes[-1]))
     if options.json:

@@ -68,6 +68,12 @@ async def test_an_event_that_cannot_be_read_stops_its_partition_visibly_and_no_o
     assert status_of(manager, ELSEWHERE).next_offset == 1, "others go on"
     assert manager.is_ready(ELSEWHERE)
     assert manager.metrics.partitions_stopped == 1
+    assert log.subscription is not None
+    assert HOME not in log.subscription.assigned(), "nothing more of it is wanted"
+    log.break_off(Unavailable("connection lost"))
+    await runtime.sleep(5.0)
+    assert HOME not in log.subscription.assigned()
+    assert ELSEWHERE in log.subscription.assigned()
     with pytest.raises(EventUndecodable):
         await manager.refresh(HOME)
     with pytest.raises(EventUndecodable):
@@ -155,8 +161,10 @@ async def test_what_comes_again_is_not_applied_again() -> None:
     await copy_segment(manager, 10, 0, 99)
     await manager.publish(became(10, DELETING))
     await manager.publish(became(10, DELETED))
-    for offset, event in enumerate((started(10, 0, 99), finished(10))):
-        log.deliver(EventDelivered(HOME, offset, encode_event(event)))
+    log.deliver(
+        EventDelivered(HOME, 0, encode_event(started(10, 0, 99))),
+        EventDelivered(HOME, 1, encode_event(finished(10))),
+    )
     log.deliver(EventUnreadable(HOME, 3, Corrupt("it was readable before")))
     await runtime.sleep(1.0)
     assert numbers(manager) == []
@@ -204,6 +212,16 @@ async def test_a_high_water_mark_of_an_earlier_assignment_does_not_count_for_a_l
     await manager.reconcile_assignment([HOME])
     with pytest.raises(NotReady):
         manager.segments(ORDERS)
+    await manager.close()
+
+
+@virtual
+async def test_what_still_comes_of_a_partition_that_was_left_is_not_applied() -> None:
+    log = TamperedLog()
+    manager = await start(log, [ELSEWHERE])
+    log.deliver(EventDelivered(HOME, 0, encode_event(started(10, 0, 99))))
+    await runtime.sleep(1.0)
+    assert manager.metrics.events == {}
     await manager.close()
 
 
@@ -279,6 +297,22 @@ async def test_a_partition_that_the_log_gives_up_is_asked_for_again() -> None:
         assert numbers(manager) == [10]
     assert manager.metrics.partition_failures == {"Unavailable": 1, "Denied": 1}
     assert status_of(manager).problem is None
+    await manager.close()
+
+
+@virtual
+async def test_a_partition_that_is_asked_for_again_begins_at_what_was_applied() -> None:
+    log = TamperedLog()
+    manager = await start_all(log)
+    await copy_segment(manager, 10, 0, 99)
+    assert log.subscription is not None
+    log.hold()
+    await log.publish(HOME, encode_event(started(11, 100, 199)))
+    log.subscription._next[HOME] = 3
+    log.deliver(PartitionFailed(HOME, Unavailable("lost its place, and goes on all the same")))
+    log.hold(False)
+    await manager.refresh(HOME)
+    assert numbers(manager) == [10, 11]
     await manager.close()
 
 

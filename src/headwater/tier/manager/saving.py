@@ -86,6 +86,7 @@ class Saving:
             await asyncio.wait((self._writing,))
         writing = runtime.run_blocking(folder.write, snapshot)
         self._writing = runtime.spawn(writing, name="tier-metadata-snapshot")
+        self._writing.add_done_callback(_hear)
         await asyncio.wait((self._writing,))
         self._writing.result()
 
@@ -93,9 +94,12 @@ class Saving:
         """Write what has moved, and let the folder go; raises what could not be written."""
         if self._folder is None:
             return
-        folder, failed = self._folder, await self.save()
-        self._folder = None
-        folder.close()
+        folder = self._folder
+        try:
+            failed = await self.save()
+        finally:
+            self._folder = None
+            folder.close()
         if failed:
             raise failed[0]
 
@@ -103,3 +107,9 @@ class Saving:
         self._metrics.snapshots_damaged += 1
         self.problem = f"{damaged}: it is left out, and its partition read from the log"
         _log.warning("%s", self.problem)
+
+
+def _hear(writing: asyncio.Task[None]) -> None:
+    """Take note of what a write came to that nobody waits for any more: it is done again."""
+    if not writing.cancelled():
+        writing.exception()
