@@ -1,4 +1,4 @@
-"""The contract of logs of metadata events, on a real broker."""
+"""The contract of logs of metadata events, and managers over them, on a real broker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 
 from headwater.tier.eventlog import KafkaEventLog, MetadataEventLog
 from tests.interop.kafka_broker import KafkaBroker
-from tests.tier.eventlog.makers import REAL_LIMIT_S, EventLogs
+from tests.tier.eventlog.kafka_logs import REAL_LIMIT_S
+from tests.tier.eventlog.makers import EventLogs
 from tests.tier.eventlog.test_contract import *  # noqa: F403
+from tests.tier.eventlog.test_manager_seed import *  # noqa: F403
 
 pytestmark = pytest.mark.interop
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tier.eventlog.makers import EventLogs, InProcessLogs, MockKafkaLogs
+from tests.tier.eventlog.kafka_logs import MockKafkaLogs
+from tests.tier.eventlog.makers import EventLogs, InProcessLogs
 from tests.tier.eventlog.mock_kafka import MockKafka, mock_kafka
 
 
@@ -21,4 +22,5 @@ def logs(request: pytest.FixtureRequest) -> EventLogs:
     """Makes logs of each kind in turn. One that needs a server asks `request` for its fixture."""
     if request.param == "kafka":
         return MockKafkaLogs(request.getfixturevalue("cluster"))
-    return InProcessLogs()
+    kinds = {"in process": InProcessLogs}
+    return kinds[request.param]()

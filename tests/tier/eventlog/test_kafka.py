@@ -39,7 +39,7 @@ from headwater.tier.eventlog.kafka.settings import (
     producer_settings,
 )
 from tests.interop.process import free_port
-from tests.tier.eventlog.makers import REAL_LIMIT_S, MockKafkaLogs
+from tests.tier.eventlog.kafka_logs import REAL_LIMIT_S, MockKafkaLogs
 from tests.tier.eventlog.mock_kafka import (
     INIT_PRODUCER_ID,
     LIST_OFFSETS,
