@@ -92,29 +92,31 @@ def test_a_lost_connection_is_nobodys_concern_and_a_dead_client_everybodys() -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
+    ("code", "at_first", "after_trouble"),
     [
-        (KafkaError._MSG_TIMED_OUT, OutcomeUnknown),
-        (KafkaError._PURGE_INFLIGHT, OutcomeUnknown),
-        (KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, OutcomeUnknown),
-        (KafkaError.REQUEST_TIMED_OUT, OutcomeUnknown),
-        (KafkaError.UNKNOWN, OutcomeUnknown),
-        (KafkaError._PURGE_QUEUE, Unavailable),
-        (KafkaError.NOT_ENOUGH_REPLICAS, Unavailable),
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, Unavailable),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, Denied),
-        (KafkaError.MSG_SIZE_TOO_LARGE, LimitExceeded),
-        (KafkaError.INVALID_RECORD, Refused),
+        (KafkaError._MSG_TIMED_OUT, OutcomeUnknown, OutcomeUnknown),
+        (KafkaError._PURGE_INFLIGHT, OutcomeUnknown, OutcomeUnknown),
+        (KafkaError._PURGE_QUEUE, OutcomeUnknown, OutcomeUnknown),
+        (KafkaError.NOT_ENOUGH_REPLICAS, OutcomeUnknown, OutcomeUnknown),
+        (KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, OutcomeUnknown, OutcomeUnknown),
+        (KafkaError.REQUEST_TIMED_OUT, OutcomeUnknown, OutcomeUnknown),
+        (KafkaError.UNKNOWN, OutcomeUnknown, OutcomeUnknown),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, Unavailable, OutcomeUnknown),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, Denied, OutcomeUnknown),
+        (KafkaError.INVALID_RECORD, Refused, OutcomeUnknown),
+        (KafkaError.MSG_SIZE_TOO_LARGE, LimitExceeded, LimitExceeded),
     ],
 )
 def test_only_what_surely_has_not_landed_is_said_not_to_have(
-    code: int, kind: type[HeadwaterError]
+    code: int, at_first: type[HeadwaterError], after_trouble: type[HeadwaterError]
 ) -> None:
-    assert type(publish_fault("an event", KafkaError(code), Trouble())) is kind
+    for is_first, kind in ((True, at_first), (False, after_trouble)):
+        told = publish_fault("an event", KafkaError(code), Trouble(), is_first=is_first)
+        assert type(told) is kind
 
 
 def test_a_time_out_says_what_was_last_heard() -> None:
     trouble = Trouble()
     trouble.note(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
-    told = publish_fault("an event", KafkaError(KafkaError._MSG_TIMED_OUT), trouble)
+    told = publish_fault("an event", KafkaError(KafkaError._MSG_TIMED_OUT), trouble, is_first=False)
     assert "last heard: wrong password" in str(told)

@@ -40,28 +40,26 @@ _REFUSED: Final = frozenset(
         KafkaError.TOPIC_EXCEPTION,
     }
 )
-_NOT_LANDED: Final = frozenset(
+_GONE: Final = frozenset(
     {
-        KafkaError._PURGE_QUEUE,
-        KafkaError._QUEUE_FULL,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._UNKNOWN_TOPIC,
-        KafkaError.NOT_ENOUGH_REPLICAS,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""Before anything is appended, and every retry with the same answer."""
 
 
 class Trouble:
-    """The last thing that went wrong with a connection: what a time-out by itself does not tell."""
+    """What went wrong with connections: what a time-out by itself does not tell."""
 
     def __init__(self) -> None:
+        self.count = 0
         self._last: KafkaError | None = None
 
     def note(self, error: KafkaError) -> None:
         """Called by the client, on whatever thread serves it."""
         self._last = error
+        self.count += 1
 
     def __str__(self) -> str:
         return "" if self._last is None else f" (last heard: {self._last.str()})"
@@ -75,25 +73,26 @@ def error_of(raised: KafkaException) -> KafkaError:
 
 
 def fault(what: str, error: KafkaError) -> HeadwaterError:
-    """Why something that changes nothing did not work."""
-    return _refusal(what, error) or Unavailable(f"{what}: {error.str()}")
+    """Why something did not work that has changed nothing."""
+    for kinds, kind in ((_DENIED, Denied), (_TOO_LARGE, LimitExceeded), (_REFUSED, Refused)):
+        if error.code() in kinds:
+            return kind(f"{what}: {error.str()}")
+    return Unavailable(f"{what}: {error.str()}")
 
 
-def publish_fault(what: str, error: KafkaError, trouble: Trouble) -> HeadwaterError:
-    """Why an event was not acknowledged. Whatever does not say that it has not landed may have."""
-    refusal = _refusal(what, error)
-    if refusal is not None:
-        return refusal
-    if error.code() in _NOT_LANDED:
-        return Unavailable(f"{what}: {error.str()}")
+def publish_fault(
+    what: str, error: KafkaError, trouble: Trouble, *, is_first: bool
+) -> HeadwaterError:
+    """Why an event that was handed to the client was not acknowledged.
+
+    The client repeats what it gets no answer to, and the last answer is that to the last attempt:
+    what a broker refuses then may have landed before. `is_first` says that nothing went wrong with
+    a connection since the event was handed over. What is too large is so in every attempt.
+    """
+    code = error.code()
+    if code in _TOO_LARGE or (is_first and (code in _DENIED or code in _GONE or code in _REFUSED)):
+        return fault(what, error)
     return OutcomeUnknown(
         f"{what}: {error.str()}{trouble}; it may have landed all the same: follow the partition to "
         "its end to know"
     )
-
-
-def _refusal(what: str, error: KafkaError) -> HeadwaterError | None:
-    for kinds, kind in ((_DENIED, Denied), (_TOO_LARGE, LimitExceeded), (_REFUSED, Refused)):
-        if error.code() in kinds:
-            return kind(f"{what}: {error.str()}")
-    return None

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Unavailable
-from headwater.tier.eventlog.kafka.faults import Trouble, error_of, publish_fault
+from headwater.tier.eventlog.kafka.faults import Trouble, error_of, fault, publish_fault
 from headwater.tier.eventlog.kafka.records import epoch_headers
 
 POLL_S: Final = 0.05
@@ -36,12 +36,18 @@ class Publisher:
         """Send an event; the offset that the broker gave it."""
         headers: Headers = [*epoch_headers(publisher_epoch)]
         what = f"an event for metadata partition {partition} of {self._topic}"
+        heard = self._trouble.count
         try:
-            offset = await self._living_sender().send(self._topic, partition, payload, headers)
+            landed = self._living_sender().send(self._topic, partition, payload, headers)
         except BufferError as error:
             raise Unavailable(f"{what}: too many others are under way; try again later") from error
         except KafkaException as error:
-            raise publish_fault(what, error_of(error), self._trouble) from error
+            raise fault(what, error_of(error)) from error
+        try:
+            offset = await landed
+        except KafkaException as error:
+            is_first = self._trouble.count == heard
+            raise publish_fault(what, error_of(error), self._trouble, is_first=is_first) from error
         if offset is None or offset < 0:
             raise OutcomeUnknown(
                 f"{what}: it landed, as an earlier attempt to send it, and the broker no longer "
