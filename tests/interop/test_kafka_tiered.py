@@ -14,7 +14,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Unavailable
-from headwater.tier import NotReady, SegmentState, TopicIdPartition, gaps
+from headwater.tier import NotReady, PartitionDeleteState, SegmentState, TopicIdPartition, gaps
 from headwater.tier.eventlog import KafkaEventLog
 from headwater.tier.manager import TopicMetadataManager
 from tests.interop.kafka_admin import (
@@ -26,6 +26,8 @@ from tests.interop.kafka_admin import (
     topic_id,
 )
 from tests.interop.kafka_broker import METADATA_PARTITIONS, KafkaBroker
+from tests.tier.given import partition_delete
+from tests.tier.manager.given import copy_segment
 
 pytestmark = pytest.mark.interop
 
@@ -140,6 +142,9 @@ def test_segments_that_a_broker_deletes_are_forgotten(kafka: KafkaBroker) -> Non
         await until(manager, lambda: all(len(manager.segments(p)) >= FINISHED for p in partitions))
         await until(manager, lambda: None not in [manager.highest_offset(p, 0) for p in partitions])
         before = [manager.highest_offset(partition, epoch=0) for partition in partitions]
+        # What we publish there is no concern of the broker's, and does not stop it.
+        await copy_segment(manager, 10, 0, 99, publisher=1)
+        await manager.publish(partition_delete(PartitionDeleteState.MARKED), publisher_epoch=2)
         await runtime.run_blocking(lambda: configure_topic(kafka, "expiring", retention_bytes="1"))
         await until(manager, lambda: not any(manager.segments(p) for p in partitions))
         after = [manager.highest_offset(partition, epoch=0) for partition in partitions]
