@@ -7,6 +7,7 @@ there and then those that come.
     items       what a subscription delivers
     in_process  a log within one process
     stored      a log in object storage, the default
+    kafka       a log in a topic of Kafka
 
 Always holds: an offset is delivered once to a subscription, after all lower ones of its partition;
 whatever cannot be delivered is told, never skipped.
@@ -22,6 +23,7 @@ from headwater.tier.eventlog.items import (
     PositionReached,
     SnapshotDelivered,
 )
+from headwater.tier.eventlog.kafka import KafkaEventLog
 from headwater.tier.eventlog.stored import Compaction, Compactor, StoredEventLog
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "EventUnreadable",
     "InProcessEventLog",
     "Item",
+    "KafkaEventLog",
     "MetadataEventLog",
     "PartitionFailed",
     "PositionReached",
