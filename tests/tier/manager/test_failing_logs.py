@@ -71,6 +71,31 @@ async def test_subscribing_is_tried_less_and_less_often() -> None:
 
 
 @virtual
+async def test_a_partition_that_a_subscription_refuses_is_followed_by_the_next_one() -> None:
+    log = TamperedLog()
+    manager = await start(log)
+    assert log.subscription is not None
+    log.subscription._closed = True
+    await manager.reconcile_assignment([HOME])
+    log.subscription.wake()
+    await copy_segment(manager, 10, 0, 99)
+    assert numbers(manager) == [10]
+    await manager.close()
+
+
+@virtual
+async def test_a_log_that_is_closed_is_told_of_and_not_a_bug() -> None:
+    log = TamperedLog()
+    manager = await start_all(log)
+    await copy_segment(manager, 10, 0, 99)
+    await log.close()
+    await runtime.sleep(5.0)
+    assert "is closed: open another" in str(manager.status().problem)
+    assert numbers(manager) == [10], "it was caught up with, and what is known is known"
+    await manager.close()
+
+
+@virtual
 async def test_a_log_that_does_not_answer_is_subscribed_to_again() -> None:
     log = TamperedLog()
     log.subscribe_hangs = True

@@ -12,6 +12,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.limits import METADATA_TURN_EVENTS
 from headwater.tier import PartitionDeleteState, SegmentState, encode_event
 from headwater.tier.errors import EventUndecodable, NotReady
 from headwater.tier.eventlog import (
@@ -113,6 +114,25 @@ async def test_a_stopped_partition_is_tried_again_when_it_is_assigned_again() ->
     await manager.wait_ready(HOME)
     assert numbers(manager) == [10, 11], "from where it had stopped, nothing left out"
     assert manager.segment_at(ORDERS, 0, 42) is None
+    await manager.close()
+
+
+# A long past
+
+
+@virtual
+async def test_whoever_has_something_to_do_has_a_turn_while_a_long_past_is_read() -> None:
+    log = TamperedLog()
+    for number in range(3 * METADATA_TURN_EVENTS):
+        await log.publish(HOME, encode_event(started(number + 1, 0, 9)))
+    manager = await start(log)
+    await manager.reconcile_assignment([HOME])
+    seen = set()
+    while not manager.is_ready(HOME):
+        seen.add(status_of(manager).next_offset)
+        await runtime.sleep(0)
+    assert seen - {0}, "it was seen half-way"
+    assert len(numbers(manager)) == 3 * METADATA_TURN_EVENTS
     await manager.close()
 
 

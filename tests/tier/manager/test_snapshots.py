@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -90,6 +91,24 @@ async def test_a_damaged_snapshot_is_left_out_and_its_partition_read_from_the_lo
     assert numbers(again) == [10]
     await again.close()
     assert through(disk, log) == {HOME: 1}, "and is written anew"
+
+
+@virtual
+async def test_a_snapshot_that_contradicts_itself_is_left_out_as_well() -> None:
+    log, disk = TamperedLog(), FaultyDisk()
+    manager = await start_all(log, disk=disk)
+    await copy_segment(manager, 10, 0, 99)
+    await manager.close()
+    whole = saved(disk, log)[HOME]
+    twice = msgspec.structs.replace(whole.dumps[0], referenced=((7, 0, 5),))
+    SnapshotFolder(disk, FOLDER).write(msgspec.structs.replace(whole, dumps=(twice,)))
+
+    again = await start(log, [HOME], disk=disk)
+    assert "contradicts itself" in str(again.status().problem)
+    await again.wait_ready(HOME)
+    assert numbers(again) == [10]
+    assert again.metrics.events == {"changed": 2}, "it was read from the log"
+    await again.close()
 
 
 @virtual
