@@ -12,7 +12,7 @@ from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import TopicIdPartition, metadata_partition_for
 from headwater.tier.eventlog import InProcessEventLog, Item, MetadataEventLog
 from headwater.tier.eventlog.in_process import InProcessSubscription
-from headwater.tier.manager import ManagerConfig, TopicMetadataManager
+from headwater.tier.manager import ManagerConfig, PartitionStatus, TopicMetadataManager
 from tests.tier.given import ORDERS, finished, started
 
 FOLDER = "/tier"
@@ -187,3 +187,7 @@ async def copy_segment(
 def numbers(manager: TopicMetadataManager, partition: TopicIdPartition = ORDERS) -> list[int]:
     """The segments that are listed."""
     return [one.segment_id.id.int for one in manager.segments(partition)]
+
+
+def status_of(manager: TopicMetadataManager, partition: int = HOME) -> PartitionStatus:
+    return next(one for one in manager.status().partitions if one.partition == partition)

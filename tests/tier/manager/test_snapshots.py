@@ -162,6 +162,20 @@ async def test_a_disk_that_is_full_is_told_and_tried_again() -> None:
 
 
 @virtual
+async def test_after_a_bug_nothing_is_saved() -> None:
+    log, disk = TamperedLog(), FaultyDisk()
+    manager = await start_all(log, disk=disk)
+    await copy_segment(manager, 10, 0, 99)
+    log.break_off(ZeroDivisionError("a bug"))
+    await runtime.sleep(1.0)
+    await manager.close()
+    assert through(disk, log) == {}
+    again = await start_all(log, disk=disk)
+    assert numbers(again) == [10], "the log has it all, and the folder is free"
+    await again.close()
+
+
+@virtual
 async def test_where_the_log_began_is_known_after_a_restart() -> None:
     log, disk = TamperedLog(), FaultyDisk()
     for event in (started(10, 0, 99), finished(10), started(11, 100, 199)):
