@@ -87,7 +87,7 @@ async def _noted(wanted: list[int], lsn: int) -> None:
 async def heeds_no_slot(led: LedPartition) -> int:
     """Lets segments go that a slot still needs."""
     pieces = led.metadata.cover(led.first_lsn, led.tiered_lsn() + 1)
-    end = retention._expired_end(pieces, led.first_lsn, led.config, runtime.wall_ms())
+    end = retention._expired_end(pieces, led.first_lsn, led.config, led.store_ms())
     if end > led.first_lsn:
         await led.move_log_start(end)
     return await retention.unlist_below_log_start(led)
@@ -126,6 +126,11 @@ async def goes_on(self: Publisher, event: Any) -> None:
 def believes_the_event(led: LedPartition, segment: SegmentMetadata) -> bool:
     """Counts the delay from when an event was written down, not from when it landed."""
     return runtime.wall_ms() - segment.event_timestamp_ms >= led.config.delete_delay_ms
+
+
+def believes_its_clock(self: LedPartition) -> int:
+    """Takes its own clock for that of the store."""
+    return runtime.wall_ms()
 
 
 def never_waits(led: LedPartition, segment: SegmentMetadata) -> bool:
@@ -203,6 +208,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "unknown-is-failed": (Publisher, "settle", takes_unknown_for_failed),
     "stale-leader-goes-on": (Publisher, "_say", goes_on),
     "delay-by-the-event": (removal, "is_due", believes_the_event),
+    "delay-by-ones-own-clock": (LedPartition, "store_ms", believes_its_clock),
     "no-delay": (removal, "is_due", never_waits),
     "merged-unlisted-first": (JOBS, "merge", unlists_the_merged_first),
     "merged-with-a-gap": (JOBS, "merge", merges_with_a_gap),
