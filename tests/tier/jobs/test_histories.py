@@ -23,6 +23,7 @@ from headwater.tier.jobs import (
     merging,
     removal,
     retention,
+    scrub,
     tier_manager,
 )
 from headwater.tier.jobs.led_partition import LedPartition
@@ -194,7 +195,7 @@ async def trusts_what_it_knew(metadata: Any, storage: Any, **how: Any) -> Scrubb
     return msgspec.structs.replace(seen, findings=(*seen.findings, *taken))
 
 
-_look = tier_manager.look
+_look = scrub.look
 _expire_remote, _groups = retention.expire_remote, merging._groups
 JOBS = tier_manager._JOBS[Tiering.ON]
 
