@@ -339,4 +339,4 @@ def eventlog_history(seed: int) -> str:
     return simulate(main, seed=seed, replay=SCENARIOS[0].replay).fingerprint
 
 
-SCENARIOS = [Scenario("tier", "eventlog", eventlog_history, rounds=2000, sample=15)]
+SCENARIOS = [Scenario("tier", "eventlog", eventlog_history, rounds=2000, sample=12)]

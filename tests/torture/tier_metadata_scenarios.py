@@ -269,4 +269,4 @@ class History:
         await node.end(save=True)
 
 
-SCENARIOS = [Scenario("tier", "metadata", metadata_history, rounds=3000, sample=15)]
+SCENARIOS = [Scenario("tier", "metadata", metadata_history, rounds=3000, sample=10)]

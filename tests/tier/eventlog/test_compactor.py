@@ -215,6 +215,29 @@ async def test_snapshots_that_were_replaced_go_with_the_events() -> None:
     assert await snapshots_there(backend) == [snapshot_key(log.events_of(0), floor)]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_deletions_that_were_interrupted_go_on_in_the_next_pass(restarts: bool) -> None:
+    simulate(lambda _: _interrupt_deletions(restarts), stall_max_s=0)
+
+
+async def _interrupt_deletions(restarts: bool) -> None:
+    backend = Scripted()
+    log = await opened(backend, attempts=1)
+    await publish_events(log, 40)
+    compactor = Compactor(log)
+    await compactor.compact(0, every_events=1)
+    await runtime.sleep(GRACE_S)
+    backend.next("delete", *(fails(Unavailable("503")) for _ in range(20)))
+    with pytest.raises(OutcomeUnknown):
+        await compactor.compact(0)
+    assert await events_there(backend) == list(range(40))
+    backend._steps.clear()
+    if restarts:
+        compactor = Compactor(await opened(backend))
+    assert (await compactor.compact(0)).deleted == 40
+    assert await events_there(backend) == []
+
+
 @virtual
 async def test_a_pass_over_a_quiet_partition_costs_two_requests() -> None:
     backend = Scripted()

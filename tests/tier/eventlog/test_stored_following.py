@@ -59,6 +59,10 @@ async def test_a_mark_that_has_not_moved_costs_one_request() -> None:
     backend = Scripted()
     log = await opened(backend, 3)
     await log.publish(1, b"x")
+    backend.calls.clear()
+    assert await (await opened(backend, 3)).high_water_marks() == {0: 0, 1: 1, 2: 0}
+    first_looks = [one for one in backend.calls if "/1/" not in one[1] and "log.json" not in one[1]]
+    assert len(first_looks) == 2 * 3, "floor, next offset, and what lies beyond"
     assert await log.high_water_marks() == {0: 0, 1: 1, 2: 0}
     backend.calls.clear()
     assert await log.high_water_marks() == {0: 0, 1: 1, 2: 0}

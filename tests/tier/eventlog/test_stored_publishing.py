@@ -10,6 +10,7 @@ from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, RolledBack, Unavailable
 from headwater.core.limits import EVENT_LEASE_S
 from headwater.store import Unreachable
+from headwater.testing import Simulation, simulate
 from headwater.tier.eventlog import Compactor, EventDelivered, StoredEventLog
 from tests.store.scripted import (
     LOST,
@@ -83,6 +84,7 @@ async def test_publishers_of_one_handle_do_not_race_with_each_other() -> None:
     log = await opened(backend)
     await publish_events(log, 1)
     backend.calls.clear()
+    backend.next("put_if_absent", *(stalls(0.05) for _ in range(20)))
     offsets = await asyncio.gather(*(log.publish(0, event_bytes(n)) for n in range(1, 21)))
     assert sorted(offsets) == list(range(1, 21))
     assert len(backend.calls) == 20
@@ -207,11 +209,17 @@ async def test_an_event_created_where_another_was_deleted_counts_for_nobody() ->
     assert await stalled.publish(0, event_bytes(10)) == 10
 
 
-@virtual
-async def test_an_event_that_is_missing_below_others_is_not_written_anew() -> None:
-    backend = Scripted()
-    log = await opened(backend)
-    await publish_events(log, 5)
-    await backend.inner.delete(event_key(2))
-    with pytest.raises(RolledBack, match=event_key(2)):
-        await (await opened(backend)).publish(0, b"instead")
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("lost", [0, 3])
+def test_an_event_that_is_missing_below_others_is_not_written_anew(
+    lost: int, is_local: bool
+) -> None:
+    async def main(_: Simulation) -> None:
+        backend = Scripted()
+        backend.is_local = is_local
+        await publish_events(await opened(backend), 5)
+        await backend.inner.delete(event_key(lost))
+        with pytest.raises(RolledBack, match=event_key(lost)):
+            await (await opened(backend)).publish(0, b"instead")
+
+    simulate(main)

@@ -50,6 +50,8 @@ class TamperedLog(InProcessEventLog):
         self.marks_missing: set[int] = set()
         self.marks_hang = False
         self.marks_asked = 0
+        self.marks_late: asyncio.Event | None = None
+        """What is asked for while this is set is answered as of then, when the event is."""
         self.publish_error: HeadwaterError | None = None
         self.publish_hangs = False
         self.subscribe_error: HeadwaterError | None = None
@@ -85,6 +87,10 @@ class TamperedLog(InProcessEventLog):
 
     async def high_water_marks(self) -> dict[int, int]:
         self.marks_asked += 1
+        if self.marks_late is not None:
+            marks, late = await super().high_water_marks(), self.marks_late
+            await late.wait()
+            return marks
         if self.marks_hang:
             await asyncio.Event().wait()
         if self.marks_error is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from headwater.core import runtime
@@ -139,6 +141,8 @@ async def test_a_partition_that_comes_back_goes_on_from_what_was_applied() -> No
     await manager.publish(became(10, DELETED))
     await copy_segment(manager, 11, 0, 99)
     await manager.reconcile_assignment([])
+    assert log.subscription is not None
+    assert log.subscription.assigned() == []
     await log.publish(HOME, encode_event(started(12, 100, 199)))
     log.hold()
     await manager.reconcile_assignment([HOME])
@@ -201,18 +205,25 @@ async def test_only_partitions_that_there_are_can_be_followed() -> None:
 
 @virtual
 async def test_a_high_water_mark_of_an_earlier_assignment_does_not_count_for_a_later_one() -> None:
-    log = TamperedLog()
-    manager = await start(log)
-    log.marks_hang = True
-    first = runtime.spawn(manager.reconcile_assignment([HOME]), name="first")
-    await runtime.sleep(1.0)
-    first.cancel()
-    log.marks_hang, log.marks_error = False, Unavailable("away")
-    await manager.reconcile_assignment([])
-    await manager.reconcile_assignment([HOME])
-    with pytest.raises(NotReady):
-        manager.segments(ORDERS)
-    await manager.close()
+    for refreshed in (False, True):
+        log = TamperedLog()
+        log.marks_error = Unavailable("away")
+        manager = await start(log, [HOME], tend_interval_s=3600.0 if refreshed else 0.5)
+        log.marks_late = late = asyncio.Event()
+        asking = runtime.spawn(manager.refresh(HOME) if refreshed else asyncio.sleep(0), name="ask")
+        await runtime.sleep(5.0)
+        log.marks_late = None
+        await manager.reconcile_assignment([])
+        log.hold()
+        await log.publish(HOME, encode_event(started(10, 0, 99)))
+        await manager.reconcile_assignment([HOME])
+        late.set()
+        await runtime.sleep(0.1)
+        with pytest.raises(NotReady, match="is not known yet"):
+            manager.segments(ORDERS)
+        outcome = await asyncio.gather(asking, return_exceptions=True)
+        assert isinstance(outcome[0], NotReady) is refreshed
+        await manager.close()
 
 
 @virtual

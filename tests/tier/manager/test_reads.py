@@ -176,6 +176,19 @@ async def test_a_log_that_ends_before_what_was_applied_is_not_answered_by() -> N
 
 
 @virtual
+async def test_a_refresh_notices_that_the_log_is_not_the_one_that_was_applied() -> None:
+    log = await filled_log()
+    manager = await start(log, [HOME])
+    await manager.wait_ready(HOME)
+    log.events_of(HOME).pop()
+    with pytest.raises(RolledBack, match="ends at 1, and events below 2 were applied"):
+        await manager.refresh(HOME)
+    assert log.subscription is not None
+    assert log.subscription.assigned() == [], "nothing more of it is wanted"
+    await manager.close()
+
+
+@virtual
 async def test_a_refresh_shows_what_others_had_published_before_it() -> None:
     log = await filled_log()
     manager = await start(log, [HOME])
@@ -240,6 +253,15 @@ async def test_a_refresh_of_a_partition_that_is_taken_away_ends() -> None:
     await manager.reconcile_assignment([])
     with pytest.raises(Refused, match="not followed here"):
         await refreshing
+
+    await manager.reconcile_assignment([HOME])
+    refreshing = runtime.spawn(manager.refresh(HOME, timeout_s=3600.0), name="refresh")
+    await runtime.sleep(1.0)
+    await manager.reconcile_assignment([])
+    await manager.reconcile_assignment([HOME])
+    with pytest.raises(NotReady, match="applied up to 2 of 3"):
+        await refreshing
+    assert runtime.monotonic_s() < 60.0
     await manager.close()
 
 

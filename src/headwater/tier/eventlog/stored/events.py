@@ -71,7 +71,7 @@ class StoredEvents:
         """
         while True:
             begin = await self._low()
-            found = await self._search(begin)
+            found = await self.first_free(begin + 1) if await self.exists(begin) else begin
             floor = await self.floors.after(found)
             if found < floor.floor:
                 continue  # a stall: what was there is compacted by now
@@ -136,8 +136,8 @@ class StoredEvents:
         return True
 
     async def with_lease(self, offset: int, request: Awaitable[T]) -> T:
-        """Make a request, and ask for the floor beside it if the answer would need that anyway."""
-        if self.floors.is_leased(offset):
+        """Make a request, and ask beside it for a floor under which the answer may count."""
+        if self.floors.is_leased(offset) or self.floors.is_below(offset):
             return await request
         answer, _ = await asyncio.gather(request, self._look_if_possible())
         return answer
@@ -163,10 +163,9 @@ class StoredEvents:
             self.know((await self.floors.look()).floor)
         return self._next
 
-    async def _search(self, low: int) -> int:
-        if not await self.exists(low):
-            return low
-        low, step = low + 1, 1
+    async def first_free(self, low: int) -> int:
+        """Where the next event is to be tried for, if all offsets below `low` are taken."""
+        step = 1
         if not self.store.is_local:
             listed = await self._listed(low)
             low, step = low + listed, max(1, listed)
@@ -187,7 +186,10 @@ class StoredEvents:
         """How many events one page of a listing shows from an offset on, without a gap."""
         offset, before = first, self.place.event(first - 1)
         async for meta in self.store.list(self.place.folder, start_after=before):
-            if self.place.event_offset(meta.key) != offset:
+            found = self.place.event_offset(meta.key)
+            if found != offset:
+                if found is not None:
+                    await self._refuse_hole(offset)
                 break
             offset += 1
             if offset == first + limits.LIST_PAGE_KEYS:

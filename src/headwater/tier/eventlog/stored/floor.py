@@ -133,6 +133,10 @@ class FloorKeeper:
             and self._asked.is_recent()
         )
 
+    def is_below(self, offset: int) -> bool:
+        """Whether an offset is known to be below the floor: only a later look judges it then."""
+        return self._known is not None and offset < self._known.floor
+
     async def after(self, offset: int) -> Floor:
         """The floor under which something just read or written at this offset is to be judged.
 

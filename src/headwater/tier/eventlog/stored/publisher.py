@@ -1,8 +1,9 @@
 """Appends events to one partition: the store lets one publisher create each offset.
 
-An attempt that was answered "there is one already" goes on with the next offset. One that was not
-answered is settled by looking at the offset: what stands there carries the token of this attempt,
-or that of another. If nothing does, it may still land: `OutcomeUnknown`.
+An attempt that was answered "there is one already" goes on where a look finds the next free
+offset: who publishes where others do is mostly behind by more than one. One that was not answered
+is settled by looking at the offset: what stands there carries the token of this attempt, or that of
+another. If nothing does, it may still land: `OutcomeUnknown`.
 
 An offset may be dead: its event compacted and deleted while this publisher stood still. What is
 created there counts for nobody. It takes a grace for a living offset to die. So if one is dead less
@@ -30,9 +31,6 @@ from headwater.tier.eventlog.items import EventDelivered
 from headwater.tier.eventlog.stored.event_object import encode_event_object, is_by
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, Moment
-
-LOST_BEFORE_LOOKING = 2
-"""After so many lost races in a row the end is looked for instead of tried for."""
 
 
 class Attempt(Enum):
@@ -74,7 +72,7 @@ class Publisher:
             if offset < floor.trimmed:
                 await self._leave_dead(offset, attempt, began)
                 events.know(floor.floor)
-                offset, lost = floor.floor, LOST_BEFORE_LOOKING
+                offset = await events.end()
             elif attempt is Attempt.OPEN:
                 raise OutcomeUnknown(f"{events.place.event(offset)} may still land")
             elif attempt is Attempt.LANDED:
@@ -82,11 +80,10 @@ class Publisher:
                 return offset
             else:
                 events.know(offset + 1)
-                offset, lost = offset + 1, lost + 1
-            if lost >= LOST_BEFORE_LOOKING:
-                if not await budget.pause():
+                lost += 1
+                if lost > 1 and not await budget.pause():
                     raise Contended(f"{events.place.folder}: not published: others kept winning")
-                offset, lost = await events.end(), 0
+                offset = await events.first_free(offset + 1)
 
     async def _create(self, offset: int, data: bytes, token: bytes) -> Attempt:
         try:
