@@ -12,7 +12,7 @@ from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import TopicIdPartition, metadata_partition_for
 from headwater.tier.eventlog import InProcessEventLog, Item, MetadataEventLog
 from headwater.tier.eventlog.in_process import InProcessSubscription
-from headwater.tier.manager import ManagerConfig, TopicMetadataManager
+from headwater.tier.manager import ManagerConfig, PartitionStatus, TopicMetadataManager
 from tests.tier.given import ORDERS, finished, started
 
 FOLDER = "/tier"
@@ -54,6 +54,7 @@ class TamperedLog(InProcessEventLog):
         """What is asked for while this is set is answered as of then, when the event is."""
         self.publish_error: HeadwaterError | None = None
         self.publish_hangs = False
+        self.publish_takes_s = 0.0
         self.subscribe_error: HeadwaterError | None = None
         self.subscribe_hangs = False
         self.subscription: TamperedSubscription | None = None
@@ -68,6 +69,7 @@ class TamperedLog(InProcessEventLog):
     ) -> int:
         if self.publish_error is not None:
             raise self.publish_error
+        await runtime.sleep(self.publish_takes_s)
         offset = await super().publish(partition, payload, publisher_epoch=publisher_epoch)
         if self.publish_hangs:
             await asyncio.Event().wait()
@@ -185,3 +187,7 @@ async def copy_segment(
 def numbers(manager: TopicMetadataManager, partition: TopicIdPartition = ORDERS) -> list[int]:
     """The segments that are listed."""
     return [one.segment_id.id.int for one in manager.segments(partition)]
+
+
+def status_of(manager: TopicMetadataManager, partition: int = HOME) -> PartitionStatus:
+    return next(one for one in manager.status().partitions if one.partition == partition)

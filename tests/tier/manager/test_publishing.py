@@ -150,6 +150,11 @@ async def test_an_event_that_is_not_applied_in_time_is_an_unknown_outcome() -> N
     with pytest.raises(OutcomeUnknown, match=r"at offset 0 .* not applied within 12\.0 s"):
         await manager.publish(started(10, 0, 99))
     assert runtime.monotonic_s() - began_s == pytest.approx(12.0)
+    log.publish_takes_s = 5.0
+    with pytest.raises(OutcomeUnknown, match=r"not applied within 12\.0 s"):
+        await manager.publish(started(10, 0, 99))
+    assert runtime.monotonic_s() - began_s == pytest.approx(24.0), "publishing and waiting together"
+    log.publish_takes_s = 0.0
     log.hold(False)
     await manager.refresh(HOME)
     assert await manager.publish(started(10, 0, 99)) is Outcome.REPEATED, "look, and say it again"

@@ -76,7 +76,7 @@ class FollowedPartition:
         self.assignments = 0
         self.high_water_mark: int | None = None
         """As of the assignment; None while it is not known."""
-        self.stopped: HeadwaterError | None = None
+        self.stopped: Damaged | None = None
         self.retry_at_s: float | None = None
         """When to ask the log again for a partition that it could not go on with."""
         self.failures = 0
@@ -283,7 +283,7 @@ class FollowedPartition:
             offset=offset,
         )
 
-    def _stop(self, error: HeadwaterError) -> None:
+    def _stop(self, error: Damaged) -> None:
         self.stopped = error
         self._metrics.partitions_stopped += 1
         _log.error("metadata partition %d stopped: %s", self.partition, error)
@@ -303,8 +303,11 @@ class FollowedPartition:
                 del self._expected[payload]
 
 
-def _again(error: HeadwaterError) -> HeadwaterError:
+def _again(error: Damaged) -> Damaged:
     """The same error for another caller: one that was raised carries its traceback with it."""
     if isinstance(error, EventUndecodable):
         return EventUndecodable(str(error), partition=error.partition, offset=error.offset)
-    return type(error)(str(error))
+    for kind in (RolledBack, Corrupt):
+        if isinstance(error, kind):
+            return kind(str(error))
+    return Damaged(str(error))

@@ -184,14 +184,17 @@ class TopicMetadataManager:
         return ManagerStatus(tuple(one.status() for one in known), problem)
 
     async def close(self) -> None:
-        """Stop, and write what was applied to the snapshots; raises if that fails."""
+        """Stop, and write what was applied to the snapshots; raises if that fails.
+
+        After a bug nothing is written: what is known may not be what the events come to.
+        """
         self._end(Refused("the manager of the tier's metadata is closed: start another"))
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._tasks.clear()
-        await self._saving.close()
+        await self._saving.close(save=not isinstance(self._over, Bug))
 
     # Publishing
 

@@ -59,6 +59,10 @@ class Pump:
         followed.retry_at_s = None
         if self._subscription is None:
             return
+        if followed.high_water_mark is not None:
+            followed.problem = (
+                None  # a log that has nothing to deliver does not say that it is well
+            )
         assignment = self._subscription.assignment
         try:
             # Removed first: where it is still assigned, adding it would leave it where it is.

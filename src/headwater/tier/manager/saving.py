@@ -90,13 +90,13 @@ class Saving:
         await asyncio.wait((self._writing,))
         self._writing.result()
 
-    async def close(self) -> None:
+    async def close(self, *, save: bool) -> None:
         """Write what has moved, and let the folder go; raises what could not be written."""
         if self._folder is None:
             return
         folder = self._folder
         try:
-            failed = await self.save()
+            failed = await self.save() if save else []
         finally:
             self._folder = None
             folder.close()
