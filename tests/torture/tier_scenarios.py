@@ -13,21 +13,23 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Unavailable
-from headwater.store import Store
+from headwater.store import MemoryBackend, Store
 from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.store import STALL_S
 from headwater.tier import SegmentState
 from headwater.tier.cache import dump_all
-from headwater.tier.jobs import Leader, LedPartition, TierManager
+from headwater.tier.jobs import Leader, LedPartition, Tiering, TierManager
+from tests.torture.surroundings import SKEWS_MS
 from tests.torture.tier_stack_world import StackWorld
 from tests.torture.tier_world import (
+    CLOCK_MS,
     DELAY_MS,
     NO_SLOTS,
     PARTITION,
-    SKEW_MS,
     LeaderLife,
     World,
 )
@@ -62,12 +64,9 @@ class History:
 
     async def run(self) -> None:
         world = self.world
-        for coroutine, name in (
-            (self._produce(), "producer"),
-            (self._replicate(), "slots"),
-            (self._read(), "reader"),
-        ):
-            world.simulation.spawn(coroutine, name=name)
+        world.simulation.spawn(self._produce(), name="producer")
+        world.simulation.spawn(self._replicate(), name="slots")
+        reader = world.simulation.spawn(self._read(), name="reader")
         for _ in range(self.random.randint(1, 4)):
             life = self._lead()
             await world.idle(2 * 3600.0)
@@ -78,6 +77,9 @@ class History:
         last = self._lead()
         await self._all_is_remote(last)
         await self._nothing_is_left_over(last)
+        world.reading = False
+        await reader
+        await self._what_is_gone_comes_back(last)
         if self.random.random() < 0.3:
             await self._partition_goes(last)
         world.over = True
@@ -102,7 +104,7 @@ class History:
         world = self.world
         metadata, register = await world.open_metadata(), world.log_start()
         storage = world.storage(Store(world.objects))
-        while not world.deleting:
+        while world.reading:
             await world.idle(1200.0)
             try:
                 start = await register.read()
@@ -125,7 +127,7 @@ class History:
     def _is_too_late(self, taken_ms: int) -> bool:
         """Whether a cover that was taken then need not be there any more."""
         since_ms = self.world.true_ms() - taken_ms
-        return self.world.deleting or since_ms > DELAY_MS - 2 * SKEW_MS - 1_000
+        return not self.world.reading or since_ms > DELAY_MS - CLOCK_MS
 
     def _lead(self) -> LeaderLife:
         """A new leader; the one before it may be dead, or not know yet."""
@@ -134,7 +136,7 @@ class History:
             for before in world.leaders:
                 before.process.kill()
         world.epochs += 1
-        skew_ms = self.random.choice((0, 0, SKEW_MS, -SKEW_MS))
+        skew_ms = self.random.choice(SKEWS_MS)
         process = world.simulation.process(f"leader{world.epochs}", skew_ms=skew_ms)
         life = LeaderLife(world.epochs, world.new_wal(), process)
         world.leaders.append(life)
@@ -180,8 +182,16 @@ class History:
                     world.acknowledge(life, led.tiered_lsn())
                 if self.random.random() < 0.05:
                     await self._scrub(manager)
+                self._operate(manager)
                 await runtime.sleep(world.config.interval_s)
         world.check(life.epoch < world.epochs or world.over, "the newest leader was fenced")
+
+    def _operate(self, manager: TierManager) -> None:
+        """Somebody stops tiering for a while, and turns it on again."""
+        world = self.world
+        stopped = not world.network.calm and world.whims.random() < 0.2
+        tiering = Tiering.KEEP if stopped else Tiering.ON
+        manager.configure(replace(world.config, tiering=tiering))
 
     async def _scrub(self, manager: TierManager) -> None:
         """Nothing that was promised is ever missing, also while others work."""
@@ -227,6 +237,20 @@ class History:
             dump_all(world.cache_of(anew)) == dump_all(world.truth.cache),
             "two followers know different things",
         )
+
+    async def _what_is_gone_comes_back(self, last: LeaderLife) -> None:
+        """An object vanishes that the local log still has the records of: a scrub mends that."""
+        world, manager = self.world, last.manager
+        assert manager is not None
+        read = manager.led.metadata.cover(last.wal.oldest_lsn(), 1 << 40)
+        kept = [one.segment for one in read if one.segment.start_offset >= last.wal.oldest_lsn()]
+        if not kept:
+            return
+        await MemoryBackend.delete(world.objects, world.segment_key(kept[0].segment_id))
+        scrubbed = await manager.scrub(mend=True)
+        world.check(scrubbed.is_clean, f"it was not mended: {scrubbed.findings}")
+        for piece in manager.led.metadata.cover(0, 1 << 40):
+            world.truth.check_object(piece.segment)
 
     async def _partition_goes(self, last: LeaderLife) -> None:
         """Somebody deletes everything, and leaders die over it."""

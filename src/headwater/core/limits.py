@@ -239,6 +239,12 @@ TIER_WHOLE_BYTES: Final = 512 * KIB
 """A segment up to this size is fetched whole: one request instead of two."""
 TIER_FOOTER_GUESS_BYTES: Final = 64 * KIB
 """What is read of the end of an object of which nothing is known."""
+TIER_CACHE_BYTES: Final = 64 * MIB
+"""Parts of segments that readers share in memory."""
+TIER_READ_PARALLEL: Final = 4
+"""Row groups that one reader has under way or decoded, ahead of where it is."""
+TIER_READ_PLANS: Final = 8
+"""How often in a row a reader makes a new plan without coming any further."""
 
 # The tier's log of events in object storage.
 EVENT_MAX_BYTES: Final = 1 * MIB
@@ -269,9 +275,3 @@ COMPACT_MAX_EVENTS: Final = 100_000
 COMPACT_INTERVAL_S: Final = 300.0
 COMPACT_FLOORS_SEEN: Final = 64
 """Floors that wait for their grace, of one partition."""
-TIER_CACHE_BYTES: Final = 64 * MIB
-"""Parts of segments that readers share in memory."""
-TIER_READ_PARALLEL: Final = 4
-"""Row groups that one reader has under way or decoded, ahead of where it is."""
-TIER_READ_PLANS: Final = 8
-"""How often in a row a reader makes a new plan without coming any further."""

@@ -23,6 +23,7 @@ from headwater.tier.jobs import (
     merging,
     removal,
     retention,
+    scrub,
     tier_manager,
 )
 from headwater.tier.jobs.led_partition import LedPartition
@@ -31,7 +32,7 @@ from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
 from tests.torture.tier_scenarios import SCENARIOS, tier_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
-BEGIN_AT = {"epoch-begins-in-silence": 51, "delay-by-the-event": 35, "scrub-lists-last": 24}
+BEGIN_AT = {"epoch-begins-in-silence": 15, "scrub-lists-last": 35}
 """Where a bug shows only in few histories, one of them."""
 CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
@@ -87,7 +88,7 @@ async def _noted(wanted: list[int], lsn: int) -> None:
 async def heeds_no_slot(led: LedPartition) -> int:
     """Lets segments go that a slot still needs."""
     pieces = led.metadata.cover(led.first_lsn, led.tiered_lsn() + 1)
-    end = retention._expired_end(pieces, led.first_lsn, led.config, runtime.wall_ms())
+    end = retention._expired_end(pieces, led.first_lsn, led.config, led.store_ms())
     if end > led.first_lsn:
         await led.move_log_start(end)
     return await retention.unlist_below_log_start(led)
@@ -126,6 +127,11 @@ async def goes_on(self: Publisher, event: Any) -> None:
 def believes_the_event(led: LedPartition, segment: SegmentMetadata) -> bool:
     """Counts the delay from when an event was written down, not from when it landed."""
     return runtime.wall_ms() - segment.event_timestamp_ms >= led.config.delete_delay_ms
+
+
+def believes_its_clock(self: LedPartition) -> int:
+    """Takes its own clock for that of the store."""
+    return runtime.wall_ms()
 
 
 def never_waits(led: LedPartition, segment: SegmentMetadata) -> bool:
@@ -183,10 +189,13 @@ async def trusts_what_it_knew(metadata: Any, storage: Any, **how: Any) -> Scrubb
     await metadata.refresh()
     known = {one.segment_id for one in metadata.segments()}
     await runtime.sleep(600.0)
+    seen = await _look(metadata, storage, **how)
     strays = [one async for one, _ in storage.objects() if one not in known]
-    return Scrubbed(0, 0, 0, tuple(Finding(Kind.ORPHAN, 0, -1, str(one.id)) for one in strays))
+    taken = [Finding(Kind.ORPHAN, 0, -1, str(one.id)) for one in strays]
+    return msgspec.structs.replace(seen, findings=(*seen.findings, *taken))
 
 
+_look = scrub.look
 _expire_remote, _groups = retention.expire_remote, merging._groups
 JOBS = tier_manager._JOBS[Tiering.ON]
 
@@ -203,6 +212,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "unknown-is-failed": (Publisher, "settle", takes_unknown_for_failed),
     "stale-leader-goes-on": (Publisher, "_say", goes_on),
     "delay-by-the-event": (removal, "is_due", believes_the_event),
+    "delay-by-ones-own-clock": (LedPartition, "store_ms", believes_its_clock),
     "no-delay": (removal, "is_due", never_waits),
     "merged-unlisted-first": (JOBS, "merge", unlists_the_merged_first),
     "merged-with-a-gap": (JOBS, "merge", merges_with_a_gap),

@@ -62,6 +62,8 @@ class LedPartition:
         self.unmergeable: set[SegmentId] = set()
         """Those of which it turned out that they cannot stand in one segment with others."""
         self._tiered_lsn = -1
+        self._clock = (0, 0.0)
+        """What the store's clock showed, and when that was by our own."""
 
     def configure(self, config: TierConfig) -> None:
         """Go by these settings."""
@@ -79,10 +81,18 @@ class LedPartition:
         pieces = self.metadata.cover(0, END_LSN)
         if pieces:
             oldest_lsn = min(oldest_lsn, pieces[0].lsns.start)
-        # After the first event: what older leaders published landed before this time.
+        # After the first event: what older leaders published landed before this time. By the clock
+        # of the store, because those of leaders may be days apart.
+        began_ms = await self.storage.now_ms()
+        self._clock = (began_ms, runtime.monotonic_s())
         self.log_start = await self._register.stamp(
-            self.leader.epoch, began_ms=runtime.wall_ms(), oldest_lsn=oldest_lsn
+            self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
         )
+
+    def store_ms(self) -> int:
+        """The time by the store's clock, or a little earlier."""
+        asked_ms, asked_s = self._clock
+        return asked_ms + int((runtime.monotonic_s() - asked_s) * 1000)
 
     async def move_log_start(self, first_lsn: int) -> None:
         """Give up what lies below."""

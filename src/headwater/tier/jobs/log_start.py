@@ -30,7 +30,7 @@ class LogStart(msgspec.Struct, frozen=True):
     first_lsn: int
     """What lies below was given up."""
     leaders: tuple[tuple[int, int], ...] = ()
-    """Epochs of the last leaders and when each began, in milliseconds since 1970, oldest first."""
+    """Epochs of the last leaders, and when each began by the clock of the store, oldest first."""
 
     def ended_ms(self, epoch: int) -> int | None:
         """When it was over for an epoch, or later; None if no newer one is known."""

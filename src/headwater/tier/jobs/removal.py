@@ -55,6 +55,6 @@ def is_due(led: LedPartition, segment: SegmentMetadata) -> bool:
     epoch = unstamp(segment.custom_metadata)[0]
     ended_ms = None if epoch is None else led.log_start.ended_ms(epoch)
     if ended_ms is not None:
-        return runtime.wall_ms() - ended_ms >= delay_ms
+        return led.store_ms() - ended_ms >= delay_ms
     now_s = runtime.monotonic_s()
     return (now_s - led.unlisted_s.setdefault(segment.segment_id, now_s)) * 1000 >= delay_ms

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.core import runtime
 from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.config import FOR_EVER, TierConfig
@@ -24,7 +23,7 @@ async def expire_remote(led: LedPartition) -> int:
         # What is lost is no older than what comes after it, and goes with that.
         end_lsn = END_LSN if missing(led) else led.tiered_lsn() + 1
         pieces = led.metadata.cover(led.first_lsn, end_lsn)
-        wanted = _expired_end(pieces, led.first_lsn, config, runtime.wall_ms())
+        wanted = _expired_end(pieces, led.first_lsn, config, led.store_ms())
         wanted = min(wanted, led.leader.slot_floor_lsn() + 1)
         if wanted > led.first_lsn:
             await led.move_log_start(wanted)
@@ -79,7 +78,7 @@ def _kept_after(led: LedPartition, tiered_lsn: int) -> int:
     config, local = led.config, led.local
     if not config.local_retention_ms and not config.local_retention_bytes:
         return tiered_lsn
-    oldest_ms = runtime.wall_ms() - config.local_retention_ms
+    oldest_ms = led.store_ms() - config.local_retention_ms
     through = local.oldest_lsn() - 1
     for piece in led.metadata.cover(local.oldest_lsn(), tiered_lsn + 1):
         newest_ms = piece.segment.max_timestamp_ms or piece.segment.event_timestamp_ms
