@@ -269,14 +269,3 @@ COMPACT_MAX_EVENTS: Final = 100_000
 COMPACT_INTERVAL_S: Final = 300.0
 COMPACT_FLOORS_SEEN: Final = 64
 """Floors that wait for their grace, of one partition."""
-
-# The metadata of the tier.
-METADATA_PUBLISH_TIMEOUT_S: Final = 30.0
-METADATA_REFRESH_TIMEOUT_S: Final = 30.0
-METADATA_CALL_TIMEOUT_S: Final = 30.0
-METADATA_TEND_INTERVAL_S: Final = 0.5
-METADATA_RETRY_BASE_S: Final = 0.5
-METADATA_RETRY_CAP_S: Final = 30.0
-METADATA_SNAPSHOT_INTERVAL_S: Final = 60.0
-METADATA_TURN_EVENTS: Final = 256
-"""Events that are applied before others have a turn on the event loop."""
