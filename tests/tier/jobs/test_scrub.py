@@ -8,7 +8,7 @@ from headwater.tier import SegmentState
 from headwater.tier.jobs import TierConfig
 from headwater.tier.jobs.scrub import Kind
 from tests.tier.jobs.given import Led, Place, in_time
-from tests.tier.jobs.plain_storage import PlainStorage
+from tests.tier.jobs.plain_storage import PlainStorage, plain_key
 from tests.tier.jobs.sealed_wal import SealedWal
 
 FINISHED = SegmentState.COPY_FINISHED
@@ -77,13 +77,12 @@ def test_what_the_local_log_has_of_a_damaged_segment_is_saved() -> None:
 def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
     async def main() -> None:
         led = await tiered(3, local_retention_bytes=0)
-        prepared = await led.storage.prepare(
-            1, 3, led.storage.fetch(led.metadata.segments()[0], 1, 4)
-        )
+        [older] = led.metadata.segments()
+        prepared = await led.storage.prepare(1, 3, led.storage.fetch(older, 1, 4))
         await led.led.publisher.started(prepared)
         await led.storage.copy(prepared)
         await led.led.publisher.finished(prepared)
-        await led.place.backend.delete(f"plain/{led.metadata.segments()[0].segment_id.id}")
+        await led.place.backend.delete(plain_key(older.segment_id))
 
         assert (await led.manager.scrub(mend=True)).is_clean
         assert sorted(led.states()) == [FINISHED, SegmentState.DELETE_STARTED]
