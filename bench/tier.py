@@ -1,13 +1,17 @@
-"""What the tier's metadata cost: `python -m bench.tier [--quick] [--json]`.
+"""What the tier costs: `python -m bench.tier [--quick] [--segments] [--json]`.
 
 - events encoded and decoded per second, of each kind;
 - events decoded and applied per second (a copy that began, a copy that finished), which is how fast
   a cache is filled from its log, to 10,000, 100,000 and 1,000,000 segments of one partition;
 - look-ups in it, by epoch and offset, by time, and the cover of a range that ten segments hold:
   O(log n) means that a hundred times the segments take little longer;
+- snapshots: a cache taken as a value, encoded, decoded and restored, and the bytes of it;
 - the memory of it, by the process's resident size before and after, per segment: of segments as a
   Kafka broker writes them (no custom metadata), and of ours (60 bytes of them). Beside it, the same
-  segments as Python objects in a dict, which is what one would write first.
+  segments as Python objects in a dict, which is what one would write first;
+- the log to segments, and ranges of LSNs back, against pyarrow writing and reading the same table;
+- the log of events in object storage: publishing, catching up, high-water marks
+  (`_tier_eventlog.py`).
 
 Times are processor time. An epoch has 100,000 segments.
 """
@@ -31,6 +35,8 @@ from typing import Any
 
 from bench._findings import Goal, Section
 from bench._report import machine
+from bench._tier_eventlog import sections as event_log_sections
+from bench._tier_segments import copying, fetching
 from headwater.tier import (
     PartitionDelete,
     PartitionDeleteState,
@@ -43,14 +49,17 @@ from headwater.tier import (
     decode_event,
     encode_event,
 )
-from headwater.tier.cache import PartitionCache, dump, restore
+from headwater.tier.cache import PartitionCache, dump, dump_all, restore, restore_all
 from headwater.tier.events import Epochs, stamp
+from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
 
 SIZES = (10_000, 100_000, 1_000_000)
 QUICK_SIZES = (1_000, 10_000)
 ROUNDS = 5
 CODED = 100_000
 LOOKED_UP = 20_000
+RECORDS = 1_000_000
+QUICK_RECORDS = 200_000
 BLOCK = 20_000
 SEGMENT_LSNS = 1_000
 EPOCH_SEGMENTS = 100_000
@@ -200,6 +209,34 @@ def look_ups(sizes: tuple[int, ...], asked: int, rounds: int) -> Section:
     return section
 
 
+def snapshots(sizes: tuple[int, ...]) -> Section:
+    """How fast a manager writes what it knows, and goes on from it."""
+    section = Section(
+        "Snapshots of one metadata partition, µs a segment",
+        ["segments", "taken", "encoded", "decoded", "restored", "bytes a segment"],
+    )
+    for size in sizes:
+        cache = filled(size, stamp(3, bytes(48)))
+        value: Any = cache
+        row = [f"{size:,}"]
+        data = b""
+        for step in (_taken, encode_snapshot, decode_snapshot, _restored):
+            started_s = time.process_time()
+            value = step(value)
+            row.append(f"{1e6 * (time.process_time() - started_s) / size:.1f}")
+            data = value if isinstance(value, bytes) else data
+        section.rows.append([*row, f"{len(data) / size:.0f}"])
+    return section
+
+
+def _taken(cache: TierCache) -> Snapshot:
+    return Snapshot(uuid.UUID(int=1), 1, 0, 0, dump_all(cache))
+
+
+def _restored(snapshot: Snapshot) -> TierCache:
+    return restore_all(snapshot.dumps)
+
+
 def resident_bytes() -> int:
     """What this process has in memory."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -247,9 +284,10 @@ def memory(segments: int) -> Section:
 
 def main() -> None:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(description="Measure the tier's metadata.")
+    parser = argparse.ArgumentParser(description="Measure the tier.")
     parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
+    parser.add_argument("--segments", action="store_true", help="of segments alone")
     parser.add_argument("--weigh", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.weigh:
@@ -261,9 +299,14 @@ def main() -> None:
     if not options.json:
         print(__doc__)
         print(machine())
-    sections = [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds)]
-    if Path("/proc/self/statm").exists():
+    records = QUICK_RECORDS if options.quick else RECORDS
+    sections = [copying(records, rounds), fetching(records, rounds)]
+    if not options.segments:
+        sections += [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds), snapshots(sizes)]
+    if not options.segments and Path("/proc/self/statm").exists():
         sections.append(memory(sizes[-1]))
+    if not options.segments:
+        sections += event_log_sections(options.quick)
     if options.json:
         print(json.dumps([section.as_json() for section in sections]))
         return

@@ -35,7 +35,11 @@ TESTING = "testing"
 PLUGIN = "pyspark_headwater"
 """The package whose name makes Spark find the data source: a door to `spark` alone."""
 
-LIBRARY_ROOMS = {"obstore": ("store",), "pyspark": ("spark", PLUGIN)}
+LIBRARY_ROOMS = {
+    "confluent_kafka": ("tier",),
+    "obstore": ("store",),
+    "pyspark": ("spark", PLUGIN),
+}
 """A library that reaches outside, and the only places that import it."""
 
 _CLOCK = "the clock is core's: under the simulator time is virtual"

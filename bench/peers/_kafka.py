@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,23 +23,10 @@ from bench.peers._peer import (
     joined,
     tabled,
 )
-from headwater.spark import java
-from tests.interop.cache import (
-    Unavailable,
-    install_once,
-    require_tool,
-    run_installer,
-)
-from tests.interop.process import HOST, Process, free_port
+from tests.interop.cache import Unavailable
+from tests.interop.kafka_broker import JavaTools, KafkaBroker
 
-VERSION = "4.3.1"
-ARTIFACTS = (
-    ("org.apache.kafka", "kafka_2.13", VERSION),
-    ("org.apache.kafka", "kafka-tools", VERSION),
-    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
-)
-CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
-HEAP = "1g"
+HEAP = ("-Xms1g", "-Xmx1g")
 
 READ_MESSAGES = 10_000
 READ_TIMEOUT_S = 30.0
@@ -53,48 +39,6 @@ QUEUE_MESSAGES = 1_000_000
 QUEUE_KBYTES = 262_144
 
 
-def _install() -> Path:
-    """The folder of the broker's jars."""
-
-    def build(folder: Path) -> None:
-        maven = require_tool("mvn")
-        dependencies = "".join(
-            f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
-            f"<version>{version}</version></dependency>"
-            for group, name, version in ARTIFACTS
-        )
-        (folder / "pom.xml").write_text(
-            "<project><modelVersion>4.0.0</modelVersion><groupId>headwater</groupId>"
-            "<artifactId>kafka-broker</artifactId><version>1</version><packaging>pom</packaging>"
-            f"<dependencies>{dependencies}</dependencies></project>\n",
-            encoding="utf-8",
-        )
-        copy = "dependency:copy-dependencies"
-        options = ["-DoutputDirectory=lib", "-DincludeScope=runtime"]
-        run_installer([maven, "-q", "-B", copy, *options], folder, {})
-
-    return install_once("kafka", repr(ARTIFACTS), "lib", build)
-
-
-def _settings(folder: Path, port: int, controller_port: int) -> str:
-    return "\n".join(
-        [
-            "process.roles=broker,controller",
-            "node.id=1",
-            f"listeners=PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
-            f"advertised.listeners=PLAINTEXT://{HOST}:{port}",
-            "controller.listener.names=CONTROLLER",
-            f"controller.quorum.voters=1@{HOST}:{controller_port}",
-            f"log.dirs={folder / 'data'}",
-            "offsets.topic.replication.factor=1",
-            "transaction.state.log.replication.factor=1",
-            "transaction.state.log.min.isr=1",
-            "group.initial.rebalance.delay.ms=0",
-            "",
-        ]
-    )
-
-
 class Kafka(Peer):
     """Topics of one partition; the producer is idempotent and waits for all replicas (one)."""
 
@@ -104,7 +48,7 @@ class Kafka(Peer):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._process: Process | None = None
+        self._broker: KafkaBroker | None = None
         self._library: Any = None
         self._admin: Any = None
         self._servers = ""
@@ -117,21 +61,11 @@ class Kafka(Peer):
             admin = importlib.import_module("confluent_kafka.admin")
         except ImportError as error:
             raise Unavailable(f"{error}: install requirements/peers.txt") from error
-        home = java.find(os.environ)
-        if home is None:
-            raise Unavailable(f"no Java {java.OLDEST} or newer (make java says where one is)")
-        run = [str(home / "bin" / "java"), "-cp", f"{_install()}/*"]
-        port, controller_port = free_port(), free_port()
-        settings = self.folder / "server.properties"
-        settings.write_text(_settings(self.folder, port, controller_port), encoding="utf-8")
-        arguments = ["format", "-c", str(settings), "-t", CLUSTER_ID]
-        run_installer([*run, "kafka.tools.StorageTool", *arguments], self.folder, {})
-        broker = [*run[:1], f"-Xms{HEAP}", f"-Xmx{HEAP}", *run[1:], "kafka.Kafka", str(settings)]
-        self._process = Process(broker, {}, self.folder, self.folder / "server.log")
-        self._servers = f"{HOST}:{port}"
+        self._broker = KafkaBroker(self.folder, JavaTools.find(), options=HEAP)
+        self._servers = self._broker.servers
         # Until the broker listens, every refused connection would be a line on the terminal.
         self._admin = admin.AdminClient({"bootstrap.servers": self._servers, "log_level": 0})
-        self._process.wait_until(self._is_ready)
+        self._broker.start(self._is_ready)
 
     @property
     def servers(self) -> str:
@@ -144,11 +78,12 @@ class Kafka(Peer):
         return self._topic
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        if self._broker is not None:
+            self._broker.kill()
 
     def server_pids(self) -> Sequence[int]:
-        return () if self._process is None else (self._process.pid,)
+        pid = None if self._broker is None else self._broker.pid
+        return () if pid is None else (pid,)
 
     def empty(self) -> None:
         if self._topic:

@@ -20,7 +20,7 @@ from headwater.tier import (
     TierCache,
     TopicIdPartition,
 )
-from headwater.tier.cache import PartitionDump, dump, restore
+from headwater.tier.cache import PartitionDump, dump, dump_all, restore, restore_all
 from tests.tier.given import ORDERS, became, finished, partition_delete, segment_id, started
 
 DELETING, DELETED = SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED
@@ -337,3 +337,19 @@ def test_a_partition_that_is_restored_takes_the_place_of_what_was_known() -> Non
     assert listed(cache) == [(1, "COPY_FINISHED"), (2, "COPY_STARTED")]
     assert cache.apply(finished(2)) is Outcome.CHANGED
     assert [number_of(one.segment) for one in cache.cover(ORDERS, 0, 20)] == [1, 2]
+
+
+def test_all_partitions_of_a_cache_are_dumped_with_what_is_known_of_deleted_ones() -> None:
+    gone = TopicIdPartition(uuid.UUID(int=2), "gone", 3)
+    cache = cache_of(started(10, 0, 99, publisher=5), finished(10, publisher=5))
+    cache.apply(started(20, 0, 9, publisher=8, partition=gone))
+    for state in PartitionDeleteState:
+        cache.apply(partition_delete(state, gone), publisher_epoch=9)
+    dumps = dump_all(cache)
+    assert [(one.partition, one.publisher_epoch) for one in dumps] == [(ORDERS, 5), (gone, 9)]
+
+    restored = restore_all(dumps)
+
+    assert dump_all(restored) == dumps
+    assert restored.partitions() == [ORDERS]
+    assert restored.apply(started(21, 0, 9, publisher=8, partition=gone)) is Outcome.STALE

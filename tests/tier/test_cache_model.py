@@ -31,6 +31,10 @@ def name_of(segment: SegmentMetadata | None) -> uuid.UUID | None:
     return None if segment is None else segment.segment_id.id
 
 
+def place_of(segment: SegmentMetadata) -> tuple[int, int]:
+    return segment.start_offset, segment.segment_id.id.int
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Events of any kind in any order, good and bad."""
 
@@ -112,13 +116,13 @@ class CacheMachine(RuleBasedStateMachine):
                 timed = name_of(cache.segment_at_time(ORDERS, epoch, offset % 6, offset))
                 assert timed == model.at_time(epoch, offset % 6, offset)
             of_epoch = cache.segments_of(ORDERS, epoch)
+            assert of_epoch == sorted(of_epoch, key=place_of)
             assert {name_of(one) for one in of_epoch} == {
                 name for name, one in model.segments.items() if epoch in dict(one.epochs)
             }
         listed = cache.segments(ORDERS)
         assert {one.segment_id.id: one for one in listed} == model.segments
-        starts = [one.start_offset for one in listed]
-        assert starts == sorted(starts)
+        assert listed == sorted(listed, key=place_of)
         assert cache.publisher_epoch(ORDERS) == model.publisher
         assert cache.delete_state(ORDERS) == model.deletion
 

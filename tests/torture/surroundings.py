@@ -19,7 +19,7 @@ from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import MemoryBackend, Store, Version
-from headwater.store.backend import Condition, PreconditionFailed
+from headwater.store.backend import Condition, PreconditionFailed, Unreachable
 from headwater.store.objects import Buffer
 from headwater.testing import Faults, FaultyStore, Process, Simulation
 
@@ -66,12 +66,21 @@ class EchoingStore(FaultyStore):
         self._echo_after_s = echo_after_s
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        unsent: list[Unreachable] = []
         if condition is not None and not self.calm and self._random.random() < self._echo:
-            self._spawn(self._again(key, bytes(data), condition), name=f"echo {key}")
-        return await super().put(key, data, condition)
+            self._spawn(self._again(key, bytes(data), condition, unsent), name=f"echo {key}")
+        try:
+            return await super().put(key, data, condition)
+        except Unreachable as error:
+            unsent.append(error)  # what was never sent has no echo, and the client knows
+            raise
 
-    async def _again(self, key: str, data: bytes, condition: Condition) -> None:
+    async def _again(
+        self, key: str, data: bytes, condition: Condition, unsent: list[Unreachable]
+    ) -> None:
         await runtime.sleep(self._random.random() * self._echo_after_s)
+        if unsent:
+            return
         with contextlib.suppress(PreconditionFailed):
             await self._inner.put(key, data, condition)
             self._record(f"echo of a put {key} applied")

@@ -6,7 +6,9 @@
     streams/<stream>/<partition>/dlq/<stream id>/…            batches that could not be read
     streams/<stream>/<partition>/groups/<stream id>/…         positions of groups that follow
     streams/<stream>/<partition>/log/<stream id>/slots.json   replication slots
+    streams/<stream>/<partition>/log/<stream id>/start.json   the oldest LSN that can be read
     streams/<stream>/<partition>/snapshots/<stream id>/…      images that replicas begin from
+    streams/<stream>/<partition>/segments/<stream id>/…       segments of the tier
     streams/<stream>/txn/<stream id>/…                        transactions of sinks
 
 The id stands in the native paths: whatever a stalled writer of a deleted stream still writes, it
@@ -90,9 +92,19 @@ def slots_key(name: str, partition: int, stream_id: str) -> str:
     return f"{partition_prefix(name, partition)}/log/{stream_id}/slots.json"
 
 
+def log_start_key(name: str, partition: int, stream_id: str) -> str:
+    """The register with the oldest LSN of a partition that can be read."""
+    return f"{partition_prefix(name, partition)}/log/{stream_id}/start.json"
+
+
 def images_prefix(name: str, partition: int, stream_id: str) -> str:
     """The folder of images of a partition's keyed state."""
     return f"{partition_prefix(name, partition)}/snapshots/{stream_id}"
+
+
+def segments_prefix(name: str, partition: int, stream_id: str) -> str:
+    """The folder of a partition's remote segments."""
+    return f"{partition_prefix(name, partition)}/segments/{stream_id}"
 
 
 def transaction_prefix(name: str, stream_id: str) -> str:

@@ -20,6 +20,7 @@ from headwater.cli.log_commands import log_app
 from headwater.cli.standard_streams import open_closed_streams
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
+from headwater.cli.tier_commands import tier_app
 from headwater.cli.upkeep_commands import gc, lag
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.add_typer(stream_app, name="stream")
 app.add_typer(group_app, name="group")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(log_app, name="log")
+app.add_typer(tier_app, name="tier")
 for command in (produce, read, lag, gc, doctor):
     app.command()(command)
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 inspect_app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
-    help="Say what a batch, a manifest, a queue, a log or an event holds, and what is wrong with a "
-    "bad one.",
+    help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
+    "wrong with a bad one.",
 )
 
 SOURCE = typer.Argument(
@@ -117,6 +117,23 @@ def event(source: str = SOURCE, as_json: bool = AS_JSON, option: list[str] = OPT
     from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_event(read_source(source, option)), as_json)
+
+
+@inspect_app.command()
+def segment(
+    source: str = SOURCE,
+    records: int = typer.Option(5, min=0, help="How many of the first records to show."),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """A remote segment of the tier: LSNs, terms, columns, row groups, every checksum.
+
+    Exit status: 0 good, 1 bad, 2 if it could not be read at all.
+    """
+    from headwater.cli.inspection.segment import inspect_segment
+    from headwater.cli.inspection.source import read_source
+
+    _conclude(inspect_segment(read_source(source, option), records=records), as_json)
 
 
 def _partition(url: str, name: str, partition: int, entries: int, option: list[str]) -> Report:

@@ -213,3 +213,65 @@ LOG_INDEX_BYTES: Final = 1 * MIB
 LOG_READ_CHUNK_BYTES: Final = 256 * KIB
 LOG_READ_BYTES: Final = 16 * MIB
 LOG_READ_RECORDS: Final = 100_000
+
+# The metadata of the tier.
+METADATA_PUBLISH_TIMEOUT_S: Final = 30.0
+METADATA_REFRESH_TIMEOUT_S: Final = 30.0
+METADATA_CALL_TIMEOUT_S: Final = 30.0
+METADATA_TEND_INTERVAL_S: Final = 0.5
+METADATA_RETRY_BASE_S: Final = 0.5
+METADATA_RETRY_CAP_S: Final = 30.0
+METADATA_SNAPSHOT_INTERVAL_S: Final = 60.0
+METADATA_TURN_EVENTS: Final = 256
+"""Events that are applied before others have a turn on the event loop."""
+
+# Remote segments.
+TIER_ROW_GROUP_BYTES: Final = 16 * MIB
+"""Records, as they are in memory, that are stored and read at once; a single one may be larger."""
+TIER_ROW_GROUP_ROWS: Final = 1_048_576
+TIER_SEGMENT_MAX_BYTES: Final = 1 * GIB
+"""Of the object; Kafka's events count its bytes in 31 bits."""
+TIER_SEGMENT_RUNS: Final = 65_536
+"""Changes of term or columns, and lost ranges, within one segment."""
+TIER_FETCH_BYTES: Final = 8 * MIB
+"""Row groups that stand side by side are fetched in one request up to this size."""
+TIER_WHOLE_BYTES: Final = 512 * KIB
+"""A segment up to this size is fetched whole: one request instead of two."""
+TIER_FOOTER_GUESS_BYTES: Final = 64 * KIB
+"""What is read of the end of an object of which nothing is known."""
+TIER_CACHE_BYTES: Final = 64 * MIB
+"""Parts of segments that readers share in memory."""
+TIER_READ_PARALLEL: Final = 4
+"""Row groups that one reader has under way or decoded, ahead of where it is."""
+TIER_READ_PLANS: Final = 8
+"""How often in a row a reader makes a new plan without coming any further."""
+
+# The tier's log of events in object storage.
+EVENT_MAX_BYTES: Final = 1 * MIB
+EVENT_PARTITIONS_MAX: Final = 4096
+EVENT_READS_AT_ONCE: Final = 64
+"""Events that one reader of a partition asks for at a time while it catches up."""
+EVENTS_READY: Final = 128
+"""Events that were fetched for a subscription and not taken; past them it fetches no more."""
+EVENTS_RECENT: Final = 64
+"""Events of one partition that a handle has published and still has for those who follow."""
+EVENT_ATTEMPTS: Final = 256
+"""Waits after lost races before a publisher gives up."""
+EVENT_LEASE_S: Final = 60.0
+"""So long after a floor was asked for, nothing at or above it has been deleted, because between
+the moment the floor passes an event and its deletion lies at least the grace of the compactor."""
+EVENT_END_CHECK_S: Final = 600.0
+"""A follower that waits at the end lists what lies beyond so often: events lost there are told."""
+EVENT_GRACE_S: Final = 3600.0
+EVENT_GRACE_MIN_S: Final = 3 * EVENT_LEASE_S
+EVENT_MARKS_AT_ONCE: Final = 16
+"""Partitions that one look for high-water marks asks for at a time."""
+COMPACT_EVENTS: Final = 1000
+"""Events above the floor at which a partition is compacted, if its last snapshot is small."""
+COMPACT_BYTES_AN_EVENT: Final = 4 * KIB
+"""A snapshot is written anew after one event for so many of its bytes: large ones less often."""
+COMPACT_MAX_EVENTS: Final = 100_000
+"""What one snapshot takes in; the next one goes on."""
+COMPACT_INTERVAL_S: Final = 300.0
+COMPACT_FLOORS_SEEN: Final = 64
+"""Floors that wait for their grace, of one partition."""

@@ -1,11 +1,17 @@
 """The tier: sealed segments in object storage, and what is said about them.
 
-Enters: metadata events. Leaves: which segment holds which LSN, under which epoch.
+Enters: metadata events, and groups of the log. Leaves: which segment holds which LSN, under which
+epoch, and the groups again.
 
     identity  partitions and segments: who is meant
     events    what is said about segments, byte for byte as Kafka says it
     cache     what is known by the events so far
+    eventlog  logs that carry the events, in order, to everybody who follows
+    snapshot  what the events of a metadata partition come to, in bytes
+    manager   follows a log, answers when it has caught up, and publishes
     cover     which segment each LSN is read from
+    segments  ranges of the log as Parquet objects
+    reader    ranges of a log, wherever they stand
 
 Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from
 one segment, that of the newest epoch.
@@ -13,7 +19,7 @@ one segment, that of the newest epoch.
 
 from headwater.tier.cache import Outcome, TierCache
 from headwater.tier.cover import CoverPiece, cover, gaps
-from headwater.tier.errors import EventRejected
+from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
 from headwater.tier.events import (
     MetadataEvent,
     PartitionDelete,
@@ -26,11 +32,15 @@ from headwater.tier.events import (
     metadata_partition_for,
 )
 from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.manager import ManagerConfig, TopicMetadataManager
 
 __all__ = [
     "CoverPiece",
     "EventRejected",
+    "EventUndecodable",
+    "ManagerConfig",
     "MetadataEvent",
+    "NotReady",
     "Outcome",
     "PartitionDelete",
     "PartitionDeleteState",
@@ -40,6 +50,7 @@ __all__ = [
     "SegmentUpdate",
     "TierCache",
     "TopicIdPartition",
+    "TopicMetadataManager",
     "cover",
     "decode_event",
     "encode_event",

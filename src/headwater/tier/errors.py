@@ -1,13 +1,37 @@
 """What the tier raises beyond the kinds that everybody knows.
 
+Unavailable
+└── NotReady           what is asked for is not known yet: try again
 Conflict
-└── EventRejected   the event does not follow from what is there: read it and decide again
+└── EventRejected      the event does not follow from what is there: read it and decide again
+Corrupt
+└── EventUndecodable   a metadata partition is followed up to an event that cannot be read
 """
 
 from __future__ import annotations
 
-from headwater.core.errors import Conflict
+from headwater.core.errors import Conflict, Corrupt, Unavailable
+
+
+class NotReady(Unavailable):
+    """A metadata partition is not caught up with, so what is known is not all: try again."""
+
+    def __init__(self, message: str, *, partition: int) -> None:
+        super().__init__(message)
+        self.partition = partition
+        """The metadata partition."""
 
 
 class EventRejected(Conflict):
     """A metadata event does not follow from the state that is there; it changed nothing."""
+
+
+class EventUndecodable(Corrupt):
+    """A metadata partition has an event that cannot be read, and is followed up to there."""
+
+    def __init__(self, message: str, *, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.partition = partition
+        """The metadata partition."""
+        self.offset = offset
+        """Of the event; all before it is applied, and nothing after it."""

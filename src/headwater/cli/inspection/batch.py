@@ -11,8 +11,8 @@ import xxhash
 from headwater.buffer import batch as native
 from headwater.buffer import v1_batch
 from headwater.buffer.compression import Compression
-from headwater.cli.arrow_values import python_values
 from headwater.cli.inspection.recognise import empty, mistaken
+from headwater.cli.inspection.record_rows import record_rows
 from headwater.cli.inspection.report import Problem, Report, Rows, offset_in
 from headwater.cli.inspection.source import Source
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
@@ -65,7 +65,7 @@ def _native(source: Source, shown: int) -> Report:
     report.tables += [
         _columns(found.records),
         _calls(found),
-        *_records(found.records, shown),
+        *record_rows(found.records, shown, found.records.num_rows),
     ]
     return report
 
@@ -93,7 +93,8 @@ def _published(source: Source, shown: int) -> Report:
     if report.facts["id"] is None:
         del report.facts["id"]
     report.notes.append("the calls of a v1 batch, their times and metadata, are in the manifest")
-    report.tables += _records(pa.record_batch([values], names=["_value"]), shown)
+    records = pa.record_batch([values], names=["_value"])
+    report.tables += record_rows(records, shown, records.num_rows)
     return report
 
 
@@ -243,15 +244,6 @@ def _calls(batch: native.Batch) -> Rows:
         )
     columns = ("call", "first_record", "records", "ingestion_time_ms", "metadata")
     return Rows("produce_calls", columns, rows, _total(len(batch.calls), rows))
-
-
-def _records(records: pa.RecordBatch, shown: int) -> list[Rows]:
-    if not shown or not records.num_rows:
-        return []
-    columns = ("record", *records.schema.names)
-    listed = [python_values(column) for column in records.slice(0, shown).columns]
-    rows = [(number, *row) for number, row in enumerate(zip(*listed, strict=True))]
-    return [Rows("first_records", columns, rows, _total(records.num_rows, rows))]
 
 
 def _total(count: int, rows: list[Any]) -> int | None:

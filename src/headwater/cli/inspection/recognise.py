@@ -10,6 +10,7 @@ from headwater.cli.advice import advice_for, command
 from headwater.cli.inspection.report import Problem
 from headwater.core.errors import Corrupt, HeadwaterError
 from headwater.tier.events import decode_event
+from headwater.tier.segments.seal import PARQUET_MAGIC, is_sealed
 
 
 class Kind(NamedTuple):
@@ -36,6 +37,8 @@ _BEGINNINGS: Final[dict[bytes, Kind]] = {
 
 def recognise(data: bytes) -> Kind | None:
     """What these bytes look like; None if that cannot be told."""
+    if data.startswith(PARQUET_MAGIC) and is_sealed(data):
+        return Kind("a segment of the tier", "segment")
     for beginning, kind in _BEGINNINGS.items():
         if data.startswith(beginning):
             return kind

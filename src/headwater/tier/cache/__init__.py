@@ -18,9 +18,18 @@ epoch never goes down; a segment that is not forgotten is listed; an LSN is in a
 a cover.
 """
 
-from headwater.tier.cache.dump import PartitionDump, dump, restore
+from headwater.tier.cache.dump import PartitionDump, dump, dump_all, restore, restore_all
 from headwater.tier.cache.outcome import Outcome
 from headwater.tier.cache.partition_cache import PartitionCache
 from headwater.tier.cache.tier_cache import TierCache
 
-__all__ = ["Outcome", "PartitionCache", "PartitionDump", "TierCache", "dump", "restore"]
+__all__ = [
+    "Outcome",
+    "PartitionCache",
+    "PartitionDump",
+    "TierCache",
+    "dump",
+    "dump_all",
+    "restore",
+    "restore_all",
+]

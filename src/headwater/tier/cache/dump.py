@@ -1,11 +1,14 @@
-"""A partition's cache as a value: the same dump means the same answers, now and after any event."""
+"""A cache as a value: the same dumps mean the same answers, now and after any event."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
 from headwater.core.errors import Corrupt
 from headwater.tier.cache.partition_cache import PartitionCache
+from headwater.tier.cache.tier_cache import TierCache
 from headwater.tier.events.event import SegmentMetadata
 from headwater.tier.events.states import PartitionDeleteState
 from headwater.tier.identity import TopicIdPartition
@@ -68,4 +71,27 @@ def restore(dumped: PartitionDump) -> PartitionCache:
             cache.epochs[epoch].restore(start, rows[place])
     except (ValueError, KeyError, IndexError) as error:
         raise Corrupt(f"the dump of {dumped.partition} contradicts itself: {error!r}") from error
+    return cache
+
+
+def dump_all(cache: TierCache) -> tuple[PartitionDump, ...]:
+    """The values of all partitions of a cache, ordered by their identity.
+
+    A partition that is deleted has one as well: without its last publisher's epoch, what a stale
+    leader says of it would count again.
+    """
+    caches = [one for one in map(cache.partition, cache.partitions()) if one is not None]
+    for partition, epoch in cache.deleted().items():
+        blank = PartitionCache(partition)
+        blank.publisher_epoch = epoch
+        caches.append(blank)
+    caches.sort(key=lambda one: (one.partition.topic_id.int, one.partition.partition))
+    return tuple(map(dump, caches))
+
+
+def restore_all(dumps: Iterable[PartitionDump]) -> TierCache:
+    """The cache whose partitions have these values; `Corrupt` if none has."""
+    cache = TierCache()
+    for dumped in dumps:
+        cache.replace(restore(dumped))
     return cache

@@ -96,13 +96,16 @@ class PartitionCache:
         return None if row is None else self.table.metadata(row)
 
     def segments(self) -> Iterator[SegmentMetadata]:
-        """All that are listed, in whatever state, in order of their start offsets."""
-        return map(self.table.metadata, self._listed)
+        """All that are listed, in whatever state, in order of their start offsets and ids.
+
+        By ids as well, so that a cache that was restored lists them as the first one did.
+        """
+        return map(self.table.metadata, sorted(self._listed, key=self.table.sort_key))
 
     def segments_of(self, epoch: int) -> list[SegmentMetadata]:
-        """Those with offsets of an epoch, in whatever state, in order of their start offsets."""
+        """Those with offsets of an epoch, in whatever state, ordered as all of them are."""
         index = self.epochs.get(epoch)
-        rows = sorted(index.listed(), key=self.table.start.__getitem__) if index else []
+        rows = sorted(index.listed(), key=self.table.sort_key) if index else []
         return list(map(self.table.metadata, rows))
 
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:

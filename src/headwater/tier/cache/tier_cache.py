@@ -60,6 +60,10 @@ class TierCache:
         """What is known of one partition."""
         return self._partitions.get(partition)
 
+    def deleted(self) -> dict[TopicIdPartition, int]:
+        """Partitions that are deleted or of which only a publisher's epoch is known, with that."""
+        return dict(self._last_epochs)
+
     def publisher_epoch(self, partition: TopicIdPartition) -> int | None:
         """The newest epoch that has published for a partition, also if that is deleted."""
         cache = self._partitions.get(partition)

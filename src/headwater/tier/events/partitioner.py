@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from struct import Struct
 from typing import Final
 
@@ -16,6 +17,8 @@ _U32: Final = 0xFFFFFFFF
 _U64: Final = 0xFFFFFFFFFFFFFFFF
 
 
+# Asked for every event and every question, nearly always about the same few partitions.
+@functools.lru_cache(maxsize=4096)
 def metadata_partition_for(partition: TopicIdPartition, partitions: int) -> int:
     """The metadata partition, out of so many: murmur2 of Java's hash of topic id and partition."""
     number = partition.topic_id.int

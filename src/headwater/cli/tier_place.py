@@ -1,0 +1,68 @@
+"""The tier of a stream's partitions, to look at: nobody is fenced, and nothing is published."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from headwater.buffer.stream import Stream
+from headwater.core.errors import NotFound
+from headwater.store import Register, Store
+from headwater.tier import TopicIdPartition, TopicMetadataManager
+from headwater.tier.eventlog import StoredEventLog
+from headwater.tier.eventlog.stored.identity import LogRecord
+from headwater.tier.eventlog.stored.layout import PREFIX, log_key
+from headwater.tier.jobs import LogStartRegister, ManagedPartition, ParquetSegments
+
+
+@dataclass(frozen=True)
+class TierPlace:
+    """One partition."""
+
+    partition: TopicIdPartition
+    metadata: ManagedPartition
+    storage: ParquetSegments
+    first_lsn: int
+    """The log start; 0 if nobody has led the partition with a tier."""
+    leader_epoch: int
+
+
+@asynccontextmanager
+async def open_places(
+    store: Store, stream: Stream, partitions: Sequence[int]
+) -> AsyncIterator[list[TierPlace]]:
+    """Follow the events of these partitions to their end; `NotFound` if the store has no events."""
+    try:
+        record = (await Register(store, log_key(PREFIX), LogRecord).read()).value
+    except NotFound:
+        raise NotFound(
+            "this store has no log of the tier's events: nothing was ever copied to the tier here"
+        ) from None
+    log = await StoredEventLog.open(store, partition_count=record.partition_count)
+    manager = await TopicMetadataManager.start(log)
+    try:
+        places = [
+            TopicIdPartition.of_stream(stream.id, stream.name, number) for number in partitions
+        ]
+        followed = {manager.metadata_partition(place) for place in places}
+        await manager.reconcile_assignment(followed)
+        for one in sorted(followed):
+            await manager.wait_ready(one)
+        yield [await _place(store, manager, place) for place in places]
+    finally:
+        await manager.close()
+        await log.close()
+
+
+async def _place(
+    store: Store, manager: TopicMetadataManager, partition: TopicIdPartition
+) -> TierPlace:
+    start = await LogStartRegister(store, partition).read()
+    return TierPlace(
+        partition,
+        ManagedPartition(manager, partition),
+        ParquetSegments(store, partition),
+        0 if start is None else start.first_lsn,
+        0 if start is None else start.leader_epoch,
+    )

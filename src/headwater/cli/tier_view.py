@@ -1,0 +1,132 @@
+"""How the tier looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from headwater.cli.tables import print_table
+from headwater.cli.tier_place import TierPlace
+from headwater.tier import SegmentMetadata, SegmentState, gaps
+from headwater.tier.jobs import Finding, Kind, Scrubbed
+
+_END_LSN = (1 << 63) - 1
+_ADVICE = {
+    Kind.MISSING: "its leader copies it again, if its own log still has it",
+    Kind.CORRUPT: "its leader copies it again, if its own log still has it",
+    Kind.GAP: "its leader fills it, if its own log still has it",
+    Kind.ORPHAN: "--repair removes it",
+    Kind.UNCLAIMED: "it stays: events are lost, or these are not its events",
+}
+
+
+def listed(place: TierPlace) -> dict[str, Any]:
+    """What is read, and what else is listed, for machines."""
+    pieces = place.metadata.cover(place.first_lsn, _END_LSN)
+    read = {piece.segment.segment_id for piece in pieces}
+    missing = gaps(pieces, place.first_lsn, pieces[-1].lsns.stop) if pieces else []
+    if not place.first_lsn:
+        missing = missing[1:]  # where the log begins is not known
+    state = place.metadata.delete_state()
+    return {
+        "partition": place.partition.partition,
+        "log_start": place.first_lsn or None,
+        "leader_epoch": place.leader_epoch or None,
+        "deletion": None if state is None else state.name.lower(),
+        "segments": [
+            {"first_lsn": piece.lsns.start, "last_lsn": piece.lsns.stop - 1}
+            | _segment(piece.segment)
+            for piece in pieces
+        ],
+        "gaps": [{"first_lsn": gap.start, "last_lsn": gap.stop - 1} for gap in missing],
+        "others": [
+            {"first_lsn": one.start_offset, "last_lsn": one.end_offset} | _segment(one)
+            for one in place.metadata.segments()
+            if one.segment_id not in read
+        ],
+    }
+
+
+def show_listed(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
+    """The same for people."""
+    rows = [
+        [
+            str(place["partition"]),
+            f"{one['first_lsn']:,}",
+            f"{one['last_lsn']:,}",
+            one["epochs"],
+            f"{one['size_bytes']:,}",
+            _time(one["max_timestamp_ms"]),
+            one["segment_id"],
+            Text(one["state"], style="" if what == "segments" else "dim"),
+        ]
+        for place in found
+        for what in ("segments", "others")
+        for one in place[what]
+    ]
+    if rows:
+        labels = ("partition", "from", "to", "epochs", "bytes", "newest record", "segment", "state")
+        print_table(console, labels, rows, numbers=("from", "to", "bytes"))
+    for place in found:
+        number = place["partition"]
+        if place["log_start"]:
+            console.print(f"partition {number}: the log begins at LSN {place['log_start']:,}")
+        if place["deletion"]:
+            console.print(f"partition {number}: its deletion is {place['deletion']}")
+        for gap in place["gaps"]:
+            lost = f"LSN {gap['first_lsn']:,} to {gap['last_lsn']:,} are in no segment"
+            console.print(Text.assemble(("✗ ", "red"), f"partition {number}: {lost}"))
+        if not place["segments"]:
+            console.print(f"partition {number}: nothing is in the tier")
+
+
+def scrubbed_json(reports: Mapping[int, Scrubbed]) -> list[dict[str, Any]]:
+    """What scrubs came to, for machines."""
+    return [{"partition": one, **msgspec.to_builtins(told)} for one, told in reports.items()]
+
+
+def show_scrubbed(console: Console, reports: Mapping[int, Scrubbed]) -> None:
+    """The same for people."""
+    for number, report in reports.items():
+        console.print(
+            f"partition {number}: {report.segments:,} segments, {report.size_bytes:,} bytes, "
+            f"{report.objects:,} objects looked at"
+        )
+        for finding in report.findings:
+            mark = ("✓ ", "green") if finding.mended else ("✗ ", "red")
+            console.print(Text.assemble(mark, _words(finding)), soft_wrap=True)
+
+
+def _words(finding: Finding) -> str:
+    lsns = f"LSN {finding.first_lsn:,} to {finding.last_lsn:,}" if finding.lsns else "unreadable"
+    which = f", segment {finding.segment_id}" if finding.segment_id else ""
+    then = "mended" if finding.mended else _ADVICE[finding.kind]
+    return f"{finding.kind.value}: {lsns}{which}: {then}"
+
+
+def _segment(segment: SegmentMetadata) -> dict[str, Any]:
+    return {
+        "segment_id": str(segment.segment_id.id),
+        "state": _STATES[segment.state],
+        "epochs": ", ".join(str(epoch) for epoch, _ in segment.epochs),
+        "size_bytes": segment.size_bytes,
+        "max_timestamp_ms": segment.max_timestamp_ms,
+    }
+
+
+_STATES = {
+    SegmentState.COPY_STARTED: "copying",
+    SegmentState.COPY_FINISHED: "finished",
+    SegmentState.DELETE_STARTED: "unlisted",
+}
+
+
+def _time(time_ms: int) -> str:
+    if not time_ms:
+        return "-"
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,44 @@
+"""Logs of metadata events: what was said about segments, in order, for everybody who follows.
+
+Enters: events in bytes. Leaves: the same bytes in the order of their offsets, first those that were
+there and then those that come.
+
+    contract    what every log can do, and what it promises
+    items       what a subscription delivers
+    in_process  a log within one process
+    stored      a log in object storage, the default
+    kafka       a log in a topic of Kafka
+
+Always holds: an offset is delivered once to a subscription, after all lower ones of its partition;
+whatever cannot be delivered is told, never skipped.
+"""
+
+from headwater.tier.eventlog.contract import Assignment, MetadataEventLog, Subscription
+from headwater.tier.eventlog.in_process import InProcessEventLog
+from headwater.tier.eventlog.items import (
+    EventDelivered,
+    EventUnreadable,
+    Item,
+    PartitionFailed,
+    PositionReached,
+    SnapshotDelivered,
+)
+from headwater.tier.eventlog.kafka import KafkaEventLog
+from headwater.tier.eventlog.stored import Compaction, Compactor, StoredEventLog
+
+__all__ = [
+    "Assignment",
+    "Compaction",
+    "Compactor",
+    "EventDelivered",
+    "EventUnreadable",
+    "InProcessEventLog",
+    "Item",
+    "KafkaEventLog",
+    "MetadataEventLog",
+    "PartitionFailed",
+    "PositionReached",
+    "SnapshotDelivered",
+    "StoredEventLog",
+    "Subscription",
+]

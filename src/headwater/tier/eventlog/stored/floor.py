@@ -1,0 +1,176 @@
+"""From where on the events of a partition are there one by one, and what is before them.
+
+    0 ────── trimmed ────── floor ────── end
+      gone,           both         events
+
+Always holds:
+
+- events below `floor` are in the snapshot that stands beside it, which was durable and read back
+  before the floor moved to it;
+- events from `trimmed` on are not deleted. `trimmed` follows the floor after a grace, by the clock
+  of whoever raises it, and before anything is deleted;
+- neither goes down.
+
+The hazard is who stalls: a publisher creates, long after, an event at an offset whose real event
+was compacted and deleted meanwhile, and a reader takes that for an event. So what was written or
+read at an offset counts only if `trimmed`, asked for afterwards, is at or below it. At or above the
+*floor* it is enough to have asked less than EVENT_LEASE_S before: the floor would have to pass the
+offset first, and then the grace, which is several times as long. Both clocks are asked how old an
+answer is, because one of them may have stood still while the machine did.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated
+
+import msgspec
+
+from headwater.core import limits, runtime
+from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack
+from headwater.store import Register, Store
+
+FORMAT = 1
+
+
+class SnapshotName(msgspec.Struct, frozen=True):
+    """Which of the snapshots that end at the floor holds what is below it."""
+
+    token: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    """In its key, in hex."""
+    size_bytes: int
+    hash: str
+    """XXH3-64 of the whole object, in hex."""
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """What stands in the register of a partition."""
+
+    floor_format: int
+    log_id: uuid.UUID
+    partition_count: int
+    floor: int
+    trimmed: int
+    snapshot: SnapshotName | None
+    """None while the floor is 0."""
+
+
+class Moment:
+    """A point in time by both clocks of this process."""
+
+    def __init__(self) -> None:
+        self._monotonic_s = runtime.monotonic_s()
+        self._wall_ms = runtime.wall_ms()
+
+    def is_recent(self) -> bool:
+        """Whether both say that it was less than EVENT_LEASE_S ago."""
+        for_s = runtime.monotonic_s() - self._monotonic_s
+        for_wall_s = (runtime.wall_ms() - self._wall_ms) / 1000
+        return for_s < limits.EVENT_LEASE_S and 0 <= for_wall_s < limits.EVENT_LEASE_S
+
+
+class FloorKeeper:
+    """The floor of one partition, as this handle knows it."""
+
+    def __init__(self, store: Store, key: str, log_id: uuid.UUID, partition_count: int) -> None:
+        self._register = Register(store, key, Floor)
+        self._log_id = log_id
+        self._partition_count = partition_count
+        self._known: Floor | None = None
+        self._asked: Moment | None = None
+
+    @property
+    def key(self) -> str:
+        """Where the floor stands."""
+        return self._register.key
+
+    async def create(self) -> None:
+        """Write the floor of a partition in which nothing ever was, if nobody has."""
+        fresh = Floor(FORMAT, self._log_id, self._partition_count, 0, 0, None)
+        self._checked((await self._register.update(lambda now: now or fresh)).value)
+
+    async def look(self) -> Floor:
+        """The floor as it is."""
+        asked = Moment()
+        try:
+            value = (await self._register.read()).value
+        except NotFound as error:
+            raise RolledBack(f"{self.key} is gone: nothing tells where the events begin") from error
+        return self._know(self._checked(value), asked)
+
+    async def move(self, floor: int, snapshot: SnapshotName) -> Floor:
+        """Raise the floor to where a snapshot ends, unless it stands there or above already."""
+
+        def change(now: Floor | None) -> Floor:
+            found = self._there(now)
+            if floor <= found.floor:
+                return found
+            return msgspec.structs.replace(found, floor=floor, snapshot=snapshot)
+
+        asked = Moment()
+        return self._know((await self._register.update(change)).value, asked)
+
+    async def trim(self, trimmed: int) -> Floor:
+        """Give up what lies below, which is at most what lies below the floor."""
+
+        def change(now: Floor | None) -> Floor:
+            found = self._there(now)
+            if trimmed <= found.trimmed:
+                return found
+            if trimmed > found.floor:
+                raise RolledBack(f"{self.key} is at {found.floor} and was above {trimmed}")
+            return msgspec.structs.replace(found, trimmed=trimmed)
+
+        asked = Moment()
+        return self._know((await self._register.update(change)).value, asked)
+
+    def is_leased(self, offset: int) -> bool:
+        """Whether what is read or written at this offset at this moment counts, without a look."""
+        return (
+            self._known is not None
+            and self._asked is not None
+            and offset >= self._known.floor
+            and self._asked.is_recent()
+        )
+
+    def is_below(self, offset: int) -> bool:
+        """Whether an offset is known to be below the floor: only a later look judges it then."""
+        return self._known is not None and offset < self._known.floor
+
+    async def after(self, offset: int) -> Floor:
+        """The floor under which something just read or written at this offset is to be judged.
+
+        It counts if `trimmed` is at or below the offset.
+        """
+        if self._known is not None and self.is_leased(offset):
+            return self._known
+        return await self.look()
+
+    def _know(self, floor: Floor, asked: Moment) -> Floor:
+        if self._known is None or (floor.floor, floor.trimmed) >= (
+            self._known.floor,
+            self._known.trimmed,
+        ):
+            self._known, self._asked = floor, asked
+        return floor
+
+    def _there(self, now: Floor | None) -> Floor:
+        if now is None:
+            raise RolledBack(f"{self.key} is gone: nothing tells where the events begin")
+        return self._checked(now)
+
+    def _checked(self, floor: Floor) -> Floor:
+        if floor.floor_format != FORMAT:
+            raise NotSupported(
+                f"{self.key} is of format {floor.floor_format}; this version reads {FORMAT}: "
+                "upgrade Headwater"
+            )
+        if (floor.log_id, floor.partition_count) != (self._log_id, self._partition_count):
+            raise Corrupt(
+                f"{self.key} is of log {floor.log_id} with {floor.partition_count} partitions, and "
+                f"this is log {self._log_id} with {self._partition_count}"
+            )
+        whole = 0 <= floor.trimmed <= floor.floor and (floor.snapshot is None) == (floor.floor == 0)
+        if not whole:
+            raise Corrupt(f"{self.key} contradicts itself: {floor}")
+        return floor

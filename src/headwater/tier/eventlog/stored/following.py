@@ -1,0 +1,134 @@
+"""Follows one partition for one subscription: fetches ahead, and looks again at the end.
+
+Below the floor a snapshot comes first, and the events after it. Who falls behind what was deleted
+is given the snapshot as well: whatever was missed is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable
+
+from headwater.core import limits, runtime
+from headwater.core.errors import HeadwaterError, RolledBack, Trimmed
+from headwater.tier.eventlog.items import Item, PartitionFailed, SnapshotDelivered
+from headwater.tier.eventlog.stored.events import StoredEvents
+from headwater.tier.eventlog.stored.snapshots import load_snapshot
+
+
+class Following:
+    """Items of one partition from an offset on, in order, some of them fetched ahead."""
+
+    def __init__(
+        self, events: StoredEvents, start_offset: int, on_items: Callable[[], None]
+    ) -> None:
+        self._events = events
+        self._next = start_offset
+        self._on_items = on_items
+        self._items: deque[Item] = deque()
+        self._woken: asyncio.Future[None] | None = None
+        self._end_checked_s = -math.inf
+        self.crash: BaseException | None = None
+        """What ended it that no item tells of: a mistake in the code."""
+        name = f"follow metadata partition {events.partition}"
+        self._task = runtime.spawn(self._run(), name=name)
+
+    def take(self) -> Item | None:
+        """The next item, if one was fetched."""
+        if not self._items:
+            return None
+        if len(self._items) == limits.EVENTS_READY:
+            self.wake()  # there is room again
+        return self._items.popleft()
+
+    def wake(self) -> None:
+        """Something happened: look again without waiting any longer."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def cancel(self) -> None:
+        """Fetch no more."""
+        self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until a cancelled one has let go of everything."""
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            await self._begin()
+            await self._go_on()
+        except HeadwaterError as error:
+            self._hand_on(PartitionFailed(self._events.partition, error))
+        except Exception as error:
+            self.crash = error
+            self._on_items()
+
+    async def _begin(self) -> None:
+        """Begin with the snapshot below the floor, and not at all above the end."""
+        events, start = self._events, self._next
+        while True:
+            floor = await events.floors.look()
+            if start < floor.floor:
+                await self._deliver_snapshot()
+                return
+            if start == floor.floor or await events.exists(start - 1):
+                return
+            if events.floors.is_leased(start - 1):
+                raise RolledBack(
+                    f"metadata partition {events.partition} ends before {start}, where it was to "
+                    "be followed from: this is not the log that was followed before"
+                )
+
+    async def _go_on(self) -> None:
+        at_once, idle_s = 1, limits.FOLLOW_POLL_BASE_S
+        while True:
+            while len(self._items) >= limits.EVENTS_READY:
+                await self._wait(None)
+            known = self._events.next_offset - self._next
+            at_once = max(at_once, min(known, limits.EVENT_READS_AT_ONCE))
+            try:
+                found = await self._events.read(self._next, at_once)
+            except Trimmed:
+                await self._deliver_snapshot()
+                continue
+            self._next += len(found)
+            self._hand_on(*found)
+            if len(found) == at_once:
+                at_once = min(2 * at_once, limits.EVENT_READS_AT_ONCE)
+                continue
+            idle_s = limits.FOLLOW_POLL_BASE_S if found else idle_s
+            at_once = 1
+            if self._events.next_offset <= self._next and await self._is_end():
+                await self._wait(idle_s)
+            idle_s = min(2 * idle_s, limits.FOLLOW_POLL_CAP_S)
+
+    async def _is_end(self) -> bool:
+        """Whether there is nothing more, which is made sure of now and then by a listing."""
+        if runtime.monotonic_s() - self._end_checked_s < limits.EVENT_END_CHECK_S:
+            return True
+        is_end = await self._events.is_end(self._next)
+        self._end_checked_s = runtime.monotonic_s()
+        return is_end
+
+    async def _deliver_snapshot(self) -> None:
+        floor, snapshot = await load_snapshot(self._events, await self._events.floors.look())
+        self._next = floor.floor
+        through = snapshot.through_offset
+        self._hand_on(SnapshotDelivered(self._events.partition, through, snapshot.dumps))
+
+    def _hand_on(self, *items: Item) -> None:
+        if items:
+            self._items.extend(items)
+            self._on_items()
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Until somebody wakes it, or so long."""
+        self._woken = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken
+        self._woken = None

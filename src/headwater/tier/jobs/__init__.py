@@ -1,0 +1,67 @@
+"""What a leader does with its partition's tier: copies, expires, merges, cleans up, checks.
+
+Enters: the local log, sealed part by part. Leaves: remote segments, and events that tell of them.
+
+    contract        what the jobs ask of others
+    config          how long segments stay
+    log_start       the oldest LSN that can be read
+    publisher       a leader's events, each with a known outcome before the next
+    managed_partition, parquet_segments, spool_log
+                    metadata by a manager, segments in a store, the local log by a spool
+    led_partition   what the jobs of one leader share
+    byte_rate       so many bytes a second
+    copying         from the local log to the tier
+    removal         objects whose segments are unlisted
+    retention       what is let go, remote and local
+    merging         small segments into larger ones
+    deletion        all that the tier has of a partition
+    stopping        tiering that is given up
+    scrub           whether the tier has what it says
+    metrics         what was done
+    tier_manager    one job after the other
+
+Always holds: a segment is told to be there when it is; it is unlisted before its object goes, and
+the log start moves before that; of a leader whose epoch is over nothing changes what readers see.
+"""
+
+from headwater.tier.jobs.config import TierConfig, Tiering
+from headwater.tier.jobs.contract import (
+    LocalLog,
+    PartitionMetadata,
+    PreparedSegment,
+    SealedRange,
+    SegmentStorage,
+)
+from headwater.tier.jobs.led_partition import Leader, LedPartition
+from headwater.tier.jobs.log_start import LogStart, LogStartRegister
+from headwater.tier.jobs.managed_partition import ManagedPartition
+from headwater.tier.jobs.metrics import TierMetrics
+from headwater.tier.jobs.parquet_segments import ParquetSegments
+from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look, remove_orphans, repair
+from headwater.tier.jobs.spool_log import SpoolLog
+from headwater.tier.jobs.tier_manager import TierManager
+
+__all__ = [
+    "Finding",
+    "Kind",
+    "Leader",
+    "LedPartition",
+    "LocalLog",
+    "LogStart",
+    "LogStartRegister",
+    "ManagedPartition",
+    "ParquetSegments",
+    "PartitionMetadata",
+    "PreparedSegment",
+    "Scrubbed",
+    "SealedRange",
+    "SegmentStorage",
+    "SpoolLog",
+    "TierConfig",
+    "TierManager",
+    "TierMetrics",
+    "Tiering",
+    "look",
+    "remove_orphans",
+    "repair",
+]

@@ -1,0 +1,24 @@
+"""So many bytes a second on average, whoever asks."""
+
+from __future__ import annotations
+
+from headwater.core import runtime
+
+
+class ByteRate:
+    """Lets whoever moves bytes wait for what was moved before; -1 lets everybody through."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait until so many may be moved: an object larger than a second's worth holds up what
+        comes after it, not itself."""
+        if self._bytes_per_s < 1:
+            return
+        now_s = runtime.monotonic_s()
+        begins_s = max(now_s, self._free_at_s)
+        self._free_at_s = begins_s + size_bytes / self._bytes_per_s
+        if begins_s > now_s:
+            await runtime.sleep(begins_s - now_s)

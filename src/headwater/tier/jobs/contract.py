@@ -1,0 +1,122 @@
+"""What the jobs of the tier ask of others: of metadata, of a storage, of the local log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, Protocol
+
+from headwater.log.record.group import Group
+from headwater.log.wal import Wal
+from headwater.store import ObjectMeta
+from headwater.tier.cache import Outcome
+from headwater.tier.cover import CoverPiece
+from headwater.tier.events import (
+    MetadataEvent,
+    PartitionDeleteState,
+    SegmentMetadata,
+    SegmentUpdate,
+)
+from headwater.tier.identity import SegmentId
+
+
+class PartitionMetadata(Protocol):
+    """What is known of one partition. Answers are those of all events applied so far, or
+    `NotReady`."""
+
+    async def refresh(self) -> None:
+        """Ask how far the log of events goes now, and wait until all of it is applied here."""
+
+    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> Outcome:
+        """Append an event, wait until it is applied here, and say what became of it.
+
+        `Fenced`: a newer leader has published. `EventRejected`: it does not follow. `Unavailable`:
+        it has not landed. `OutcomeUnknown`: it may have landed, or may yet, but never behind an
+        event published afterwards.
+        """
+
+    def segments(self) -> list[SegmentMetadata]:
+        """All that are listed, in order of their start offsets."""
+
+    def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
+        """What to read for [first_lsn, end_lsn)."""
+
+    def delete_state(self) -> PartitionDeleteState | None:
+        """How far the deletion of the whole partition has come."""
+
+
+class PreparedSegment(Protocol):
+    """A segment that is ready to be stored under an id that no other attempt has."""
+
+    @property
+    def segment_id(self) -> SegmentId:
+        """Which."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the object."""
+
+    def started(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentMetadata:
+        """The event that its copy begins."""
+
+    def finished(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentUpdate:
+        """The event that its copy is there."""
+
+
+class SegmentStorage(Protocol):
+    """Segments of one partition, wherever they are kept."""
+
+    async def prepare(
+        self,
+        first_lsn: int,
+        last_lsn: int,
+        groups: AsyncIterator[Group],
+        *,
+        merged_from: Sequence[SegmentMetadata] = (),
+    ) -> PreparedSegment:
+        """Make one segment of these groups; `Refused` if they cannot stand in one.
+
+        Nothing is stored yet. `merged_from` are the segments that the groups come from.
+        """
+
+    async def copy(self, prepared: PreparedSegment) -> None:
+        """Store it. Whatever is raised: the next attempt takes another id, and this one goes."""
+
+    def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
+        """The groups of [first_lsn, end_lsn) that a segment holds, in order and without gaps."""
+
+    def schema_version(self, segment: SegmentMetadata) -> int:
+        """Of the records of a segment; only those of one version are merged."""
+
+    async def verify(self, segment: SegmentMetadata) -> None:
+        """Read all of it; `NotFound` if it is gone, `Corrupt` if it is not what was written."""
+
+    async def delete(self, segment_id: SegmentId) -> None:
+        """Remove it; removing one that is not there succeeds."""
+
+    def objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
+        """Every segment of the partition that has an object, whatever the events say of it."""
+
+    async def lsns_of(self, segment_id: SegmentId) -> range:
+        """Which LSNs an object says it holds, whatever the events say; `Corrupt` if it does not."""
+
+    async def now_ms(self) -> int:
+        """The time by the clock that the objects' times come from."""
+
+
+class SealedRange(NamedTuple):
+    """A part of the local log that is written to no longer."""
+
+    first_lsn: int
+    last_lsn: int
+    size_bytes: int
+
+
+class LocalLog(Wal, Protocol):
+    """The log on the local disk, in parts that are sealed one after the other."""
+
+    def sealed(self) -> Sequence[SealedRange]:
+        """Those that are sealed and still there, oldest first, each with one set of columns."""

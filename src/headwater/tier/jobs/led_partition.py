@@ -1,0 +1,134 @@
+"""A partition as its leader's jobs see it: what is remote, what is local, and how far each goes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.core import runtime
+from headwater.log.record.group import Group
+from headwater.tier.events import SegmentMetadata, SegmentState
+from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.jobs.byte_rate import ByteRate
+from headwater.tier.jobs.config import TierConfig
+from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
+from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
+from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.segments import log_range
+
+END_LSN: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, and what it may count on."""
+
+    partition: TopicIdPartition
+    epoch: int
+    broker_id: int
+    committed_lsn: Callable[[], int]
+    """Through here the commit policy is met: what lies above may not be copied yet."""
+    slot_floor_lsn: Callable[[], int]
+    """Through here nobody who follows the log needs it any more."""
+
+
+class LedPartition:
+    """What the jobs of one leader share. For one job at a time."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        *,
+        metadata: PartitionMetadata,
+        storage: SegmentStorage,
+        local: LocalLog,
+        log_start: LogStartRegister,
+        config: TierConfig,
+    ) -> None:
+        self.leader = leader
+        self.metadata = metadata
+        self.storage = storage
+        self.local = local
+        self.configure(config)
+        self.publisher = Publisher(
+            leader.partition, metadata, epoch=leader.epoch, broker_id=leader.broker_id
+        )
+        self.log_start = LogStart(FORMAT, 0, 0)
+        """As this leader knows it; 0 before it leads."""
+        self._register = log_start
+        self.unlisted_s: dict[SegmentId, float] = {}
+        """Since when segments are known to be unlisted that were unlisted by this leader."""
+        self.unmergeable: set[SegmentId] = set()
+        """Those of which it turned out that they cannot stand in one segment with others."""
+        self._tiered_lsn = -1
+        self._clock = (0, 0.0)
+        """What the store's clock showed, and when that was by our own."""
+
+    def configure(self, config: TierConfig) -> None:
+        """Go by these settings."""
+        self.config = config
+        self.rate = ByteRate(config.bytes_per_s)
+
+    async def begin(self) -> None:
+        """Lead: know all that was said before, and let nobody of before say any more.
+
+        In this order. What is known after the first event of this epoch only this leader changes.
+        """
+        await self.metadata.refresh()
+        await self.publisher.begin()
+        oldest_lsn = self.local.oldest_lsn()
+        pieces = self.metadata.cover(0, END_LSN)
+        if pieces:
+            oldest_lsn = min(oldest_lsn, pieces[0].lsns.start)
+        # After the first event: what older leaders published landed before this time. By the clock
+        # of the store, because those of leaders may be days apart.
+        began_ms = await self.storage.now_ms()
+        self._clock = (began_ms, runtime.monotonic_s())
+        self.log_start = await self._register.stamp(
+            self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
+        )
+
+    def store_ms(self) -> int:
+        """The time by the store's clock, or a little earlier."""
+        asked_ms, asked_s = self._clock
+        return asked_ms + int((runtime.monotonic_s() - asked_s) * 1000)
+
+    async def move_log_start(self, first_lsn: int) -> None:
+        """Give up what lies below."""
+        self.log_start = await self._register.move(self.leader.epoch, first_lsn)
+
+    @property
+    def first_lsn(self) -> int:
+        """The oldest LSN that can be read."""
+        return self.log_start.first_lsn
+
+    async def unlist(self, segment: SegmentMetadata) -> None:
+        """Let a segment be read no longer; its object stays for those who are reading it."""
+        await self.publisher.unlist(segment)
+        self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
+
+    def tiered_lsn(self) -> int:
+        """From the log start through here every LSN is remote; one below it if none is.
+
+        Found from where the last look ended: what was remote stays so, or is below the log start.
+        """
+        through = max(self._tiered_lsn, self.first_lsn - 1)
+        for piece in self.metadata.cover(through + 1, END_LSN):
+            if piece.lsns.start > through + 1:
+                break
+            through = piece.lsns.stop - 1
+        self._tiered_lsn = through
+        return through
+
+    def forget_tiered(self) -> None:
+        """Look from the log start again, because segments above it were given up."""
+        self._tiered_lsn = -1
+
+    def listed(self, state: SegmentState) -> list[SegmentMetadata]:
+        """The segments in one state."""
+        return [one for one in self.metadata.segments() if one.state is state]
+
+    def local_groups(self, first_lsn: int, last_lsn: int) -> AsyncIterator[Group]:
+        """The groups of the local log from one LSN to another; `Trimmed` if some were pruned."""
+        return log_range(self.local, first_lsn, last_lsn)

@@ -1,0 +1,95 @@
+"""The log start: the oldest LSN that can still be read, wherever it is. One register a partition.
+
+Always holds: it only rises; only the leader with the highest epoch moves it, and an older one is
+`Fenced`; it is moved before anything below it is deleted.
+
+Beside it stands when the last leaders began. What an older leader published landed before the next
+one began, however long it was under way: its own time says when it was written, and not more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from headwater.buffer.layout import log_start_key
+from headwater.core.errors import Fenced, NotFound, NotSupported, RolledBack
+from headwater.store import Register, Store
+from headwater.tier.identity import TopicIdPartition
+
+FORMAT: Final = 1
+LEADERS_KEPT: Final = 32
+
+
+class LogStart(msgspec.Struct, frozen=True):
+    """The oldest LSN that can be read, and who said so."""
+
+    log_start_format: int
+    leader_epoch: int
+    first_lsn: int
+    """What lies below was given up."""
+    leaders: tuple[tuple[int, int], ...] = ()
+    """Epochs of the last leaders, and when each began by the clock of the store, oldest first."""
+
+    def ended_ms(self, epoch: int) -> int | None:
+        """When it was over for an epoch, or later; None if no newer one is known."""
+        return next((began_ms for later, began_ms in self.leaders if later > epoch), None)
+
+
+class LogStartRegister:
+    """Where the log start of one partition is kept."""
+
+    def __init__(self, store: Store, partition: TopicIdPartition) -> None:
+        key = log_start_key(partition.name, partition.partition, str(partition.topic_id))
+        self._register = Register(store, key, LogStart)
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return self._register.key
+
+    async def read(self) -> LogStart | None:
+        """What is stored; None if nobody ever led this partition with a tier."""
+        try:
+            return _checked((await self._register.read()).value)
+        except NotFound:
+            return None
+
+    async def stamp(self, epoch: int, *, began_ms: int, oldest_lsn: int) -> LogStart:
+        """Become the one who moves it. Where there is none, it begins at `oldest_lsn`."""
+
+        def change(stored: LogStart | None) -> LogStart:
+            if stored is None:
+                return LogStart(FORMAT, epoch, oldest_lsn, ((epoch, began_ms),))
+            self._refuse_newer(stored, epoch)
+            before = [one for one in stored.leaders if one[0] < epoch]
+            leaders = (*before, (epoch, began_ms))[-LEADERS_KEPT:]
+            return LogStart(FORMAT, epoch, stored.first_lsn, leaders)
+
+        return (await self._register.update(change)).value
+
+    async def move(self, epoch: int, first_lsn: int) -> LogStart:
+        """Raise it; what it is then. It never goes down."""
+
+        def change(stored: LogStart | None) -> LogStart:
+            if stored is None:
+                raise RolledBack(f"{self.key} is gone: nothing says where the log begins")
+            self._refuse_newer(stored, epoch)
+            return msgspec.structs.replace(stored, first_lsn=max(stored.first_lsn, first_lsn))
+
+        return (await self._register.update(change)).value
+
+    def _refuse_newer(self, stored: LogStart, epoch: int) -> None:
+        _checked(stored)
+        if epoch < stored.leader_epoch:
+            raise Fenced(f"{self.key}: epoch {stored.leader_epoch} leads, and {epoch} is over")
+
+
+def _checked(stored: LogStart) -> LogStart:
+    if stored.log_start_format != FORMAT:
+        raise NotSupported(
+            f"a log start of format {stored.log_start_format}; this version reads {FORMAT}. "
+            "Upgrade Headwater."
+        )
+    return stored

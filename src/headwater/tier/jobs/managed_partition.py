@@ -1,0 +1,37 @@
+"""One partition as a metadata manager knows it, for the jobs."""
+
+from __future__ import annotations
+
+from headwater.tier.cache import Outcome
+from headwater.tier.cover import CoverPiece
+from headwater.tier.events import MetadataEvent, PartitionDeleteState, SegmentMetadata
+from headwater.tier.identity import TopicIdPartition
+from headwater.tier.manager import TopicMetadataManager
+
+
+class ManagedPartition:
+    """`PartitionMetadata` by a manager, which follows the partition's events."""
+
+    def __init__(self, manager: TopicMetadataManager, partition: TopicIdPartition) -> None:
+        self._manager = manager
+        self._partition = partition
+
+    async def refresh(self) -> None:
+        """See `PartitionMetadata`."""
+        await self._manager.refresh(self._manager.metadata_partition(self._partition))
+
+    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> Outcome:
+        """See `PartitionMetadata`."""
+        return await self._manager.publish(event, publisher_epoch=publisher_epoch)
+
+    def segments(self) -> list[SegmentMetadata]:
+        """See `PartitionMetadata`."""
+        return self._manager.segments(self._partition)
+
+    def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
+        """See `PartitionMetadata`."""
+        return self._manager.cover(self._partition, first_lsn, end_lsn)
+
+    def delete_state(self) -> PartitionDeleteState | None:
+        """See `PartitionMetadata`."""
+        return self._manager.delete_state(self._partition)

@@ -1,0 +1,166 @@
+"""The segments of one partition as Parquet objects in a store, for the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import pyarrow as pa
+
+from headwater.buffer.layout import segments_prefix
+from headwater.log.record.group import Group
+from headwater.store import ObjectMeta, Store
+from headwater.tier.events import SegmentMetadata, SegmentUpdate
+from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.jobs.contract import PreparedSegment
+from headwater.tier.segments import (
+    EncodedSegment,
+    ObjectStorage,
+    SegmentConfig,
+    SegmentPlan,
+    encode_segment,
+    new_segment_id,
+    receipt_of,
+)
+from headwater.tier.segments.object_ranges import open_index
+from headwater.tier.segments.object_storage import segment_key
+
+Sequences = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedParquet:
+    """A segment that is encoded, in memory."""
+
+    encoded: EncodedSegment
+
+    @property
+    def segment_id(self) -> SegmentId:
+        """Which."""
+        return self.encoded.description.identity
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the object."""
+        return self.encoded.receipt.size_bytes
+
+    def started(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentMetadata:
+        """The event that its copy begins."""
+        return self.encoded.started(
+            broker_id=broker_id,
+            event_timestamp_ms=event_timestamp_ms,
+            publisher_epoch=publisher_epoch,
+        )
+
+    def finished(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentUpdate:
+        """The event that its copy is there."""
+        return self.encoded.finished(
+            broker_id=broker_id,
+            event_timestamp_ms=event_timestamp_ms,
+            publisher_epoch=publisher_epoch,
+        )
+
+
+class ParquetSegments:
+    """`SegmentStorage` in a store."""
+
+    def __init__(
+        self,
+        store: Store,
+        partition: TopicIdPartition,
+        *,
+        declared: Callable[[], Sequence[pa.Schema]] = tuple,
+        sequences: Callable[[int, int], Sequences | None] = lambda first_lsn, last_lsn: None,
+        config: SegmentConfig | None = None,
+    ) -> None:
+        """`declared`: every version of the stream's schema. `sequences`: the entries of the queue
+        that the records from one LSN to another come from."""
+        self._store = store
+        self._partition = partition
+        self._declared = declared
+        self._sequences = sequences
+        self._config = config
+        self._storage = ObjectStorage(store)
+
+    async def prepare(
+        self,
+        first_lsn: int,
+        last_lsn: int,
+        groups: AsyncIterator[Group],
+        *,
+        merged_from: Sequence[SegmentMetadata] = (),
+    ) -> PreparedSegment:
+        """See `SegmentStorage`."""
+        plan = SegmentPlan(
+            new_segment_id(self._partition),
+            first_lsn,
+            last_lsn,
+            schemas=await self._schemas(merged_from),
+            declared=self._declared(),
+            sequences=(
+                _joined(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)
+            ),
+        )
+        return PreparedParquet(await encode_segment(plan, groups, self._config))
+
+    async def copy(self, prepared: PreparedSegment) -> None:
+        """See `SegmentStorage`."""
+        await self._storage.copy(cast(PreparedParquet, prepared).encoded)
+
+    def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
+        """See `SegmentStorage`."""
+        return self._storage.fetch(segment, first_lsn, end_lsn)
+
+    def schema_version(self, segment: SegmentMetadata) -> int:
+        """See `SegmentStorage`."""
+        receipt = receipt_of(segment)
+        return 0 if receipt is None else receipt.schema_version
+
+    async def verify(self, segment: SegmentMetadata) -> None:
+        """See `SegmentStorage`."""
+        await self._storage.verify(segment)
+
+    async def delete(self, segment_id: SegmentId) -> None:
+        """See `SegmentStorage`."""
+        await self._storage.delete(segment_id)
+
+    def objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
+        """See `SegmentStorage`."""
+        return self._storage.list(self._partition)
+
+    async def lsns_of(self, segment_id: SegmentId) -> range:
+        """See `SegmentStorage`."""
+        _, index = await open_index(self._store, segment_key(segment_id), None)
+        return range(index.description.first_lsn, index.description.last_lsn + 1)
+
+    async def now_ms(self) -> int:
+        """See `SegmentStorage`: the time of an object that is written for it."""
+        place = self._partition
+        folder = segments_prefix(place.name, place.partition, str(place.topic_id))
+        await self._store.put(f"{folder}/clock", b"")
+        return (await self._store.head(f"{folder}/clock")).modified_ms
+
+    async def _schemas(self, segments: Sequence[SegmentMetadata]) -> list[pa.Schema]:
+        """All that records of these segments have; they stand in their footers."""
+        schemas: list[pa.Schema] = []
+        for segment in segments:
+            for schema in (await self._storage.fetch_index(segment)).schemas:
+                if not any(schema.equals(known, check_metadata=True) for known in schemas):
+                    schemas.append(schema)
+        return schemas
+
+
+def _joined(segments: Sequence[SegmentMetadata]) -> Sequences | None:
+    """The entries that all of these come from; None if one does not say."""
+    found: list[Sequences] = []
+    for segment in segments:
+        receipt = receipt_of(segment)
+        if receipt is None or receipt.sequences is None:
+            return None
+        found.append(receipt.sequences)
+    return min(first for first, _ in found), max(last for _, last in found)

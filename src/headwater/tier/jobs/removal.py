@@ -1,0 +1,60 @@
+"""Removes objects whose segments are unlisted, and what was begun and never ended.
+
+Always holds: an object is removed only after everybody who follows the events may know that its
+segment is read no longer, and one that was ever in a cover only `delete_delay_ms` later.
+"""
+
+from __future__ import annotations
+
+from headwater.core import runtime
+from headwater.tier.events import SegmentMetadata, SegmentState, unstamp
+from headwater.tier.identity import SegmentId
+from headwater.tier.jobs.led_partition import LedPartition
+
+
+async def abandon(led: LedPartition, segment_id: SegmentId) -> None:
+    """Clean up after a copy that never was in a cover: nobody reads it, so it goes at once."""
+    await led.publisher.settle()
+    await led.publisher.unlist_copy(segment_id)
+    await erase(led, segment_id)
+
+
+async def erase(led: LedPartition, segment_id: SegmentId) -> None:
+    """Remove the object of an unlisted segment."""
+    await led.storage.delete(segment_id)
+    await led.publisher.deleted(segment_id)
+    led.unlisted_s.pop(segment_id, None)
+
+
+async def clean_up(led: LedPartition) -> int:
+    """Remove all that is due; how many objects that were.
+
+    Copies of older leaders that began and never ended are among it: their epochs are over, so they
+    never will.
+    """
+    removed = 0
+    for segment in led.metadata.segments():
+        if segment.state is SegmentState.COPY_STARTED:
+            await abandon(led, segment.segment_id)
+        elif segment.state is SegmentState.DELETE_STARTED and is_due(led, segment):
+            await erase(led, segment.segment_id)
+        else:
+            continue
+        removed += 1
+    return removed
+
+
+def is_due(led: LedPartition, segment: SegmentMetadata) -> bool:
+    """Whether an unlisted segment has been so for long enough.
+
+    The event's own time says when it was written down, which may have been long before it landed. A
+    leader counts from where it saw its own events applied, and those of an older leader from where
+    the next one began.
+    """
+    delay_ms = led.config.delete_delay_ms
+    epoch = unstamp(segment.custom_metadata)[0]
+    ended_ms = None if epoch is None else led.log_start.ended_ms(epoch)
+    if ended_ms is not None:
+        return led.store_ms() - ended_ms >= delay_ms
+    now_s = runtime.monotonic_s()
+    return (now_s - led.unlisted_s.setdefault(segment.segment_id, now_s)) * 1000 >= delay_ms

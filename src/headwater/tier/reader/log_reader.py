@@ -1,0 +1,157 @@
+"""A reader of a log by LSN: what the log still has comes from there, what it has not from the tier.
+
+The log is asked first where it begins, and then the tier for what is below: what is pruned in
+between has been in the tier before. Both may change while something is read: the log is pruned, a
+segment is merged into another one and deleted. Then a new plan goes on from where the reader is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+from headwater.core import limits
+from headwater.core.errors import NotFound, Refused, RolledBack, Trimmed, Unavailable
+from headwater.log.record.group import Group
+from headwater.log.wal import Wal
+from headwater.tier.cover import CoverPiece, gaps
+from headwater.tier.events import SegmentMetadata
+from headwater.tier.reader.window import in_order
+from headwater.tier.segments.index import SegmentIndex
+from headwater.tier.segments.storage import RemoteStorage
+
+Covering = Callable[[int, int], Awaitable[Sequence[CoverPiece]]]
+"""Gives the cover of [first_lsn, end_lsn) as it is known by now."""
+_Stretch = tuple[SegmentMetadata, range]
+
+
+class LogReader:
+    """Reads one partition. Any number of reads may be under way."""
+
+    def __init__(
+        self,
+        storage: RemoteStorage,
+        covering: Covering,
+        wal: Wal | None = None,
+        *,
+        parallel: int = limits.TIER_READ_PARALLEL,
+    ) -> None:
+        """Without a log, all is read from the tier. `parallel` row groups are fetched at once.
+
+        Each asks the storage for the index of its segment: give that a cache.
+        """
+        if parallel < 1:
+            raise Refused(f"{parallel} stretches at once: at least one is needed")
+        self._storage = storage
+        self._covering = covering
+        self._wal = wal
+        self._parallel = parallel
+
+    async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
+        """The groups of [first_lsn, end_lsn), in order and without gaps.
+
+        `Trimmed`: it begins below what is kept, and `floor` is where one can begin. `Refused`: it
+        ends above what is written. `RolledBack`: LSNs in between are gone. `Unavailable`: what was
+        pruned from the log is not known to be in the tier yet; try again.
+        """
+        at, plans = first_lsn, 0
+        while at < end_lsn:
+            begun, gone = at, None
+            try:
+                async with aclosing(self._by_plan(at, end_lsn)) as groups:
+                    async for group in groups:
+                        yield group
+                        at = group.last_lsn + 1
+            except Trimmed:
+                raise
+            except NotFound as error:
+                gone = error
+            plans = plans + 1 if at == begun else 0
+            if plans == limits.TIER_READ_PLANS:
+                raise gone or Unavailable(f"LSN {at} is pruned as often as it is read; try again")
+
+    async def _by_plan(self, at: int, end_lsn: int) -> AsyncGenerator[Group, None]:
+        """As far as one plan goes: it ends early, or with `NotFound`, where it is overtaken."""
+        # Before the cover is asked for: what is pruned in between, the tier has had before.
+        local_from = end_lsn if self._wal is None else self._wal.oldest_lsn()
+        if at < min(local_from, end_lsn):
+            async with aclosing(self._remote(at, end_lsn, local_from)) as groups:
+                async for group in groups:
+                    yield group
+                    at = group.last_lsn + 1
+        if at < end_lsn and self._wal is not None:
+            async with aclosing(self._local(self._wal, at, end_lsn)) as groups:
+                async for group in groups:
+                    yield group
+
+    async def _remote(self, at: int, end_lsn: int, local_from: int) -> AsyncGenerator[Group, None]:
+        end_lsn = min(end_lsn, local_from)
+        pieces = await self._covering(at, end_lsn)
+        self._check_whole(pieces, at, end_lsn, local_from)
+        async with (
+            aclosing(self._stretches(pieces)) as stretches,
+            aclosing(
+                in_order(stretches, self._fetch, parallel=self._parallel, name="fetch a stretch")
+            ) as fetched,
+        ):
+            async for groups in fetched:
+                for group in groups:
+                    yield group
+
+    async def _stretches(self, pieces: Sequence[CoverPiece]) -> AsyncGenerator[_Stretch, None]:
+        """What is fetched at once, in order; the indexes of the next segments come meanwhile."""
+        async with aclosing(
+            in_order(_each(pieces), self._indexed, parallel=self._parallel, name="fetch an index")
+        ) as indexed:
+            async for piece, index in indexed:
+                for lsns in index.stretches(piece.lsns.start, piece.lsns.stop):
+                    yield piece.segment, lsns
+
+    async def _indexed(self, piece: CoverPiece) -> tuple[CoverPiece, SegmentIndex]:
+        return piece, await self._storage.fetch_index(piece.segment)
+
+    async def _fetch(self, stretch: _Stretch) -> list[Group]:
+        segment, lsns = stretch
+        return [group async for group in self._storage.fetch(segment, lsns.start, lsns.stop)]
+
+    async def _local(self, wal: Wal, at: int, end_lsn: int) -> AsyncGenerator[Group, None]:
+        while at < end_lsn:
+            groups = await wal.read_since(
+                at - 1, max_records=end_lsn - at, max_bytes=limits.LOG_READ_BYTES
+            )
+            if not groups:
+                raise Refused(
+                    f"the log ends at LSN {wal.current_lsn()}: {end_lsn - 1} is not written yet"
+                )
+            if groups[0].first_lsn != at:
+                return  # pruned meanwhile: the next plan has it from the tier
+            for group in groups:
+                yield group
+            at = groups[-1].last_lsn + 1
+
+    def _check_whole(
+        self, pieces: Sequence[CoverPiece], at: int, end_lsn: int, local_from: int
+    ) -> None:
+        holes = gaps(pieces, at, end_lsn)
+        if not holes:
+            return
+        hole = holes[0]
+        told = f"LSNs {hole.start} to {hole.stop - 1}"
+        if hole.stop == end_lsn and self._wal is None:
+            raise Refused(f"{told} are not in the tier, or not yet")
+        if hole.start == at:
+            floor = pieces[0].lsns.start if pieces else local_from
+            raise Trimmed(f"{told} are gone: begin at {floor}", floor=floor)
+        if hole.stop == end_lsn:
+            raise Unavailable(
+                f"{told} are no longer in the log, and not known to be in the tier yet"
+            )
+        raise RolledBack(
+            f"{told} are in no segment, though others before and after them are: look after the "
+            "tier"
+        )
+
+
+async def _each(pieces: Sequence[CoverPiece]) -> AsyncGenerator[CoverPiece, None]:
+    for piece in pieces:
+        yield piece

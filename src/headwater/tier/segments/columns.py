@@ -1,0 +1,162 @@
+"""The columns of a segment: those of its records, in types that Parquet keeps as they are.
+
+Always holds: a type that Parquet, Spark or Iceberg would bend is refused before anything is
+written, and so is a column that has one type in some records and another in others.
+
+Records of one segment may have different columns, since a column that nobody uses is absent: the
+segment has all of them, null where a record has none, and says which records had which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from headwater.buffer.types import carried_type, check_nested
+from headwater.core.errors import Refused
+from headwater.log.record.columns import LOG_COLUMNS, check_columns
+from headwater.log.record.group import Group
+from headwater.tier.segments.field_ids import PLACE_FIELDS, FieldIds, children
+
+_PLACES: Final = len(PLACE_FIELDS)
+
+
+class SegmentColumns:
+    """The columns that one segment is written with."""
+
+    def __init__(self, schemas: Iterable[pa.Schema], declared: Sequence[pa.Schema] = ()) -> None:
+        """`schemas`: every one that its records have. `declared`: as in `FieldIds`."""
+        schemas = list(schemas)
+        fields: dict[str, pa.Field] = {}
+        for schema in schemas:
+            check_columns(schema)
+            for field in schema:
+                known = fields.get(field.name)
+                fields[field.name] = _joined(known, _stored(field))
+        reserved = [fields[name] for name in LOG_COLUMNS if name in fields]
+        typed = [field for name, field in fields.items() if name not in LOG_COLUMNS]
+        columns = [_with_gaps(field, schemas) for field in (*reserved, *typed)]
+        self.schema = FieldIds(declared).of(pa.schema([*PLACE_FIELDS, *columns]))
+        """As it stands in the file, with Iceberg's ids."""
+        self._plain = pa.schema([*PLACE_FIELDS, *columns])
+        self._names = self.schema.names[_PLACES:]
+        self._fitting: pa.Schema | None = None
+
+    def of(self, group: Group) -> pa.RecordBatch:
+        """The records of a group as rows of the segment."""
+        records = group.records
+        self._check_fitting(records.schema)
+        columns = dict(zip(records.schema.names, records.columns, strict=True))
+        rows = records.num_rows
+        arrays = [
+            pa.arange(group.first_lsn, group.last_lsn + 1),
+            pa.repeat(pa.scalar(group.term, pa.int64()), rows),
+        ]
+        for field in list(self._plain)[_PLACES:]:
+            column = columns.get(field.name)
+            if column is None:
+                column = pa.nulls(rows, field.type)
+            elif _has_decimals(field.type):
+                _check_digits(field.name, column)
+            arrays.append(_as(column, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._plain)
+
+    def _check_fitting(self, schema: pa.Schema) -> None:
+        if self._fitting is not None and schema.equals(self._fitting):
+            return
+        check_columns(schema)
+        for field in schema:
+            if field.name not in self._names:
+                raise Refused(
+                    f"column {field.name!r} is not among those that the segment was begun with "
+                    f"({', '.join(self._names)}): begin another segment, or name all schemas first"
+                )
+            known = self._plain.field(field.name)
+            _joined(known, _stored(field))
+            if field.nullable and not known.nullable:
+                raise Refused(f"column {field.name!r} may be null here: begin another segment")
+        if any(
+            not field.nullable and field.name not in schema.names
+            for field in list(self._plain)[_PLACES:]
+        ):
+            raise Refused("a column that may not be null is missing here: begin another segment")
+        self._fitting = schema
+
+
+def can_share(schemas: Iterable[pa.Schema]) -> bool:
+    """Whether records of these schemas can stand in one segment."""
+    try:
+        SegmentColumns(schemas)
+    except Refused:
+        return False
+    return True
+
+
+def restored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of a segment as the records that they were."""
+    columns = [_as(rows.column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _stored(field: pa.Field) -> pa.Field:
+    """How a column is stored; it differs in the names of elements and in metadata alone."""
+    kind = carried_type(field.type, field.name)
+    if kind != field.type:
+        raise Refused(
+            f"column {field.name!r} is {field.type}, which a stream carries as {kind} and a "
+            "segment cannot hold as it is: produce it through a stream, or cast it"
+        )
+    check_nested(field.name, kind)
+    return pa.field(field.name, kind, field.nullable)
+
+
+def _joined(known: pa.Field | None, field: pa.Field) -> pa.Field:
+    if known is None:
+        return field
+    if known.type != field.type:
+        raise Refused(
+            f"column {field.name!r} is {known.type} in some records and {field.type} in others: "
+            "they stand in two segments"
+        )
+    return known.with_nullable(known.nullable or field.nullable)
+
+
+def _with_gaps(field: pa.Field, schemas: list[pa.Schema]) -> pa.Field:
+    everywhere = all(field.name in schema.names for schema in schemas)
+    return field if everywhere else field.with_nullable(True)
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same memory under a type that differs in the names and metadata of inner fields alone.
+
+    A cast would refuse nulls below a null, where the inner field by itself allows none.
+    """
+    if column.type.equals(kind, check_metadata=True):
+        return column
+    return pa.array(_Retyped(column, kind))
+
+
+class _Retyped:
+    """Hands out an array under another type, by Arrow's C data interface."""
+
+    def __init__(self, column: pa.Array, kind: pa.DataType) -> None:
+        self._column = column
+        self._kind = kind
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        _, array = self._column.__arrow_c_array__()
+        return self._kind.__arrow_c_schema__(), array
+
+
+def _has_decimals(kind: pa.DataType) -> bool:
+    return pa.types.is_decimal(kind) or any(_has_decimals(one.type) for one in children(kind))
+
+
+def _check_digits(name: str, column: pa.Array) -> None:
+    """Parquet cuts off what is beyond the precision, where Arrow hands it on."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowException as error:
+        raise Refused(f"column {name!r} holds what its type does not: {error}") from error

@@ -1,0 +1,261 @@
+"""Groups of the log to the bytes of one segment. Computes only; runs best on a thread.
+
+Always holds: what does not fit a segment is refused before there is an object; the same plan and
+the same groups give the same records, whatever the groups' borders are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from headwater.buffer.records import TIMESTAMP
+from headwater.core import limits
+from headwater.core.errors import LimitExceeded, Refused
+from headwater.log.record.columns import COMMIT_TIMESTAMP
+from headwater.log.record.group import Group
+from headwater.tier.events import SegmentMetadata, SegmentState, SegmentUpdate
+from headwater.tier.segments.columns import SegmentColumns
+from headwater.tier.segments.description import (
+    FORMAT,
+    METADATA_KEY,
+    Description,
+    RowGroup,
+    Run,
+    encode_description,
+    schema_text,
+)
+from headwater.tier.segments.field_ids import LSN
+from headwater.tier.segments.parquet_writer import open_writer
+from headwater.tier.segments.plan import SegmentConfig, SegmentPlan
+from headwater.tier.segments.receipt import Receipt
+from headwater.tier.segments.seal import footer_bytes, seal
+from headwater.tier.segments.sink import HashingSink
+
+TERM_MAX: Final = 0x7FFFFFFF
+"""Kafka's events have epochs of 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSegment:
+    """A segment that is ready to be stored, and what is said of it."""
+
+    description: Description
+    receipt: Receipt
+    data: bytes = field(repr=False)
+    """Not shown: whoever logs or debugs what holds a segment would spend a second on each."""
+
+    def started(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentMetadata:
+        """The event that its copy begins."""
+        said = self.description
+        return SegmentMetadata(
+            segment_id=said.identity,
+            start_offset=said.first_lsn,
+            end_offset=said.last_lsn,
+            broker_id=broker_id,
+            max_timestamp_ms=said.max_timestamp_ms,
+            event_timestamp_ms=event_timestamp_ms,
+            epochs=said.epochs,
+            size_bytes=self.receipt.size_bytes,
+            custom_metadata=self.receipt.stamped(publisher_epoch),
+            txn_index_empty=True,
+        )
+
+    def finished(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentUpdate:
+        """The event that its copy is there."""
+        return SegmentUpdate(
+            segment_id=self.description.identity,
+            broker_id=broker_id,
+            event_timestamp_ms=event_timestamp_ms,
+            state=SegmentState.COPY_FINISHED,
+            custom_metadata=self.receipt.stamped(publisher_epoch),
+        )
+
+
+class SegmentEncoder:
+    """Takes the groups of a plan, in order."""
+
+    def __init__(self, plan: SegmentPlan, config: SegmentConfig | None = None) -> None:
+        self._plan = plan
+        self._config = config or SegmentConfig()
+        self._columns = SegmentColumns(plan.schemas, plan.declared) if plan.schemas else None
+        self._sink = HashingSink()
+        self._writer: Any = None
+        self._next_lsn = plan.first_lsn
+        self._runs: list[Run] = []
+        self._row_groups: list[RowGroup] = []
+        self._schemas: list[pa.Schema] = []
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._waiting_rows = 0
+
+    def add(self, group: Group) -> None:
+        """The next records of the log."""
+        if group.first_lsn != self._next_lsn or group.last_lsn > self._plan.last_lsn:
+            raise Refused(
+                f"LSNs {group.first_lsn} to {group.last_lsn} where {self._next_lsn} to "
+                f"{self._plan.last_lsn} are to come"
+            )
+        if not 0 <= group.term <= TERM_MAX:
+            raise Refused(f"term {group.term}: epochs of segments have 31 bits")
+        if group.lost is None:
+            if self._columns is None:
+                self._columns = SegmentColumns([group.records.schema], self._plan.declared)
+            for part in self._parts(group):
+                self._wait(self._columns.of(part))
+        self._note(group)
+        self._next_lsn = group.last_lsn + 1
+
+    def finish(self) -> EncodedSegment:
+        """The segment, when all groups were taken."""
+        if self._next_lsn <= self._plan.last_lsn:
+            raise Refused(f"LSNs {self._next_lsn} to {self._plan.last_lsn} are missing")
+        if self._waiting:
+            self._write()
+        description = self._describe()
+        writer = self._writer
+        if writer is None:
+            # All of it is lost: there is nothing but what the segment says of itself.
+            nothing = (self._columns or SegmentColumns([])).schema.empty_table()
+            writer = open_writer(self._sink, nothing.schema, nothing, self._config)
+        writer.add_key_value_metadata({METADATA_KEY: encode_description(description)})
+        writer.close()
+        body, footer = self._sink.cut(footer_bytes(self._sink.end()))
+        sealed = seal(description.segment_id, footer, _xxh3_128(body))
+        data = b"".join([*body, sealed, footer])
+        _check_size(len(data))
+        receipt = Receipt(
+            description.rows,
+            len(data),
+            len(footer),
+            description.schema_version,
+            description.sequences,
+            _xxh3_128([data]),
+        )
+        return EncodedSegment(description, receipt, data)
+
+    def _describe(self) -> Description:
+        plan, partition = self._plan, self._plan.segment_id.partition
+        return Description(
+            segment_format=FORMAT,
+            stream=partition.name,
+            stream_id=partition.topic_id,
+            partition=partition.partition,
+            segment_id=plan.segment_id.id,
+            first_lsn=plan.first_lsn,
+            last_lsn=plan.last_lsn,
+            rows=sum(group.rows for group in self._row_groups),
+            max_timestamp_ms=max((one.max_timestamp_ms for one in self._row_groups), default=0),
+            schema_version=len(plan.declared),
+            sequences=plan.sequences,
+            runs=self._runs,
+            row_groups=self._row_groups,
+            schemas=[schema_text(schema) for schema in self._schemas],
+        )
+
+    def _parts(self, group: Group) -> list[Group]:
+        """The group, or parts of it that are not much larger than a row group."""
+        pieces = max(
+            group.nbytes // self._config.row_group_bytes,
+            -(-len(group) // self._config.row_group_rows),
+        )
+        pieces = min(pieces, len(group))
+        if pieces < 2:
+            return [group]
+        steps = [group.first_lsn + len(group) * number // pieces for number in range(pieces + 1)]
+        parts = (group.between(low, high - 1) for low, high in itertools.pairwise(steps))
+        return [part for part in parts if part is not None]
+
+    def _wait(self, rows: pa.RecordBatch) -> None:
+        if self._waiting_rows + rows.num_rows > self._config.row_group_rows and self._waiting:
+            self._write()
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= self._config.row_group_bytes:
+            self._write()
+
+    def _write(self) -> None:
+        """What waits becomes a row group."""
+        table = pa.Table.from_batches(self._waiting)
+        self._waiting, self._waiting_bytes, self._waiting_rows = [], 0, 0
+        if self._writer is None and self._columns is not None:
+            schema = self._columns.schema
+            self._writer = open_writer(self._sink, schema, table, self._config)
+        offset = self._sink.begin_part()
+        try:
+            self._writer.write_table(table, row_group_size=table.num_rows)
+        except pa.ArrowInvalid as error:
+            raise Refused(f"these records cannot be stored as they are: {error}") from error
+        _check_size(self._sink.tell())
+        lsns = table.column(LSN)
+        self._row_groups.append(
+            RowGroup(
+                first_lsn=lsns[0].as_py(),
+                last_lsn=lsns[-1].as_py(),
+                rows=table.num_rows,
+                offset=offset,
+                size_bytes=self._sink.tell() - offset,
+                xxh3=self._sink.part_xxh3(),
+                max_timestamp_ms=_max_timestamp_ms(table),
+            )
+        )
+
+    def _note(self, group: Group) -> None:
+        schema = None if group.lost is not None else self._schema_number(group.records.schema)
+        last = self._runs[-1] if self._runs else None
+        if last is not None and group.term < last.term:
+            raise Refused(f"term {group.term} after {last.term}: terms of a log do not fall")
+        if last is not None and (last.term, last.schema, last.lost) == (
+            group.term,
+            schema,
+            group.lost,
+        ):
+            self._runs[-1] = Run(last.first_lsn, group.last_lsn, last.term, schema, last.lost)
+            return
+        if len(self._runs) == limits.TIER_SEGMENT_RUNS:
+            raise LimitExceeded(
+                f"term or columns change more than {limits.TIER_SEGMENT_RUNS:,} times "
+                "(TIER_SEGMENT_RUNS): make the segment smaller"
+            )
+        self._runs.append(Run(group.first_lsn, group.last_lsn, group.term, schema, group.lost))
+
+    def _schema_number(self, schema: pa.Schema) -> int:
+        for number, known in enumerate(self._schemas):
+            if known.equals(schema, check_metadata=True):
+                return number
+        self._schemas.append(schema)
+        return len(self._schemas) - 1
+
+
+def _max_timestamp_ms(table: pa.Table) -> int:
+    names = [name for name in (TIMESTAMP, COMMIT_TIMESTAMP) if name in table.schema.names]
+    times = [table.column(name) for name in names]
+    if not times:
+        return 0
+    latest = pc.max(pc.coalesce(*times)).cast(pa.int64()).as_py()
+    return 0 if latest is None else latest // 1000
+
+
+def _xxh3_128(parts: list[bytes]) -> bytes:
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(part)
+    return bytes(hasher.digest())
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > limits.TIER_SEGMENT_MAX_BYTES:
+        raise LimitExceeded(
+            f"a segment of more than {limits.TIER_SEGMENT_MAX_BYTES:,} bytes "
+            "(TIER_SEGMENT_MAX_BYTES): copy fewer LSNs at once"
+        )

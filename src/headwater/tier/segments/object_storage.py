@@ -1,0 +1,162 @@
+"""Segments in object storage: one Parquet object each, written once and never changed.
+
+streams/<stream>/<partition>/segments/<stream id>/<segment id>.parquet
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import xxhash
+
+from headwater.buffer.layout import check_stream_name, segments_prefix
+from headwater.core import limits, runtime
+from headwater.core.errors import Corrupt
+from headwater.log.record.group import Group
+from headwater.store import ObjectMeta, Store
+from headwater.tier.events import SegmentMetadata
+from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.segments.decoder import decode_row_group, lost_groups
+from headwater.tier.segments.encoder import EncodedSegment
+from headwater.tier.segments.index import SegmentIndex
+from headwater.tier.segments.object_cache import ObjectCache
+from headwater.tier.segments.object_ranges import ObjectRanges, open_index, row_group_bytes
+from headwater.tier.segments.receipt import Receipt, receipt_of
+
+_NAME: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
+
+
+def segment_key(segment_id: SegmentId) -> str:
+    """Where the object of a segment stands."""
+    return f"{_prefix(segment_id.partition)}/{segment_id.id}.parquet"
+
+
+class ObjectStorage:
+    """`RemoteStorage` in a store."""
+
+    def __init__(self, store: Store, cache: ObjectCache | None = None) -> None:
+        """`cache` keeps what was read, for whoever reads it again."""
+        self._store = store
+        self._cache = cache
+
+    async def copy(self, segment: EncodedSegment) -> None:
+        """See `RemoteStorage`."""
+        identity = segment.description.identity
+        # The id in the seal is nobody else's: an answer that was lost is settled by looking.
+        await self._store.put_if_absent(
+            segment_key(identity), segment.data, token=identity.id.bytes
+        )
+
+    async def fetch(
+        self, segment: SegmentMetadata, first_lsn: int, end_lsn: int
+    ) -> AsyncGenerator[Group, None]:
+        """See `RemoteStorage`."""
+        ranges, index = await self._open(segment)
+        lost = deque(lost_groups(index, first_lsn, end_lsn))
+        numbers = index.row_groups(first_lsn, end_lsn)
+        async with aclosing(row_group_bytes(ranges, index, numbers)) as stored:
+            async for number, data in stored:
+                for group in await self._decoded(index, number, data, first_lsn, end_lsn):
+                    while lost and lost[0].first_lsn < group.first_lsn:
+                        yield lost.popleft()
+                    yield group
+        for group in lost:
+            yield group
+
+    async def fetch_index(self, segment: SegmentMetadata) -> SegmentIndex:
+        """See `RemoteStorage`."""
+        _, index = await self._open(segment)
+        return index
+
+    async def delete(self, segment_id: SegmentId) -> None:
+        """See `RemoteStorage`."""
+        await self._store.delete(segment_key(segment_id))
+
+    async def verify(self, segment: SegmentMetadata) -> SegmentIndex:
+        """Read all of a segment and compare every byte with what was said of it."""
+        key = segment_key(segment.segment_id)
+        receipt = receipt_of(segment)
+        # Not from the cache: what is asked is whether it is there.
+        _, index = await open_index(self._store, key, receipt)
+        _check_identity(segment, index, receipt)
+        whole, body, left = xxhash.xxh3_128(), xxhash.xxh3_128(), index.seal.body_bytes
+        async for chunk in self._store.get_stream(key):
+            whole.update(chunk)
+            body.update(chunk[:left])
+            left -= min(left, len(chunk))
+        if body.digest() != index.seal.body_xxh3:
+            raise Corrupt(f"{key} is not what was written: the checksum of its body is another")
+        if receipt is not None and whole.digest() != receipt.xxh3:
+            raise Corrupt(f"{key} is not what its events say: its checksum is another")
+        return index
+
+    async def list(
+        self, partition: TopicIdPartition
+    ) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
+        """The segments of a partition that have an object, whatever the events say of them."""
+        async for meta in self._store.list(_prefix(partition)):
+            match = _NAME.fullmatch(meta.key.rpartition("/")[2])
+            if match is not None:
+                yield SegmentId(partition, uuid.UUID(match[1])), meta
+
+    async def _decoded(
+        self, index: SegmentIndex, number: int, data: memoryview, first_lsn: int, end_lsn: int
+    ) -> Sequence[Group]:
+        arguments = (index, number, data, first_lsn, end_lsn)
+        try:
+            if len(data) <= limits.DECODE_INLINE_BYTES:
+                return decode_row_group(*arguments)
+            return await runtime.run_blocking(decode_row_group, *arguments)
+        except Corrupt:
+            # Perhaps only what arrived was damaged: the next one who asks looks at the object.
+            if self._cache is not None:
+                self._cache.forget(self._place(segment_key(index.description.identity)))
+            raise
+
+    def _place(self, key: str) -> tuple[str, str]:
+        """How what is kept of an object begins."""
+        return self._store.url, key
+
+    async def _open(self, segment: SegmentMetadata) -> tuple[ObjectRanges, SegmentIndex]:
+        receipt, key = receipt_of(segment), segment_key(segment.segment_id)
+
+        async def load() -> tuple[ObjectRanges, SegmentIndex]:
+            return await open_index(self._store, key, receipt, self._cache)
+
+        if self._cache is None:
+            ranges, index = await load()
+        else:
+            ranges, index = await self._cache.get(self._place(key), load, _size_of)
+        _check_identity(segment, index, receipt)
+        return ranges, index
+
+
+def _size_of(opened: tuple[ObjectRanges, SegmentIndex]) -> int:
+    """Parsed, a footer takes a few times what it has in bytes."""
+    ranges, index = opened
+    return ranges.held_bytes + 4 * len(index.seal.footer)
+
+
+def _prefix(partition: TopicIdPartition) -> str:
+    name = check_stream_name(partition.name)
+    return segments_prefix(name, partition.partition, str(partition.topic_id))
+
+
+def _check_identity(segment: SegmentMetadata, index: SegmentIndex, receipt: Receipt | None) -> None:
+    said = index.description
+    if said.identity != segment.segment_id:
+        raise Corrupt(f"the object of {segment.segment_id} holds {said.identity}")
+    if (said.first_lsn, said.last_lsn) != (segment.start_offset, segment.end_offset):
+        raise Corrupt(
+            f"{segment.segment_id} holds LSNs {said.first_lsn} to {said.last_lsn}, and its events "
+            f"say {segment.start_offset} to {segment.end_offset}"
+        )
+    if receipt is not None and said.rows != receipt.rows:
+        raise Corrupt(
+            f"{segment.segment_id} holds {said.rows} records, and its events say {receipt.rows}"
+        )

@@ -1,0 +1,161 @@
+"""`headwater tier …`: the tier of a stream, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.buffer.stream import open_stream
+from headwater.store import Store, open_store
+from headwater.testing import MemoryWal
+from headwater.tier import TopicIdPartition, TopicMetadataManager
+from headwater.tier.eventlog import StoredEventLog
+from headwater.tier.jobs import (
+    Leader,
+    LedPartition,
+    LogStartRegister,
+    ManagedPartition,
+    ParquetSegments,
+    TierConfig,
+    TierManager,
+)
+from tests.cli.conftest import Invoke
+from tests.tier.jobs.sealed_wal import SealedWal
+
+
+@pytest.fixture
+def url(tmp_path: Path, invoke: Invoke) -> str:
+    """A stream of two partitions; of the first, two segments are in the tier."""
+    address = f"file://{tmp_path}/store"
+    assert invoke("stream", "create", address, "orders", "--partitions", "2").exit_code == 0
+
+    async def copy(tier: TierManager) -> None:
+        await tier.run_once()
+        assert not tier.problems
+
+    led(address, copy)
+    return address
+
+
+def led(url: str, work: Callable[[TierManager], Awaitable[None]]) -> None:
+    """Let the leader of partition 0 do something."""
+
+    async def run() -> None:
+        async with open_store(url) as store:
+            place = await partition(store)
+            log = await StoredEventLog.open(store, partition_count=3)
+            metadata = await TopicMetadataManager.start(log)
+            await metadata.reconcile_assignment({metadata.metadata_partition(place)})
+            wal = SealedWal()
+            for _ in range(2):
+                wal.append(50)
+                wal.seal()
+            await work(TierManager(made(store, place, metadata, wal)))
+            await metadata.close()
+            await log.close()
+
+    asyncio.run(run())
+
+
+def made(
+    store: Store, place: TopicIdPartition, metadata: TopicMetadataManager, wal: MemoryWal
+) -> LedPartition:
+    assert isinstance(wal, SealedWal)
+    leader = Leader(place, 4, 1, committed_lsn=wal.current_lsn, slot_floor_lsn=lambda: 0)
+    return LedPartition(
+        leader,
+        metadata=ManagedPartition(metadata, place),
+        storage=ParquetSegments(store, place),
+        local=wal,
+        log_start=LogStartRegister(store, place),
+        config=TierConfig(merge_below_bytes=0),
+    )
+
+
+async def partition(store: Store) -> TopicIdPartition:
+    return TopicIdPartition.of_stream((await open_stream(store, "orders")).id, "orders", 0)
+
+
+async def _delete_first_object(tier: TierManager) -> None:
+    await tier.led.storage.delete(tier.led.metadata.segments()[0].segment_id)
+
+
+async def _unlist_first(tier: TierManager) -> None:
+    await tier.led.unlist(tier.led.metadata.segments()[0])
+
+
+def test_list_shows_what_is_read(invoke: Invoke, url: str) -> None:
+    result = invoke("tier", "list", url, "orders", COLUMNS="200")
+
+    assert result.exit_code == 0
+    assert "the log begins at LSN 1" in result.stdout
+    assert result.stdout.count("finished") == 2
+    assert "partition 1: nothing is in the tier" in result.stdout
+
+
+def test_list_for_machines(invoke: Invoke, url: str) -> None:
+    [found] = json.loads(invoke("tier", "list", url, "orders", "--partition", "0", "--json").stdout)
+
+    lsns = [(one["first_lsn"], one["last_lsn"]) for one in found["segments"]]
+    assert lsns == [(1, 50), (51, 100)]
+    assert (found["log_start"], found["leader_epoch"], found["gaps"]) == (1, 4, [])
+
+
+def test_list_says_what_is_missing(invoke: Invoke, url: str) -> None:
+    led(url, _unlist_first)
+    result = invoke("tier", "list", url, "orders", COLUMNS="200")
+
+    assert result.exit_code == 1
+    assert "LSN 1 to 50 are in no segment" in result.stdout
+    assert "unlisted" in result.stdout
+
+
+def test_a_store_without_a_tier_says_so(invoke: Invoke, tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/other"
+    invoke("stream", "create", address, "orders")
+    result = invoke("tier", "list", address, "orders")
+
+    assert result.exit_code == 2
+    assert "nothing was ever copied to the tier" in result.stderr
+
+
+def test_scrub_finds_nothing_wrong(invoke: Invoke, url: str) -> None:
+    result = invoke("tier", "scrub", url, "orders")
+
+    assert result.exit_code == 0
+    assert "partition 0: 2 segments" in result.stdout
+
+
+def test_scrub_tells_what_is_missing(invoke: Invoke, url: str) -> None:
+    led(url, _delete_first_object)
+    result = invoke("tier", "scrub", url, "orders", COLUMNS="200")
+    assert result.exit_code == 1
+    assert "✗ missing: LSN 1 to 50" in result.stdout
+    assert "its leader copies it again" in result.stdout
+
+    found = json.loads(invoke("tier", "scrub", url, "orders", "--json").stdout)
+    [finding] = found[0]["findings"]
+    assert (finding["kind"], finding["mended"]) == ("missing", False)
+
+
+def test_scrub_removes_objects_that_no_event_names(invoke: Invoke, url: str) -> None:
+    async def leave_one_behind(tier: TierManager) -> None:
+        storage = tier.led.storage
+        await storage.copy(await storage.prepare(1, 50, tier.led.local_groups(1, 50)))
+
+    led(url, leave_one_behind)
+    young = invoke("tier", "scrub", url, "orders", "--repair")
+    assert (young.exit_code, "orphan" in young.stdout) == (0, False)
+
+    old = ("tier", "scrub", url, "orders", "--grace-hours", "0")
+    seen = invoke(*old, COLUMNS="200")
+    assert seen.exit_code == 1
+    assert "--repair removes it" in seen.stdout
+    mended = invoke(*old, "--repair")
+    assert mended.exit_code == 0
+    assert "✓ orphan" in mended.stdout
+    assert "orphan" not in invoke(*old).stdout

@@ -1,0 +1,339 @@
+"""Following the log in object storage: what it costs, and that nothing is passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from headwater.core import runtime
+from headwater.core.errors import Corrupt, RolledBack, Unavailable
+from headwater.core.limits import EVENT_LEASE_S, EVENT_READS_AT_ONCE, EVENTS_READY, LIST_PAGE_KEYS
+from headwater.testing import Simulation, simulate
+from headwater.tier.eventlog import (
+    Compactor,
+    EventDelivered,
+    EventUnreadable,
+    Item,
+    PartitionFailed,
+    SnapshotDelivered,
+    StoredEventLog,
+)
+from headwater.tier.eventlog.stored.events import StoredEvents
+from tests.store.scripted import Scripted, fails, stalls, virtual
+from tests.tier.eventlog.stored_given import (
+    GRACE_S,
+    Known,
+    event_bytes,
+    followed,
+    opened,
+    publish_events,
+    replayed,
+)
+
+
+def event_key(offset: int) -> str:
+    return f"metadata/0/{offset:020d}"
+
+
+async def items(log: StoredEventLog, count: int, start_offset: int = 0) -> list[Item]:
+    subscription = await log.subscribe({0: start_offset})
+    taken = [await anext(subscription.items) for _ in range(count)]
+    await subscription.assignment.close()
+    return taken
+
+
+async def damage(backend: Scripted, key: str) -> None:
+    """Flip a bit of what stands there."""
+    data = bytearray((await backend.inner.get(key)).data)
+    data[-1] ^= 1
+    await backend.inner.put(key, bytes(data))
+
+
+# High-water marks
+
+
+@virtual
+async def test_a_mark_that_has_not_moved_costs_one_request() -> None:
+    backend = Scripted()
+    log = await opened(backend, 3)
+    await log.publish(1, b"x")
+    backend.calls.clear()
+    assert await (await opened(backend, 3)).high_water_marks() == {0: 0, 1: 1, 2: 0}
+    first_looks = [one for one in backend.calls if "/1/" not in one[1] and "log.json" not in one[1]]
+    assert len(first_looks) == 2 * 3, "floor, next offset, and what lies beyond"
+    assert await log.high_water_marks() == {0: 0, 1: 1, 2: 0}
+    backend.calls.clear()
+    assert await log.high_water_marks() == {0: 0, 1: 1, 2: 0}
+    assert sorted(backend.calls) == [
+        ("head", f"metadata/{partition}/{offset:020d}")
+        for partition, offset in ((0, 0), (1, 1), (2, 0))
+    ]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 100, 999, 1000, 1001, 1002, 2500])
+def test_requests_for_a_mark_grow_with_the_logarithm_of_what_is_new(
+    count: int, is_local: bool
+) -> None:
+    async def main(simulation: Simulation) -> None:
+        backend = Scripted()
+        backend.is_local = is_local
+        log, publisher = await opened(backend), await opened(backend)
+        await log.high_water_marks()
+        for _ in range(count):
+            await publisher.publish(0, b"x")
+        backend.calls.clear()
+        assert await log.high_water_marks() == {0: count}
+        assert len(backend.calls) <= 2 * math.log2(count + 1) + 2
+        if not is_local and count < LIST_PAGE_KEYS:
+            assert len(backend.calls) == 2, "the next offset, and one page of what is after it"
+
+    simulate(main, stall_max_s=0)
+
+
+@virtual
+async def test_a_partition_that_cannot_be_asked_has_no_mark() -> None:
+    backend = Scripted()
+    log = await opened(backend, 2, attempts=1)
+    await log.high_water_marks()
+    backend.next("head", fails(Unavailable("503")))
+    assert len(await log.high_water_marks()) == 1
+
+
+# Waiting at the end
+
+
+@virtual
+async def test_polls_grow_rarer_while_nothing_comes() -> None:
+    backend = Scripted()
+    log, publisher = await opened(backend), await opened(backend)
+    await publisher.publish(0, b"0")
+    subscription = await log.subscribe({0: 0})
+    await anext(subscription.items)
+    backend.calls.clear()
+    await runtime.sleep(60.0)
+    in_the_first_minute = backend.count("get")
+    await runtime.sleep(600.0)
+    in_ten_more = backend.count("get") - in_the_first_minute
+    assert 12 <= in_the_first_minute <= 20
+    assert in_ten_more == pytest.approx(120 + 600 / EVENT_LEASE_S, abs=4), "every 5 s, and floors"
+    await publisher.publish(0, b"1")
+    began_s = runtime.monotonic_s()
+    await anext(subscription.items)
+    assert runtime.monotonic_s() - began_s <= 5.0
+    await log.close()
+
+
+@virtual
+async def test_what_a_handle_publishes_its_own_followers_have_at_once_and_for_nothing() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+    subscription = await log.subscribe({0: 0})
+    await runtime.sleep(30.0)
+    backend.calls.clear()
+    began_s = runtime.monotonic_s()
+    await log.publish(0, b"mine")
+    assert await anext(subscription.items) == EventDelivered(0, 0, b"mine", None)
+    assert runtime.monotonic_s() == began_s
+    assert ("get", event_key(0)) not in backend.calls
+    await log.close()
+
+
+@virtual
+async def test_what_nobody_takes_is_not_fetched_without_end() -> None:
+    backend = Scripted()
+    log, publisher = await opened(backend), await opened(backend)
+    published = [str(number).encode() for number in range(1000)]
+    for payload in published:
+        await publisher.publish(0, payload)
+    subscription = await log.subscribe({0: 0})
+    backend.calls.clear()
+    await runtime.sleep(60.0)
+    assert backend.count("get") <= EVENTS_READY + EVENT_READS_AT_ONCE + 1
+    taken = [await anext(subscription.items) for _ in range(1000)]
+    assert [one.payload for one in taken if isinstance(one, EventDelivered)] == published
+    await log.close()
+
+
+@virtual
+async def test_catching_up_asks_for_each_event_once() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+    await publish_events(await opened(backend), 500)
+    backend.calls.clear()
+    await items(log, 500)
+    beyond_the_end = sum(key > event_key(499) for _, key in backend.calls if key < "metadata/0/f")
+    of_events = sum(key < "metadata/0/f" for _, key in backend.calls)
+    assert of_events == 500 + beyond_the_end
+    assert beyond_the_end <= EVENT_READS_AT_ONCE
+
+
+# What goes wrong
+
+
+@virtual
+async def test_a_damaged_event_is_told_under_its_name_and_those_after_it_follow() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+    published = await publish_events(log, 5)
+    await damage(backend, event_key(2))
+    found = await items(await opened(backend), 5)
+    bad = found.pop(2)
+    assert isinstance(bad, EventUnreadable)
+    assert (bad.partition, bad.offset) == (0, 2)
+    assert isinstance(bad.error, Corrupt)
+    assert event_key(2) in str(bad.error)
+    assert [one.payload for one in found if isinstance(one, EventDelivered)] == [
+        *published[:2],
+        *published[3:],
+    ]
+
+
+@virtual
+async def test_an_event_of_another_log_is_told_too() -> None:
+    backend, foreign = Scripted(), Scripted()
+    log, other = await opened(backend), await opened(foreign)
+    await publish_events(log, 2)
+    await publish_events(other, 2)
+    await backend.inner.put(event_key(1), (await foreign.inner.get(event_key(1))).data)
+    bad = (await items(await opened(backend), 2))[1]
+    assert isinstance(bad, EventUnreadable)
+    assert str(other.log_id) in str(bad.error)
+
+
+@virtual
+async def test_a_missing_event_ends_the_partition_and_is_named() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+    await publish_events(log, 5)
+    await backend.inner.delete(event_key(2))
+    failed = (await items(await opened(backend), 3))[2]
+    assert isinstance(failed, PartitionFailed)
+    assert isinstance(failed.error, RolledBack)
+    assert event_key(2) in str(failed.error)
+
+
+@virtual
+async def test_an_end_that_was_known_and_went_back_is_told() -> None:
+    backend = Scripted()
+    log, publisher = await opened(backend), await opened(backend)
+    await publish_events(publisher, 3)
+    assert await log.high_water_marks() == {0: 3}
+    await backend.inner.delete(event_key(2))
+    failed = (await items(log, 3))[2]
+    assert isinstance(failed, PartitionFailed)
+    assert isinstance(failed.error, RolledBack)
+
+
+@virtual
+async def test_a_store_that_does_not_answer_ends_the_partition_which_may_be_added_again() -> None:
+    backend = Scripted()
+    log = await opened(backend, attempts=1)
+    await publish_events(await opened(backend), 3)
+    subscription = await log.subscribe({0: 0})
+    await anext(subscription.items)
+    backend.next("get", *(fails(Unavailable("503")) for _ in range(200)))
+    failed: Item | None = None
+    while not isinstance(failed, PartitionFailed):
+        failed = await anext(subscription.items)
+    assert isinstance(failed.error, Unavailable)
+    assert subscription.assignment.assigned() == []
+    backend._steps.clear()
+    await publish_events(await opened(backend), 1, first=3)
+    subscription.assignment.add(0, 3)
+    assert await anext(subscription.items) == EventDelivered(0, 3, event_bytes(3), None)
+    await log.close()
+
+
+@virtual
+async def test_a_mistake_in_the_code_ends_the_items_with_it() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+
+    async def broken(*_: object) -> list[EventDelivered]:
+        raise ZeroDivisionError("a mistake")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StoredEvents, "read", broken)
+        subscription = await log.subscribe({0: 0})
+        with pytest.raises(ZeroDivisionError):
+            await anext(subscription.items)
+    await log.close()
+
+
+# Falling behind the floor
+
+
+@virtual
+async def test_a_reader_in_the_middle_of_what_is_deleted_goes_on_with_the_snapshot() -> None:
+    backend = Scripted()
+    log, publisher = await opened(backend, patient=True), await opened(backend)
+    published = await publish_events(publisher, 300)
+    subscription = await log.subscribe({0: 0})
+    known = Known()
+    for _ in range(10):
+        known.take(await anext(subscription.items))
+    compactor = Compactor(publisher)
+    await compactor.compact(0, every_events=1)
+    published += await publish_events(publisher, 4, first=300)
+    await runtime.sleep(GRACE_S)
+    assert (await compactor.compact(0)).deleted == 300
+    while known.next_offset < 304:
+        known.take(await anext(subscription.items))
+    assert known.snapshots == 1
+    assert known.dumps == replayed(published)
+    await log.close()
+
+
+@virtual
+async def test_a_reader_below_the_floor_keeps_its_events_for_the_grace() -> None:
+    backend = Scripted()
+    log, publisher = await opened(backend), await opened(backend)
+    published = await publish_events(publisher, 300)
+    subscription = await log.subscribe({0: 0})
+    known = Known()
+    known.take(await anext(subscription.items))
+    await Compactor(publisher).compact(0, every_events=1)
+    while known.next_offset < 300:
+        known.take(await anext(subscription.items))
+    assert known.snapshots == 0
+    assert known.dumps == replayed(published)
+    await log.close()
+
+
+@virtual
+async def test_a_snapshot_that_is_replaced_while_it_is_read_is_not_missed() -> None:
+    backend = Scripted()
+    publisher = await opened(backend)
+    published = await publish_events(publisher, 5)
+    compactor = Compactor(publisher)
+    await compactor.compact(0, every_events=1)
+    published += await publish_events(publisher, 5, first=5)
+    reader = await opened(backend, patient=True)
+    # The floor, the floor again, and then the snapshot that it named.
+    backend.next("get", stalls(0), stalls(0), stalls(3 * GRACE_S))
+
+    async def replace_it() -> None:
+        for _ in range(2):
+            await runtime.sleep(GRACE_S)
+            await compactor.compact(0, every_events=1)
+
+    subscription = await reader.subscribe({0: 0})
+    await asyncio.gather(replace_it())
+    item = await anext(subscription.items)
+    assert isinstance(item, SnapshotDelivered)
+    assert (item.through_offset, item.dumps) == (9, replayed(published))
+    await reader.close()
+
+
+@virtual
+async def test_following_from_the_floor_itself_needs_no_snapshot() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+    await publish_events(log, 6)
+    await Compactor(log).compact(0, every_events=1)
+    await publish_events(log, 1, first=6)
+    known = await followed(await opened(backend), 6)
+    assert (known.snapshots, known.next_offset) == (0, 7)

@@ -1,0 +1,130 @@
+"""Histories of the log in object storage: a sample of them, and proof that they can fail.
+
+Each planted bug is a mistake somebody would make. A history that does not notice it proves
+nothing about the code that is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import xxhash
+
+from headwater.core import runtime
+from headwater.core.errors import OutcomeUnknown
+from headwater.tier import TierCache
+from headwater.tier.cache import dump_all
+from headwater.tier.eventlog.stored import compactor
+from headwater.tier.eventlog.stored.compactor import Compactor
+from headwater.tier.eventlog.stored.events import StoredEvents
+from headwater.tier.eventlog.stored.floor import Floor, FloorKeeper, Moment, SnapshotName
+from headwater.tier.eventlog.stored.following import Following
+from headwater.tier.eventlog.stored.publisher import Attempt, Publisher
+from headwater.tier.eventlog.stored.snapshots import store_snapshot
+from headwater.tier.snapshot import Snapshot, encode_snapshot
+from tests.torture.eventlog_scenarios import SCENARIOS, eventlog_history
+from tests.torture.surroundings import Replacement, replaced
+
+HISTORIES_TO_CATCH_A_BUG = 150
+
+_after = FloorKeeper.after
+_dead = compactor._dead
+
+
+async def stores_after_the_floor_moved(
+    events: StoredEvents, cache: TierCache, through_offset: int
+) -> SnapshotName:
+    """Names a snapshot that is only being written."""
+    place = (events.log_id, events.partition_count, events.partition)
+    data = encode_snapshot(Snapshot(*place, through_offset, dump_all(cache)))
+    token = runtime.new_token().hex()
+    key = events.place.snapshot(through_offset, token)
+    runtime.spawn(events.store.put(key, data), name="snapshot")
+    return SnapshotName(token, len(data), xxhash.xxh3_64_hexdigest(data))
+
+
+async def deletes_before_the_floor_moves(
+    events: StoredEvents, cache: TierCache, through_offset: int
+) -> SnapshotName:
+    """Holds that a snapshot is enough, whether or not anybody is told of it."""
+    name = await store_snapshot(events, cache, through_offset)
+    for offset in range((await events.floors.look()).floor, through_offset + 1):
+        await events.store.delete(events.place.event(offset))
+    return name
+
+
+async def publishes_again(
+    self: Publisher, offset: int, token: bytes, unknown: OutcomeUnknown
+) -> Attempt:
+    """Takes an event that is not there yet for one that will never be."""
+    found = await self._events.get(offset)
+    return Attempt.TAKEN if found is None else Attempt.LANDED
+
+
+def sees_no_grace(self: Compactor, partition: int, floor: int) -> None:
+    """Deletes what lies below a floor as soon as it sees it."""
+    self._seen.setdefault(partition, []).append((floor, -1e12))
+
+
+async def moves_blindly(self: FloorKeeper, floor: int, snapshot: SnapshotName) -> Floor:
+    """Moves the floor to its own snapshot, however long that took."""
+    fresh = msgspec.structs.replace(await self.look(), floor=floor, snapshot=snapshot)
+    return (await self._register.update(lambda _: fresh)).value
+
+
+async def judges_by_nothing(self: FloorKeeper, offset: int) -> Floor:
+    """Believes that what it can read or create is alive."""
+    return msgspec.structs.replace(await _after(self, offset), trimmed=0)
+
+
+async def sweeps_what_nobody_names(events: StoredEvents, floor: Floor) -> AsyncIterator[str]:
+    """Deletes every snapshot but the floor's, also one that is to become it."""
+    async for key in _dead(events, floor):
+        yield key
+    async for meta in events.store.list(
+        events.place.folder, start_after=events.place.before_snapshots
+    ):
+        if floor.snapshot is None or not meta.key.endswith(floor.snapshot.token):
+            yield meta.key
+
+
+async def skips_to_the_floor(self: Following) -> None:
+    """Goes on where events are, as if nothing had been before."""
+    self._next = (await self._events.floors.look()).floor
+
+
+PLANTED: dict[str, Replacement] = {
+    "floor-before-snapshot": (compactor, "store_snapshot", stores_after_the_floor_moved),
+    "delete-before-floor": (compactor, "store_snapshot", deletes_before_the_floor_moves),
+    "unknown-is-published-again": (Publisher, "_settle", publishes_again),
+    "no-grace": (Compactor, "_see", sees_no_grace),
+    "stale-compactor-lowers-the-floor": (FloorKeeper, "move", moves_blindly),
+    "dead-events-count": (FloorKeeper, "after", judges_by_nothing),
+    "lease-never-ends": (Moment, "is_recent", lambda self: True),
+    "unnamed-snapshots-are-garbage": (compactor, "_dead", sweeps_what_nobody_names),
+    "snapshot-left-out": (Following, "_deliver_snapshot", skips_to_the_floor),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_breaks_a_promise(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    with replaced(PLANTED[bug]):
+        for seed in range(HISTORIES_TO_CATCH_A_BUG):
+            try:
+                eventlog_history(seed)
+            except AssertionError:
+                return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert eventlog_history(5) == eventlog_history(5)
+    assert eventlog_history(5) != eventlog_history(6)

@@ -1,0 +1,250 @@
+"""Simulated histories of the tier keep their promises, and notice when somebody does not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from headwater.core import runtime
+from headwater.core.errors import Fenced, HeadwaterError
+from headwater.log.record.group import Group
+from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from headwater.tier import SegmentMetadata
+from headwater.tier.jobs import (
+    Tiering,
+    copying,
+    led_partition,
+    merging,
+    removal,
+    retention,
+    scrub,
+    tier_manager,
+)
+from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
+from tests.torture.tier_scenarios import SCENARIOS, tier_history
+
+HISTORIES_TO_CATCH_A_BUG = 60
+BEGIN_AT = {"epoch-begins-in-silence": 15, "scrub-lists-last": 35}
+"""Where a bug shows only in few histories, one of them."""
+CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
+
+
+async def says_so_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> None:
+    """Tells that a copy is there before it is."""
+    prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups, **how)
+    await led.publisher.started(prepared)
+    await led.publisher.finished(prepared)
+    await led.storage.copy(prepared)
+
+
+async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> None:
+    """Stores a copy of which nobody knows."""
+    prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups, **how)
+    await led.storage.copy(prepared)
+    await led.publisher.started(prepared)
+    await led.publisher.finished(prepared)
+
+
+async def removes_first(led: LedPartition) -> int:
+    """Removes objects, and unlists them afterwards."""
+    for segment in led.metadata.segments():
+        if segment.end_offset < led.first_lsn and segment.state == 1:
+            await led.storage.delete(segment.segment_id)
+            await led.publisher.unlist(segment)
+    return 0
+
+
+async def abandons_first(led: LedPartition, segment_id: Any) -> None:
+    """Removes what somebody began, whoever that was."""
+    await led.storage.delete(segment_id)
+    await led.publisher.unlist_copy(segment_id)
+
+
+async def moves_the_start_last(led: LedPartition) -> int:
+    """Unlists what is to go, and moves the log start when it is gone."""
+    before = led.log_start
+    wanted: list[int] = []
+    with mock.patch.object(LedPartition, "move_log_start", lambda _, lsn: _noted(wanted, lsn)):
+        await _expire_remote(led)
+    if wanted:
+        led.log_start = type(before)(1, before.leader_epoch, wanted[0], before.leaders)
+        await retention.unlist_below_log_start(led)
+        await led.move_log_start(wanted[0])
+    return 0
+
+
+async def _noted(wanted: list[int], lsn: int) -> None:
+    wanted.append(lsn)
+
+
+async def heeds_no_slot(led: LedPartition) -> int:
+    """Lets segments go that a slot still needs."""
+    pieces = led.metadata.cover(led.first_lsn, led.tiered_lsn() + 1)
+    end = retention._expired_end(pieces, led.first_lsn, led.config, led.store_ms())
+    if end > led.first_lsn:
+        await led.move_log_start(end)
+    return await retention.unlist_below_log_start(led)
+
+
+async def drops_what_was_committed(led: LedPartition) -> int:
+    """Takes what is committed for remote."""
+    await led.local.prune_through(led.leader.committed_lsn())
+    return 0
+
+
+def counts_over_gaps(self: LedPartition) -> int:
+    """Takes the end of the last remote segment for all that is remote."""
+    pieces = self.metadata.cover(self.first_lsn, led_partition.END_LSN)
+    started = [one.end_offset for one in self.metadata.segments()]
+    return max([self.first_lsn - 1, *(piece.lsns.stop - 1 for piece in pieces), *started])
+
+
+async def does_not_begin(self: Publisher) -> None:
+    """Looks at what older leaders said, and does not keep them from saying more."""
+
+
+async def takes_unknown_for_failed(self: Publisher) -> None:
+    """Forgets an event of which it does not know whether it landed."""
+    self._unsettled = None
+
+
+async def goes_on(self: Publisher, event: Any) -> None:
+    """Does not listen when it is told that its epoch is over."""
+    self._unsettled = event
+    with contextlib.suppress(Fenced):
+        await self._metadata.publish(event, publisher_epoch=self.epoch)
+    self._unsettled = None
+
+
+def believes_the_event(led: LedPartition, segment: SegmentMetadata) -> bool:
+    """Counts the delay from when an event was written down, not from when it landed."""
+    return runtime.wall_ms() - segment.event_timestamp_ms >= led.config.delete_delay_ms
+
+
+def believes_its_clock(self: LedPartition) -> int:
+    """Takes its own clock for that of the store."""
+    return runtime.wall_ms()
+
+
+def never_waits(led: LedPartition, segment: SegmentMetadata) -> bool:
+    """Removes objects as soon as they are unlisted."""
+    return True
+
+
+async def unlists_the_merged_first(led: LedPartition) -> int:
+    """Unlists what it merges before the merged segment is there."""
+    run = merging._next_run(led)
+    if run is not None:
+        for piece in run:
+            await led.publisher.unlist(piece.segment)
+        lsns = range(run[0].lsns.start, run[-1].lsns.stop)
+        await copying.copy_range(led, lsns, _groups(led, run))
+    return 0
+
+
+async def merges_with_a_gap(led: LedPartition) -> int:
+    """Says of a merged segment that it holds more than it does."""
+    run = merging._next_run(led)
+    if run is not None:
+        lsns = run[0].lsns
+        prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, _groups(led, run[:1]))
+        began = prepared.started(
+            broker_id=1, event_timestamp_ms=0, publisher_epoch=led.leader.epoch
+        )
+        whole = msgspec.structs.replace(began, end_offset=run[-1].lsns.stop - 1)
+        await led.publisher._publish(whole)
+        await led.storage.copy(prepared)
+        await led.publisher.finished(prepared)
+    return await merging.unlist_replaced(led)
+
+
+async def merges_and_overlooks(led: LedPartition) -> int:
+    """Unlists whatever overlaps with a merged segment."""
+    run = merging._next_run(led)
+    if run is not None:
+        lsns = range(run[0].lsns.start, run[-1].lsns.stop - 1)
+        await copying.copy_range(led, lsns, _cut(_groups(led, run), lsns.stop - 1))
+        for piece in run:
+            await led.publisher.unlist(piece.segment)
+    return 0
+
+
+async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Group]:
+    async for group in groups:
+        part = group.between(0, last_lsn)
+        if part is not None:
+            yield part
+
+
+async def trusts_what_it_knew(metadata: Any, storage: Any, **how: Any) -> Scrubbed:
+    """Reads the events first, and lists objects afterwards."""
+    await metadata.refresh()
+    known = {one.segment_id for one in metadata.segments()}
+    await runtime.sleep(600.0)
+    seen = await _look(metadata, storage, **how)
+    strays = [one async for one, _ in storage.objects() if one not in known]
+    taken = [Finding(Kind.ORPHAN, 0, -1, str(one.id)) for one in strays]
+    return msgspec.structs.replace(seen, findings=(*seen.findings, *taken))
+
+
+_look = scrub.look
+_expire_remote, _groups = retention.expire_remote, merging._groups
+JOBS = tier_manager._JOBS[Tiering.ON]
+
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "finished-before-the-copy": (copying, "copy_range", says_so_first),
+    "stored-before-it-is-told": (copying, "copy_range", stores_first),
+    "removed-before-unlisted": (retention, "unlist_below_log_start", removes_first),
+    "abandons-any-copy": (removal, "abandon", abandons_first),
+    "log-start-moves-last": (JOBS, "expire remote", moves_the_start_last),
+    "retention-past-the-slots": (JOBS, "expire remote", heeds_no_slot),
+    "local-expiry-of-the-committed": (JOBS, "expire local", drops_what_was_committed),
+    "tiered-over-gaps": (LedPartition, "tiered_lsn", counts_over_gaps),
+    "epoch-begins-in-silence": (Publisher, "begin", does_not_begin),
+    "unknown-is-failed": (Publisher, "settle", takes_unknown_for_failed),
+    "stale-leader-goes-on": (Publisher, "_say", goes_on),
+    "delay-by-the-event": (removal, "is_due", believes_the_event),
+    "delay-by-ones-own-clock": (LedPartition, "store_ms", believes_its_clock),
+    "no-delay": (removal, "is_due", never_waits),
+    "merged-unlisted-first": (JOBS, "merge", unlists_the_merged_first),
+    "merged-with-a-gap": (JOBS, "merge", merges_with_a_gap),
+    "merged-and-overlooked": (JOBS, "merge", merges_and_overlooks),
+    "scrub-lists-last": (tier_manager, "look", trusts_what_it_knew),
+}
+
+
+def planted(bug: str) -> AbstractContextManager[Any]:
+    owner, name, instead = PLANTED[bug]
+    if isinstance(owner, dict):
+        return mock.patch.dict(owner, {name: instead})
+    return mock.patch.object(owner, name, instead)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_breaks_a_promise(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    begin_at = BEGIN_AT.get(bug, 0)
+    with planted(bug):
+        for seed in range(begin_at, begin_at + HISTORIES_TO_CATCH_A_BUG):
+            try:
+                tier_history(seed)
+            except CAUGHT:
+                return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert tier_history(5) == tier_history(5)
+    assert tier_history(5) != tier_history(6)

@@ -1,0 +1,74 @@
+"""The log start is kept as long as somebody leads, and is never guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.core.errors import Fenced, NotSupported, RolledBack
+from headwater.store import Register
+from headwater.tier.jobs import LogStart, LogStartRegister
+from headwater.tier.jobs.log_start import FORMAT, LEADERS_KEPT
+from tests.tier.jobs.given import ORDERS, Place, in_time
+
+
+def test_it_begins_where_the_first_leader_finds_the_log() -> None:
+    async def main() -> None:
+        register = LogStartRegister(Place().store, ORDERS)
+        assert await register.read() is None
+
+        await register.stamp(3, began_ms=1000, oldest_lsn=7)
+        await register.stamp(4, began_ms=2000, oldest_lsn=99)
+
+        assert await register.read() == LogStart(FORMAT, 4, 7, ((3, 1000), (4, 2000)))
+
+    in_time(main)
+
+
+def test_an_older_leader_neither_stamps_nor_moves_it() -> None:
+    async def main() -> None:
+        register = LogStartRegister(Place().store, ORDERS)
+        await register.stamp(4, began_ms=2000, oldest_lsn=7)
+
+        with pytest.raises(Fenced):
+            await register.stamp(3, began_ms=3000, oldest_lsn=7)
+        with pytest.raises(Fenced):
+            await register.move(3, 8)
+
+    in_time(main)
+
+
+def test_it_says_when_it_was_over_for_a_leader() -> None:
+    start = LogStart(FORMAT, 6, 1, ((3, 1000), (6, 2000)))
+
+    assert [start.ended_ms(epoch) for epoch in (1, 2, 3, 5, 6)] == [1000, 1000, 2000, 2000, None]
+
+
+def test_it_keeps_some_leaders_and_not_all() -> None:
+    async def main() -> None:
+        register = LogStartRegister(Place().store, ORDERS)
+        for epoch in range(1, LEADERS_KEPT + 10):
+            await register.stamp(epoch, began_ms=epoch * 10, oldest_lsn=1)
+            await register.stamp(epoch, began_ms=epoch * 10 + 5, oldest_lsn=1)
+
+        stored = await register.read()
+        assert stored is not None
+        assert len(stored.leaders) == LEADERS_KEPT
+        assert stored.leaders[-2:] == ((LEADERS_KEPT + 8, 405), (LEADERS_KEPT + 9, 415))
+
+    in_time(main)
+
+
+def test_one_that_is_gone_or_of_a_later_version_is_not_taken_for_a_new_one() -> None:
+    async def main() -> None:
+        place = Place()
+        register = LogStartRegister(place.store, ORDERS)
+        with pytest.raises(RolledBack):
+            await register.move(1, 5)
+
+        later = LogStart(FORMAT + 1, 1, 1)
+        await Register(place.store, register.key, LogStart).update(lambda _: later)
+        for call in (register.read(), register.move(1, 5)):
+            with pytest.raises(NotSupported, match="Upgrade"):
+                await call
+
+    in_time(main)

@@ -1,0 +1,135 @@
+"""Small segments become larger ones, and readers notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headwater.tier import SegmentState
+from tests.tier.jobs.given import FAR, Led, Place, in_time
+from tests.tier.jobs.sealed_wal import SealedWal
+
+FINISHED, DELETING = SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED
+SMALL = 10_000
+
+
+async def records(led: Led) -> list[bytes]:
+    """Everything, as a reader gets it."""
+    found: list[bytes] = []
+    for piece in led.metadata.cover(0, FAR):
+        async for group in led.storage.fetch(piece.segment, piece.lsns.start, piece.lsns.stop):
+            found += group.records.column(0).to_pylist()
+    return found
+
+
+def test_neighbours_that_are_small_are_merged_when_they_are_enough() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2)
+        assert (await led.round()).covered() == [range(1, 3), range(3, 5)]
+
+        await led.write(2).round()
+
+        assert led.covered() == [range(1, 7)]
+        assert led.states().count(DELETING) == 3
+        assert await records(led) == [b"%d" % lsn for lsn in range(1, 7)]
+
+    in_time(main)
+
+
+def test_what_was_merged_can_be_read_until_the_delay_is_over() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2)
+        await led.round()
+        taken = led.metadata.cover(0, FAR)
+        await led.write(2).round()
+        await asyncio.sleep(23 * 3600.0)
+        await led.round()
+        for piece in taken:
+            await led.storage.verify(piece.segment)
+
+        await asyncio.sleep(2 * 3600.0)
+        assert (await led.round()).states() == [FINISHED]
+        assert len(led.place.object_names()) == 1
+
+    in_time(main)
+
+
+def test_few_small_ones_between_large_ones_do_not_wait_for_more() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=200, merge_segments=10).write(2, 2, 100, 2)
+        await led.round()
+
+        assert led.covered() == [range(1, 5), range(5, 105), range(105, 107)]
+
+    in_time(main)
+
+
+def test_a_merged_segment_is_no_larger_than_it_may_be() -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(*[5] * 9).round()
+        size = max(one.size_bytes for one in led.metadata.segments())
+        again = led.place.lead(
+            2, wal=led.wal, merge_below_bytes=size + 1, merge_target_bytes=4 * size
+        )
+        again.write(200)
+        await again.round()
+
+        assert [len(lsns) for lsns in again.covered()] == [20, 20, 5, 200]
+
+    in_time(main)
+
+
+def test_what_an_older_leader_copied_as_well_is_unlisted() -> None:
+    async def main() -> None:
+        place = Place()
+        await place.lead(1).write(6).round()
+        led = place.lead(2, wal=SealedWal()).write(6)
+        await led.led.begin()
+        prepared = await led.storage.prepare(1, 6, led.led.local_groups(1, 6))
+        await led.led.publisher.started(prepared)
+        await led.storage.copy(prepared)
+        await led.led.publisher.finished(prepared)
+
+        await led.round()
+
+        assert sorted(led.states()) == [FINISHED, DELETING]
+        assert led.metadata.cover(0, FAR)[0].segment.segment_id == prepared.segment_id
+
+    in_time(main)
+
+
+def test_a_segment_that_is_still_read_in_part_stays() -> None:
+    async def main() -> None:
+        place = Place()
+        await place.lead(1).write(6).round()
+        led = place.lead(2, wal=SealedWal()).write(6)
+        await led.led.begin()
+        prepared = await led.storage.prepare(4, 6, led.led.local_groups(4, 6))
+        await led.led.publisher.started(prepared)
+        await led.storage.copy(prepared)
+        await led.led.publisher.finished(prepared)
+
+        await led.round()
+
+        assert led.states() == [FINISHED, FINISHED]
+        assert led.covered() == [range(1, 4), range(4, 7)]
+
+    in_time(main)
+
+
+def test_epochs_that_fall_are_not_merged() -> None:
+    async def main() -> None:
+        place = Place()
+        await place.lead(1).write(2, 2, 2).round()
+        led = place.lead(2, wal=SealedWal(), merge_below_bytes=SMALL, merge_segments=3)
+        led.write(6)
+        await led.led.begin()
+        prepared = await led.storage.prepare(3, 4, led.led.local_groups(3, 4))
+        await led.led.publisher.started(prepared)
+        await led.storage.copy(prepared)
+        await led.led.publisher.finished(prepared)
+
+        await led.round()
+
+        assert led.covered() == [range(1, 5), range(5, 7)]
+
+    in_time(main)

@@ -1,0 +1,315 @@
+"""A record comes back from a segment as it was, of every type that a stream carries."""
+
+from __future__ import annotations
+
+import decimal
+import itertools
+import math
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headwater.buffer.records import HEADERS_TYPE, Operation
+from headwater.core.errors import Refused
+from headwater.log.record import Group, changes_of, group_of, range_hash, record_hashes
+from headwater.log.record.change import ChangeRecord
+from headwater.log.record.columns import LOG_COLUMNS
+from headwater.tier.segments import SegmentConfig, can_share
+from tests.tier.segments.given import by_lsn, decoded, encoded, lost
+
+US_MIN, US_MAX = -62_000_000_000_000_000, 253_000_000_000_000_000
+PLAIN: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.bool_(): st.booleans(),
+    pa.int8(): st.integers(-(2**7), 2**7 - 1),
+    pa.int16(): st.integers(-(2**15), 2**15 - 1),
+    pa.int32(): st.integers(-(2**31), 2**31 - 1),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float32(): st.floats(width=32),
+    pa.float64(): st.floats(),
+    pa.string(): st.text(max_size=8),
+    pa.binary(): st.binary(max_size=8),
+    pa.date32(): st.integers(-700_000, 2_900_000),
+    pa.timestamp("us"): st.integers(US_MIN, US_MAX),
+    pa.timestamp("us", "UTC"): st.integers(US_MIN, US_MAX),
+}
+NAMES = st.text("abcdé. ", min_size=1, max_size=4)
+DECIMALS = st.tuples(st.integers(1, 38), st.integers(0, 38)).map(
+    lambda pair: pa.decimal128(pair[0], min(pair))
+)
+
+
+def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    fields = st.builds(pa.field, NAMES, inner, st.booleans())
+    return st.one_of(
+        st.builds(
+            lambda kind, nullable: pa.list_(pa.field("element", kind, nullable)),
+            inner,
+            st.booleans(),
+        ),
+        st.builds(pa.map_, inner, inner),
+        st.lists(fields, min_size=1, max_size=3, unique_by=lambda field: field.name.lower()).map(
+            pa.struct
+        ),
+    )
+
+
+TYPES = st.recursive(st.sampled_from(list(PLAIN)) | DECIMALS, _nested, max_leaves=5)
+
+
+def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[Any]:
+    """Values of a type, at any depth, with nulls wherever it allows them."""
+    if pa.types.is_decimal(kind):
+        top = 10**kind.precision - 1
+        context = decimal.Context(prec=60)
+        found: Any = st.integers(-top, top).map(
+            lambda digits: context.scaleb(decimal.Decimal(digits), -kind.scale)
+        )
+    elif pa.types.is_list(kind):
+        found = st.lists(values_of(kind.value_type, nullable=kind.value_field.nullable), max_size=3)
+    elif pa.types.is_map(kind):
+        pair = st.tuples(values_of(kind.key_type, nullable=False), values_of(kind.item_type))
+        found = st.lists(pair, max_size=3)
+    elif pa.types.is_struct(kind):
+        found = st.fixed_dictionaries(
+            {field.name: values_of(field.type, nullable=field.nullable) for field in kind}
+        )
+    else:
+        found = PLAIN[kind]
+    values: st.SearchStrategy[Any] = st.none() | found if nullable else found
+    return values
+
+
+RESERVED = [name for name in LOG_COLUMNS if name != "_value"]
+FIELDS = st.lists(
+    st.builds(pa.field, NAMES, TYPES, st.booleans()),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda field: field.name.lower(),
+)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Group]:
+    """Groups that follow one another: typed columns, some reserved ones, terms that rise, gaps."""
+    typed = draw(FIELDS)
+    groups: list[Group] = []
+    lsn, term = draw(st.integers(1, 2**40)), 1
+    for _ in range(draw(st.integers(1, 4))):
+        term += draw(st.integers(0, 2))
+        count = draw(st.integers(1, 5))
+        if draw(st.integers(0, 4)) == 0:
+            groups.append(lost(lsn, lsn + count - 1, term=term, cause=draw(st.text(max_size=5))))
+        else:
+            names = draw(st.lists(st.sampled_from(RESERVED), unique=True, max_size=4))
+            fields = [*(pa.field(name, LOG_COLUMNS[name]) for name in names), *typed]
+            arrays = [
+                pa.array(
+                    draw(
+                        st.lists(
+                            values_of(field.type, nullable=field.nullable),
+                            min_size=count,
+                            max_size=count,
+                        )
+                    ),
+                    field.type,
+                )
+                for field in fields
+            ]
+            records = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+            groups.append(Group(term, lsn, lsn + count - 1, records))
+        lsn += count
+    return groups
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+@given(groups=logs(), rows=st.integers(1, 6))
+def test_every_record_comes_back_as_it_was(groups: list[Group], rows: int) -> None:
+    segment = encoded(groups, config=SegmentConfig(row_group_rows=rows))
+    found = decoded(segment.data)
+    assert by_lsn(found) == by_lsn(groups)
+    assert range_hash(found) == range_hash(groups)
+    assert segment.receipt.rows == sum(group.records.num_rows for group in groups)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
+@given(groups=logs(), cut=st.data())
+def test_every_range_of_lsns_comes_back(groups: list[Group], cut: st.DataObject) -> None:
+    data = encoded(groups, config=SegmentConfig(row_group_rows=2)).data
+    bounds = st.integers(groups[0].first_lsn - 1, groups[-1].last_lsn + 2)
+    first, end = sorted((cut.draw(bounds), cut.draw(bounds)))
+    parts = [part for group in groups if (part := group.between(first, end - 1)) is not None]
+    assert by_lsn(decoded(data, first, end)) == by_lsn(parts)
+
+
+def test_every_field_of_a_change_record_comes_back() -> None:
+    changes = [
+        ChangeRecord(
+            lsn,
+            term=3,
+            timestamp_ms=1_700_000_000_000 + lsn,
+            operation=operation,
+            collection="users",
+            rid=2**62 + lsn,
+            key=b"\x00\xff",
+            kind="row",
+            entity_bytes=entity,
+            metadata=b'{"role":"admin"}',
+            headers=(("a", b"1"), ("a", None), ("", b"")),
+            refresh_records=refreshed,
+        )
+        for lsn, (operation, entity, refreshed) in enumerate(
+            itertools.product(Operation, (None, b"", b"\x01\x02"), (None, (), (b"", b"x"))), start=1
+        )
+    ]
+    group = group_of(changes)
+    [found] = decoded(encoded([group], config=None).data)
+    assert list(changes_of(found)) == changes
+    assert record_hashes(found) == record_hashes(group)
+
+
+EDGES = {
+    "integers": pa.array([-(2**63), 2**63 - 1, 0, None]),
+    "days": pa.array([-(2**31), 2**31 - 1, None], pa.int32()).view(pa.date32()),
+    "moments": pa.array([-(2**63), 2**63 - 1, None], pa.int64()).view(pa.timestamp("us", "UTC")),
+    "floats": pa.array([math.inf, -math.inf, -0.0, 0.0, 5e-324, None]),
+    "digits": pa.array([decimal.Decimal(10**38 - 1), decimal.Decimal(1 - 10**38), None]),
+    "nothing": pa.nulls(3, pa.string()),
+    "empty": pa.array(["", None, ""]),
+    "empty lists": pa.array([[], None, [None]], pa.list_(pa.field("element", pa.int8()))),
+    "a key twice": pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int32())),
+    "a null within": pa.array(
+        [{"x": None}, None], pa.struct([("x", pa.struct([("y", pa.int8())]))])
+    ),
+    "nothing below a null": pa.array(
+        [None, {"x": {"y": [1]}}],
+        pa.struct(
+            [
+                pa.field(
+                    "x",
+                    pa.struct([pa.field("y", pa.list_(pa.field("item", pa.int8())), False)]),
+                    nullable=False,
+                )
+            ]
+        ),
+    ),
+    "another name of elements": pa.array([[1]], pa.list_(pa.field("item", pa.int32()))),
+    "long": pa.array(["x" * 3_000_000, "y"]),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_the_edges_of_types_come_back(name: str) -> None:
+    column = EDGES[name]
+    group = Group(1, 1, len(column), pa.record_batch({"a": column}))
+    [found] = decoded(encoded([group], config=None).data)
+    assert found.records.schema.equals(group.records.schema, check_metadata=True)
+    assert found.records.column(0).type.equals(column.type, check_metadata=True)
+    assert found.records.equals(group.records)
+
+
+@pytest.mark.parametrize("rows", [3, 4096], ids=["plain", "dictionary"])
+def test_what_a_float_holds_that_is_no_number_comes_back_bit_by_bit(rows: int) -> None:
+    odd = [0x7FF8000000000000, 0x7FF8000000000001, 0xFFF0000000000007, 0x8000000000000000]
+    bits = list(itertools.islice(itertools.cycle(odd), rows))
+    column = pa.Array.from_buffers(
+        pa.float64(), rows, [None, pa.py_buffer(struct.pack(f"<{rows}Q", *bits))]
+    )
+    [found] = decoded(
+        encoded([Group(1, 1, rows, pa.record_batch({"a": column}))], config=None).data
+    )
+    assert found.records.column(0).view(pa.uint64()).to_pylist() == bits
+
+
+def test_metadata_of_fields_and_of_the_schema_come_back() -> None:
+    field = pa.field("a", pa.int32(), metadata={"PARQUET:field_id": "77", "said": "by somebody"})
+    schema = pa.schema([field], metadata={"pandas": "{}"})
+    group = Group(
+        1, 1, 2, pa.RecordBatch.from_arrays([pa.array([1, 2], pa.int32())], schema=schema)
+    )
+    [found] = decoded(encoded([group]).data)
+    assert found.records.schema.equals(schema, check_metadata=True)
+
+
+BENT = {
+    "uint8": pa.uint8(),
+    "uint64": pa.uint64(),
+    "float16": pa.float16(),
+    "dictionary": pa.dictionary(pa.int8(), pa.string()),
+    "large string": pa.large_string(),
+    "large binary": pa.large_binary(),
+    "string view": pa.string_view(),
+    "binary view": pa.binary_view(),
+    "fixed size binary": pa.binary(4),
+    "large list": pa.large_list(pa.int8()),
+    "fixed size list": pa.list_(pa.int8(), 2),
+    "list view": pa.list_view(pa.int8()),
+    "date64": pa.date64(),
+    "timestamp in ms": pa.timestamp("ms"),
+    "timestamp in ns": pa.timestamp("ns"),
+    "another zone": pa.timestamp("us", "Europe/Berlin"),
+    "time": pa.time64("us"),
+    "duration": pa.duration("us"),
+    "interval": pa.month_day_nano_interval(),
+    "decimal32": pa.decimal32(5, 2),
+    "decimal64": pa.decimal64(5, 2),
+    "decimal256": pa.decimal256(50, 2),
+    "negative scale": pa.decimal128(5, -2),
+    "null": pa.null(),
+    "no fields": pa.struct([]),
+    "sorted map": pa.map_(pa.string(), pa.int8(), keys_sorted=True),
+    "map of values": pa.map_(pa.string(), pa.field("value", pa.int8(), nullable=False)),
+    "run ends": pa.run_end_encoded(pa.int32(), pa.int8()),
+    "union": pa.dense_union([pa.field("x", pa.int8())]),
+    "extension": pa.uuid(),
+    "nested deep": pa.list_(pa.field("element", pa.struct([("x", pa.uint16())]))),
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_a_type_that_would_be_bent_is_refused_by_name_before_anything_is_written(
+    name: str,
+) -> None:
+    schema = pa.schema([pa.field("price", BENT[name])])
+    with pytest.raises(Refused, match="price"):
+        encoded(
+            [Group(1, 1, 1, pa.RecordBatch.from_arrays([pa.nulls(1, BENT[name])], schema=schema))]
+        )
+    assert not can_share([schema])
+
+
+def test_digits_beyond_the_precision_are_refused_and_not_cut_off() -> None:
+    kind = pa.decimal128(3, 0)
+    column = pa.Array.from_buffers(kind, 1, [None, pa.py_buffer((10**9).to_bytes(16, "little"))])
+    for one in (column, pa.StructArray.from_arrays([column], names=["x"])):
+        with pytest.raises(Refused, match="price"):
+            encoded([Group(1, 1, 1, pa.record_batch({"price": one}))])
+
+
+@pytest.mark.parametrize(
+    ("column", "field"),
+    [
+        (pa.array([1, None]), pa.field("a", pa.int64(), nullable=False)),
+        (
+            pa.StructArray.from_arrays(
+                [pa.array([1, None])], fields=[pa.field("x", pa.int64(), nullable=False)]
+            ),
+            pa.field("a", pa.struct([pa.field("x", pa.int64(), nullable=False)])),
+        ),
+    ],
+    ids=["column", "nested"],
+)
+def test_a_null_where_none_may_be_is_refused(column: pa.Array, field: pa.Field) -> None:
+    records = pa.RecordBatch.from_arrays([column], schema=pa.schema([field]))
+    with pytest.raises(Refused, match="null"):
+        encoded([Group(1, 1, 2, records)])
+
+
+def test_the_headers_of_records_are_as_they_were() -> None:
+    column = pa.array([[{"key": "a", "value": None}], [], None], HEADERS_TYPE)
+    group = Group(1, 1, 3, pa.record_batch({"_headers": column}))
+    [found] = decoded(encoded([group]).data)
+    assert found.records.equals(group.records)
