@@ -12,6 +12,8 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log import Wal
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
+from headwater.log.spool.envelope import Body
+from headwater.log.spool.state import Place
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, spans
@@ -218,6 +220,46 @@ def test_pruning_races_neither_readers_nor_writers() -> None:
         thread.join()
     assert failures == []
     assert spool.current_lsn() == 300
+
+
+def test_bytes_since_does_not_trip_over_a_prune(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(segment_bytes=300))
+    for lsn in range(1, 9):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    spool.close_blocking()
+    again = opened(disk)
+    place = again._state.after(0)
+
+    def found_before_the_prune(lsn: int) -> Place | None:
+        monkeypatch.undo()
+        again.prune_through_blocking(6)
+        return place
+
+    monkeypatch.setattr(again._state, "after", found_before_the_prune)
+    assert again.bytes_since(0) == again.bytes_since(6) > 0
+    disk.unlink(again.segment_path(again.segments()[0]))
+    disk.unlink(again.segment_path(again.segments()[0]).replace(".wal", ".index"))
+    again.segments()[0].index = None
+    with pytest.raises(SpoolCorrupt, match="gone"):
+        again.bytes_since(6)
+
+
+def test_what_is_dropped_from_the_tail_is_free_at_once() -> None:
+    spool = opened(FaultyDisk(), config=SpoolConfig(tail_bytes=1000))
+    spool.append_blocking(numbered(1, 1, size=900), term=1)
+    for lsn in range(2, 12):
+        spool.append_blocking(numbered(lsn, 1, size=90), term=1)
+    assert sum(group.nbytes for group in spool._tail._groups) <= 1000
+
+
+def test_a_segment_that_does_not_begin_where_it_should_is_damage() -> None:
+    body = Body.of_records(numbered(4, 3))
+    body.place(term=1, first_lsn=4, timestamp_ms=0, synced_lsn=3, offset=0)
+    spool = opened(planted({f"{1:020d}.wal": bytes(body.frame), f"{7:020d}.wal": b""}))
+    assert list(found(spool.read_since_blocking(3))) == [4, 5, 6]
+    with pytest.raises(SpoolCorrupt, match="from LSN 1 on"):
+        spool.read_since_blocking(0)
 
 
 def test_a_segment_that_is_gone_is_damage() -> None:

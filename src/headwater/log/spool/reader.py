@@ -53,10 +53,7 @@ class SpoolReader:
                     return
             except NotFound:
                 if self._state.holds(place.segment):
-                    path = self._folder.segment(place.segment.first_lsn)
-                    raise SpoolCorrupt(
-                        "the file is gone", path=path, offset=0, lsn=taking.lsn + 1
-                    ) from None
+                    raise self._gone(place.segment, taking.lsn + 1) from None
 
     def _read_segment(self, place: Place, taking: Taking) -> bool:
         """Take what a segment has; False once there is enough."""
@@ -72,13 +69,21 @@ class SpoolReader:
 
     def bytes_since(self, lsn: int) -> int:
         """Bytes of log after `lsn`, to within a step of the index."""
-        place = self._state.after(lsn)
-        if place is None:
-            return 0
-        size_bytes = place.end - self.index(place.segment).offset_for(place.lsn + 1)
-        first_lsn = place.segment.first_lsn
-        later = (one for one in self._state.segments() if one.first_lsn > first_lsn)
-        return size_bytes + sum(one.size_bytes for one in later)
+        while (place := self._state.after(lsn)) is not None:
+            try:
+                begins = self.index(place.segment).offset_for(place.lsn + 1)
+            except NotFound:
+                if self._state.holds(place.segment):
+                    raise self._gone(place.segment, place.lsn + 1) from None
+                continue  # pruned meanwhile
+            first_lsn = place.segment.first_lsn
+            later = (one for one in self._state.segments() if one.first_lsn > first_lsn)
+            return place.end - begins + sum(one.size_bytes for one in later)
+        return 0
+
+    def _gone(self, segment: Segment, lsn: int) -> SpoolCorrupt:
+        path = self._folder.segment(segment.first_lsn)
+        return SpoolCorrupt("the file is gone", path=path, offset=0, lsn=lsn)
 
     def index(self, segment: Segment) -> SparseIndex:
         """Where to begin in a segment."""

@@ -6,8 +6,12 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable
 
+from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
 from headwater.log.spool.taking import Taking
+
+_DROPPED = Group(0, 0, 0, NO_RECORDS, 0, "no longer held")
+"""Stands where a group stood, whose memory is free at once."""
 
 
 class Tail:
@@ -76,6 +80,7 @@ class Tail:
 
     def _drop_first(self) -> None:
         self._size_bytes -= self._groups[self._gone].nbytes
+        self._groups[self._gone] = _DROPPED
         self._gone += 1
 
     def _compact(self) -> None:
