@@ -9,7 +9,15 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Bug, Conflict, Fenced, Refused, Unavailable
+from headwater.core.errors import (
+    Bug,
+    Conflict,
+    Fenced,
+    HeadwaterError,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.log.spool import Spool, SpoolConfig, draft_of, draft_of_lost
 from headwater.log.spool.commit import Appended, Committer, Ticket
 from headwater.log.spool.writer import SegmentWriter
@@ -245,6 +253,107 @@ def test_a_thread_that_is_interrupted_when_it_is_to_lead_leaves_nobody_waiting(
         committer.append_from_thread(mine)
     assert flushed == [behind, mine]
     assert not committer._led
+
+
+def test_an_interrupted_flush_is_an_unknown_outcome_for_those_who_wait_for_it() -> None:
+    behind = _waiting_ticket()
+    broken: list[HeadwaterError] = []
+
+    def flush(_: list[Ticket]) -> None:
+        committer._enter(behind)
+        raise KeyboardInterrupt
+
+    committer = Committer(flush, queue_bytes=1, on_broken=broken.append)
+    with pytest.raises(KeyboardInterrupt):
+        committer.append_from_thread(_waiting_ticket())
+    with pytest.raises(OutcomeUnknown, match="Open it again"):
+        behind.result()
+    assert [type(error) for error in broken] == [OutcomeUnknown]
+
+
+def test_what_waits_is_written_before_the_log_is_closed() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    # Somebody leads, and has not looked again since the last write.
+    spool._committer._led = True
+    waiting = [_waiting_ticket(), _waiting_ticket()]
+    for ticket in waiting:
+        spool._committer._enter(ticket)
+    spool.close_blocking()
+    assert [ticket.result() for ticket in waiting] == [(1, 1), (2, 2)]
+    assert list(everything(opened(disk))) == [1, 2]
+
+
+def test_a_loop_that_ends_before_anybody_led_leaves_nobody_waiting() -> None:
+    spool = opened(FaultyDisk())
+
+    async def cancelled() -> None:
+        appending = asyncio.ensure_future(spool.append(numbered(1, 1), term=1))
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.wait((appending,))
+
+    asyncio.run(cancelled())
+    later = threading.Thread(
+        target=spool.append_blocking, args=(numbered(2, 1),), kwargs={"term": 1}, daemon=True
+    )
+    later.start()
+    later.join(10)
+    assert spool.current_lsn() == 2
+
+
+def test_a_loop_that_is_closed_under_its_tasks_leaves_nobody_waiting() -> None:
+    spool = opened(FaultyDisk())
+    loop = asyncio.new_event_loop()
+    appending = loop.create_task(spool.append(numbered(1, 1), term=1))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    later = threading.Thread(
+        target=spool.append_blocking, args=(numbered(2, 1),), kwargs={"term": 1}, daemon=True
+    )
+    later.start()
+    later.join(10)
+    assert spool.current_lsn() == 2
+    assert not appending.done()
+
+
+def test_a_thread_does_not_write_for_tasks_for_ever() -> None:
+    led_by: list[str] = []
+    hungry = 0
+
+    def flush(tickets: list[Ticket]) -> None:
+        nonlocal hungry
+        led_by.append(threading.current_thread().name)
+        if threading.current_thread().name == "mine" and hungry < 20:
+            hungry += 1
+            ticket = _waiting_ticket()
+            ticket.heard = asyncio.run_coroutine_threadsafe(_future(), loop).result()
+            committer._enter(ticket)
+        for ticket in tickets:
+            ticket.settle(Appended(1, 1))
+
+    async def _future() -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    committer = Committer(flush, queue_bytes=1000)
+    loop = asyncio.new_event_loop()
+    serving = threading.Thread(target=loop.run_forever)
+    serving.start()
+    mine = threading.Thread(
+        target=committer.append_from_thread, args=(_waiting_ticket(),), name="mine"
+    )
+    mine.start()
+    mine.join()
+    while committer._led:
+        pass
+    loop.call_soon_threadsafe(loop.stop)
+    serving.join()
+    loop.close()
+    assert led_by[0] == "mine"
+    assert "mine" not in led_by[1:]
+    assert len(led_by) == 2
 
 
 def test_a_flush_that_breaks_off_leaves_nobody_waiting() -> None:

@@ -9,10 +9,11 @@ from random import Random
 
 import pytest
 
+from headwater.core import runtime
 from headwater.core.disk import DiskFile
-from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace
-from headwater.log.spool import SpoolConfig, recovery, scan, window
-from headwater.log.spool.folder import Folder, Marks
+from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Unavailable
+from headwater.log.spool import Spool, SpoolConfig, recovery, scan, window
+from headwater.log.spool.folder import Marks
 from headwater.log.spool.index import SparseIndex
 from headwater.log.spool.state import Segment
 from headwater.log.spool.writer import SegmentWriter
@@ -141,15 +142,56 @@ def test_a_floor_whose_name_could_not_be_synced_ends_the_spool() -> None:
         spool.append_blocking(numbered(3, 1), term=1)
 
 
+def test_a_folder_that_could_not_be_opened_to_be_synced_can_be_pruned_later() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 5), term=1)
+    disk.fail_next("sync_dir", errno.EMFILE)
+    with pytest.raises(Unavailable, match="ulimit"):
+        spool.prune_through_blocking(2)
+    assert spool.oldest_lsn() == 1
+    assert spool.prune_through_blocking(2).floor_lsn == 2
+    assert spool.prune_through_blocking(4).floor_lsn == 4
+    disk.crash()
+    assert opened(disk.after_crash(Random(1))).oldest_lsn() == 5
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_segment_that_cannot_be_sealed_is_synced_all_the_same(number: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = FaultyDisk()
+        spool = opened(disk, config=SpoolConfig(sync=1.0, segment_age_s=5))
+        keeping = runtime.spawn(spool.keep(), name="keep")
+        await spool.append(numbered(1, 1), term=1)
+        await runtime.sleep(4)
+        disk.fail_next("create", number)
+        disk.fail_next("create", number)
+        await runtime.sleep(2.5)
+        assert spool.metrics.segments_sealed == {}
+        await spool.append(numbered(2, 1), term=1)
+        await runtime.sleep(3)
+        assert spool.synced_lsn == 2
+        assert spool.metrics.segments_sealed == {"age": 1}
+        disk.fail_next("rename", number)
+        await spool.append(numbered(3, 1), term=1)
+        await runtime.sleep(5)
+        assert not keeping.done()
+        assert any(f"-{3:020d}-" in name for name in contents(disk) if name.endswith(".marks"))
+        keeping.cancel()
+        await spool.close()
+
+    simulate(main)
+
+
 def _nothing(*_: object, **__: object) -> None:
     """Does not do what it should."""
 
 
-def _set_marks_unsynced(self: Folder, before: Marks | None, after: Marks) -> None:
-    if before is None:
-        self.disk.create(self.file(after.name)).close()
-    elif before != after:
-        self.disk.rename(self.file(before.name), self.file(after.name))
+def _mark_unsynced(self: Spool, *, floor_lsn: int | None = None) -> None:
+    floor_lsn = self.floor_lsn if floor_lsn is None else floor_lsn
+    marks = Marks(self._marks.began_lsn, floor_lsn, self.synced_lsn, self.term)
+    self._folder.rename_marks(self._marks, marks)
+    self._marks = marks
 
 
 def _create_unsynced(self: SegmentWriter, first_lsn: int) -> tuple[Segment, DiskFile]:
@@ -177,7 +219,7 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], None]]] = {
         power_loss_history,
     ),
     "the floor's name is not synced": (
-        lambda: replaced(Folder, "set_marks", _set_marks_unsynced),
+        lambda: replaced(Spool, "_mark", _mark_unsynced),
         power_loss_history,
     ),
     "the name of the next segment is not synced": (

@@ -133,6 +133,34 @@ def test_of_several_marks_the_highest_counts() -> None:
     assert [name for name in contents(disk) if name.endswith(".marks")] == [newer]
 
 
+def test_a_beginning_that_is_moved_down_is_safe_at_every_point() -> None:
+    def body(disk: FaultyDisk, ack: Callable[[int], None]) -> None:
+        disk.make_dir(PATH)
+        disk.sync_dir("/")
+        opened(disk, first_lsn=100).close_blocking()
+        opened(disk, first_lsn=50).close_blocking()
+        ack(50)
+
+    def check(disk: FaultyDisk, chosen: list[int]) -> None:
+        spool = opened(disk)
+        assert spool.oldest_lsn() == spool.current_lsn() + 1
+        assert not chosen or spool.oldest_lsn() == 50
+        spool.close_blocking()
+        again = opened(disk, first_lsn=50)
+        assert again.append_blocking(numbered(50, 1), term=1) == (50, 50)
+        assert list(everything(again)) == [50]
+
+    explore(body, check, states=2)
+
+
+def test_several_marks_without_a_segment_are_no_obstacle() -> None:
+    names = [
+        "-".join(f"{n:020d}" for n in marks) + ".marks" for marks in ((5, 4, 0, 7), (9, 8, 0, 2))
+    ]
+    spool = opened(planted(dict.fromkeys(names, b"")), first_lsn=3)
+    assert (spool.oldest_lsn(), spool.term) == (3, 7)
+
+
 def published(*, frames: int = 5) -> bytes:
     return b"".join(
         encode_frame(b"payload %d" % lsn, term=2, lsn=lsn, timestamp_ms=lsn)
@@ -163,9 +191,21 @@ def test_any_prefix_of_a_published_spool_gives_its_whole_frames() -> None:
 
 
 def test_a_flipped_bit_in_a_published_spool_does_not_cost_what_follows() -> None:
+    whole = published()
+    last = len(whole) // 5 * 4
+    for place in range(last):
+        data = bytearray(whole)
+        data[place] ^= 4
+        disk = planted({"x.logical.wal": bytes(data)})
+        with pytest.raises((SpoolCorrupt, Refused)):
+            opened(disk)
+        assert bytes(data) in contents(disk).values()
+
+
+def test_damage_at_the_beginning_of_a_published_spool_says_what_to_do() -> None:
     data = bytearray(published())
-    data[60] ^= 4
-    with pytest.raises(SpoolCorrupt):
+    data[0] ^= 4
+    with pytest.raises(SpoolCorrupt, match=r"4 whole ones follow.*back from a copy"):
         opened(planted({"x.logical.wal": bytes(data)}))
 
 

@@ -7,7 +7,9 @@ appends goes to a segment of its own.
 from __future__ import annotations
 
 from headwater.core.errors import Refused
+from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, Listing
+from headwater.log.spool.scan import Ending, scan
 from headwater.log.spool.window import Window
 
 
@@ -20,13 +22,33 @@ def adopt(folder: Folder, listing: Listing) -> Listing:
         )
     path = folder.file(listing.published[0])
     with folder.disk.open(path) as file:
-        head = Window(file, path, end=file.stat().size_bytes).peek(0)
-    first_lsn = 1 if head is None else head.header.lsn
-    if first_lsn < 1:
-        raise Refused(f"{path} begins with LSN {first_lsn}: LSNs begin at 1")
+        first_lsn = _first_lsn(Window(file, path, end=file.stat().size_bytes))
     folder.disk.rename(path, folder.segment(first_lsn))
     folder.disk.sync_dir(folder.path)
     return folder.listing()
+
+
+def _first_lsn(window: Window) -> int:
+    """Where a published spool begins: 1 where it holds nothing.
+
+    Damage at the very beginning has to be told here. Once the file is a segment, only its first
+    frame says who wrote it; without that, whole frames behind it would count for nothing.
+    """
+    head = window.peek(0)
+    if head is not None and head.header.lsn < 1:
+        raise Refused(f"{window.path} begins with LSN {head.header.lsn}: LSNs begin at 1")
+    if head is not None and window.payload(head) is not None:
+        return head.first_lsn
+    found = scan(window, first_lsn=1, native=False)
+    if found.ending is Ending.CORRUPT:
+        raise SpoolCorrupt(
+            f"these bytes are no whole frame, and {len(found.later):,} whole ones follow",
+            path=window.path,
+            offset=0,
+            lsn=1,
+            advice="bring the file back from a copy",
+        )
+    return 1
 
 
 def is_foreign(window: Window) -> bool:

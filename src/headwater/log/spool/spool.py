@@ -11,6 +11,7 @@ those without an event loop.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import DiskFailed, Refused
+from headwater.core.errors import DiskFailed, NoSpace, Refused, Unavailable
 from headwater.core.limits import (
     DECODE_INLINE_BYTES,
     LOG_READ_BYTES,
@@ -38,6 +39,8 @@ from headwater.log.spool.state import Segment, SpoolState
 from headwater.log.spool.tail import Tail
 from headwater.log.spool.writer import SegmentWriter
 from headwater.log.wal import Pruned
+
+_log = logging.getLogger(__name__)
 
 
 class Spool:
@@ -66,7 +69,9 @@ class Spool:
         shared = (self._state, self._tail, self.metrics)
         self._reader = SpoolReader(folder, *shared)
         self._writer = SegmentWriter(folder, config, recovered, *shared)
-        self._committer = Committer(self._writer.flush, queue_bytes=config.queue_bytes)
+        self._committer = Committer(
+            self._writer.flush, queue_bytes=config.queue_bytes, on_broken=self._state.end
+        )
         self.metrics.torn_bytes = 0 if self.torn is None else self.torn.size_bytes
 
     @classmethod
@@ -246,16 +251,22 @@ class Spool:
         """Tend the spool for ever; to be run as a task beside whoever appends."""
         while True:
             await runtime.sleep(LOG_TEND_EVERY_S)
-            await runtime.run_blocking(self.tend_blocking)
+            try:
+                await runtime.run_blocking(self.tend_blocking)
+            except (NoSpace, Unavailable) as error:
+                # The log is still written, and so it is still to be synced.
+                _log.warning("%s was not tended, and will be later: %s", self.path, error)
 
     def close_blocking(self) -> None:
         """Sync, mark how far, and let the next one in. What was appended before is written."""
         if self._closed:
             return
         self._closed = True
-        self._committer.close(f"{self.path} is closed: open it again")
         try:
-            self._writer.close()
+            try:
+                self._committer.close(f"{self.path} is closed: open it again")
+            finally:
+                self._writer.close()
             with self._marking:
                 if self._state.failure is None and self._state.synced_lsn > self._marks.synced_lsn:
                     self._mark()
@@ -272,11 +283,12 @@ class Spool:
         floor_lsn = self._state.floor_lsn if floor_lsn is None else floor_lsn
         marks = Marks(self._marks.began_lsn, floor_lsn, self._state.synced_lsn, self.term)
         try:
-            self._folder.set_marks(self._marks, marks)
+            self._folder.rename_marks(self._marks, marks)
+            self._marks = marks  # the name they have, though the next step may fail
+            self._folder.disk.sync_dir(self._folder.path)
         except DiskFailed as error:
             self._state.fail(error)
             raise
-        self._marks = marks
 
     def _removed(self, gone: list[Segment]) -> Pruned:
         for segment in gone:

@@ -25,6 +25,7 @@ from headwater.core.errors import (
     HeadwaterError,
     LimitExceeded,
     NoSpace,
+    Unavailable,
 )
 from headwater.core.limits import KIB
 from headwater.log.record.group import Group
@@ -108,7 +109,14 @@ class SegmentWriter:
             if due and self._synced_bytes < self._size_bytes:
                 self._sync()
             if not self._state.active.is_empty and self._is_old():
-                self._seal("age")
+                self._seal_by_age()
+
+    def _seal_by_age(self) -> None:
+        try:
+            self._seal("age")
+        except (NoSpace, Unavailable) as error:
+            # It is written on, and sealed when there is room for another one.
+            _log.warning("%s is old, and was not sealed: %s", self._where, error)
 
     def restart(self, first_lsn: int) -> list[Segment]:
         """Begin anew at another LSN; the segments that were there, which may be removed."""
