@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from headwater.buffer import BlockingProducer, blocking
 from headwater.cli.app import app
 from headwater.log.spool import Spool, draft_of_lost
 from headwater.log.spool.frame import encode_frame
@@ -116,10 +117,25 @@ def test_repair_says_what_no_copy_has(folder: Path) -> None:
     damage(folder / SEGMENT, 100)
     result = CliRunner().invoke(app, ["log", "repair", str(folder)])
     assert result.exit_code == 1
-    assert "missing  LSN 1 to 1: no copy has it" in result.stdout
+    assert "missing  LSN 1 to 1: no source has it" in result.stdout
     status, found = told("log", "repair", str(folder), "--give-up")
     assert (status, found["missing"]) == (0, [])
     assert found["mended"][0]["source"] == "given up in a repair"
+
+
+def test_repair_mends_from_the_buffer(folder: Path, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "orders")
+    with BlockingProducer.open(url, "orders") as producer:
+        producer.produce([b"record %d" % lsn for lsn in range(1, 6)])
+    damage(folder / SEGMENT, 100)
+    asked = ["log", "repair", str(folder), "--buffer", url]
+    assert CliRunner().invoke(app, asked).exit_code == 2
+    result = CliRunner().invoke(app, [*asked, "--stream", "orders"])
+    assert result.exit_code == 0
+    assert "mended   LSN 1 to 1 from the buffer of orders, partition 0" in result.stdout
+    (group, *_) = Spool.open(str(folder)).read_since_blocking(0)
+    assert group.records.column("_value").to_pylist() == [b"record 1"]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ Enters: record batches, in order, from one writer at a time. Leaves: groups by L
     scan       a look at every frame of a file; window, which holds a chunk of it
     frame      RDLW, the published format; envelope, what Headwater puts in it; crc
     index      where in a segment to begin; folder, which files there are
+    repair     mends a closed spool; repair_source, from where; survey, what is missing
 
 Always holds: LSNs are dense and in the order of the bytes; what was acknowledged under
 `sync="always"` survives a power loss; what is read was checked; nothing that was synced is ever
