@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log.primary import AckN, Pulled
-from headwater.log.replica import LogCopies, LogGap, ReplicaPhase
+from headwater.log.replica import LogCopies, LogCopy, LogGap, ReplicaPhase
 from headwater.log.replica.intake import take_in
 from headwater.log.spool import SpoolConfig
 from headwater.store import Store
@@ -262,6 +263,21 @@ async def test_a_replica_that_comes_back_goes_on_where_it_was() -> None:
     assert await is_prefix(replica, one.wal)
     assert replica.metrics.records_applied == 5
     assert one.primary.metrics.partial_resyncs == 2
+    await replica.close()
+
+
+@virtual
+async def test_what_nobody_foresaw_stops_the_replica_and_is_told() -> None:
+    one = await leader()
+    one.wal.append(3)
+
+    async def strange(self: LogCopy, *_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with mock.patch.object(LogCopy, "apply", strange):
+        replica = await standby(one.service, FaultyDisk())
+        await fails(replica, "ZeroDivisionError('a bug')")
+    assert replica.phase is ReplicaPhase.STOPPED
     await replica.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.log.primary import Acknowledged, Pulled, ReplicationSource
-from headwater.log.replica import GoElsewhere, LogCopy, ReplicaPhase
+from headwater.log.replica import GoElsewhere, LogCopies, LogCopy, ReplicaPhase
 from headwater.log.replica.bookmark import Bookmark
 from headwater.log.replica.kept import Kept, KeptFile
 from headwater.log.slots import InvalidationCause
@@ -208,6 +208,28 @@ async def test_the_old_copy_is_read_until_the_fresh_one_shows_as_much() -> None:
     assert sum(map(len, await copied(replica))) == 10
     names = dict(replica_disk(replica).list_dir(f"{PATH}/copy-1"))
     assert names == {}, "and nobody keeps it then"
+    await replica.rebootstrap()
+    assert sum(map(len, await copied(replica))) == 10
+    await replica.close()
+
+
+@virtual
+async def test_a_reader_that_is_stopped_while_it_leaves_a_copy_is_in_nobodys_way() -> None:
+    one = await leader()
+    one.wal.append(10)
+    replica = await standby(one.service, FaultyDisk())
+    await reaches(replica, 10)
+    await replica.close()
+    replica = await standby(one.service, replica_disk(replica), start=False)
+
+    async def stopped(self: LogCopies, path: str) -> None:
+        raise asyncio.CancelledError
+
+    reading = replica.reading()
+    await reading.__aenter__()
+    await replica.rebootstrap()
+    with mock.patch.object(LogCopies, "discard", stopped), pytest.raises(asyncio.CancelledError):
+        await reading.__aexit__(None, None, None)
     await replica.rebootstrap()
     assert sum(map(len, await copied(replica))) == 10
     await replica.close()

@@ -95,6 +95,11 @@ def test_records_that_are_too_many_for_one_frame_go_into_several() -> None:
         (values(), "no records"),
         (pa.record_batch({"_strange": pa.array([1])}), "reserved"),
         (pa.record_batch({"_rid": pa.array(["x"])}), "_rid is string"),
+        (pa.record_batch({"a": pa.array([[1]], pa.list_view(pa.int8()))}), "cast it"),
+        (
+            pa.record_batch({"a": pa.array([[(1, 2, 3)]], pa.list_(pa.month_day_nano_interval()))}),
+            "cast it",
+        ),
         (pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"]), "more than once"),
     ],
 )

@@ -228,9 +228,9 @@ class Replica:
                     await self._follow()
                 except _TRY_AGAIN as error:
                     await self._pause_after(error)
-        except HeadwaterError as error:
-            self.problem = str(error)
-            _log.error("replica %s stopped at %s: %s", self.name, self.bookmark, error)
+        except Exception as error:
+            self.problem = str(error) if isinstance(error, HeadwaterError) else repr(error)
+            _log.error("replica %s stopped at %s: %s", self.name, self.bookmark, self.problem)
             raise
         finally:
             self._set_phase(ReplicaPhase.STOPPED)
@@ -261,7 +261,7 @@ class Replica:
 
     async def _run_beside(self) -> None:
         # Why it stopped is logged, told by `problem`, and by whatever is asked of the leader.
-        with contextlib.suppress(HeadwaterError):
+        with contextlib.suppress(Exception):
             await self.run()
 
     async def _follow(self) -> None:

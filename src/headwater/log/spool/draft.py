@@ -7,6 +7,7 @@ import pyarrow as pa
 from headwater.core.errors import Bug, Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
+from headwater.log.record.hashing import is_compared
 from headwater.log.spool.envelope import Body
 
 
@@ -29,6 +30,12 @@ def draft_of(records: pa.RecordBatch, *, group_bytes: int = LOG_GROUP_BYTES) -> 
     if not records.num_rows:
         raise Refused("nothing to append: there are no records")
     check_columns(records.schema)
+    for field in records.schema:
+        if not is_compared(field.type):
+            raise Refused(
+                f"column {field.name!r} is {field.type}: copies of a log could not be compared by "
+                "it; cast it to a list, a string or a number"
+            )
     return Draft([Body.of_records(part) for part in _parts(records, group_bytes)])
 
 
