@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from random import Random
 
+import pyarrow as pa
 import pytest
 
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Unavailable
-from headwater.log.spool import Spool, SpoolConfig, recovery, scan, window
-from headwater.log.spool.folder import Marks
+from headwater.log.spool import (
+    Appended,
+    Spool,
+    SpoolConfig,
+    draft_of,
+    envelope,
+    recovery,
+    scan,
+    window,
+)
+from headwater.log.spool import spool as spool_module
+from headwater.log.spool.commit import Ticket
+from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.index import SparseIndex
+from headwater.log.spool.recovery import Recovered
 from headwater.log.spool.state import Segment
-from headwater.log.spool.writer import SegmentWriter
+from headwater.log.spool.writer import SegmentWriter, _Run
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
 from tests.log.given import contents, everything, found, numbered, opened
+from tests.torture.append_scenarios import APPENDS_AT_ONCE, append_history
 from tests.torture.log_scenarios import bitflip_history, power_loss_history, replaced
 
 
@@ -212,8 +226,53 @@ def _keep_torn_tail(self: DiskFile, size_bytes: int) -> None:
         _real_truncate(self, size_bytes)  # type: ignore[arg-type]
 
 
+_real_write, _real_recover = SegmentWriter._write, recovery.recover
+
+
+def _write_in_hope(self: SegmentWriter, run: _Run) -> None:
+    """Does not tell of an error."""
+    with suppress(HeadwaterError):
+        _real_write(self, run)
+
+
+def _take_lsns_as_they_come(self: SegmentWriter, ticket: Ticket, run: _Run) -> None:
+    run.next_lsn = ticket.first_lsn or run.next_lsn
+
+
+async def _append_with_an_lsn_from_before(
+    self: Spool, records: pa.RecordBatch, *, term: int
+) -> Appended:
+    """Takes the LSNs first, and then gets in line."""
+    first_lsn = getattr(self, "next_lsn", 1)
+    self.next_lsn = first_lsn + records.num_rows  # type: ignore[attr-defined]
+    draft = await runtime.run_blocking(draft_of, records)
+    ticket = Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=0)
+    return await self._committer.append_from_task(ticket)
+
+
+@contextmanager
+def _lsns_before_the_line() -> Iterator[None]:
+    with (
+        replaced(Spool, "append", _append_with_an_lsn_from_before),
+        replaced(SegmentWriter, "_check", _take_lsns_as_they_come),
+    ):
+        yield
+
+
+def _forget_what_was_pruned(folder: Folder, *, first_lsn: int | None) -> Recovered:
+    """A log of which nothing is left is a new one."""
+    found = _real_recover(folder, first_lsn=first_lsn)
+    if found.last_lsn > found.marks.floor_lsn:
+        return found
+    found.file.close()
+    for name, _ in folder.disk.list_dir(folder.path):
+        if name != "lock":
+            folder.disk.unlink(folder.file(name))
+    return _real_recover(folder, first_lsn=first_lsn)
+
+
 Mistake = Callable[[], AbstractContextManager[None]]
-MISTAKES: dict[str, tuple[Mistake, Callable[[int], None]]] = {
+MISTAKES: dict[str, tuple[Mistake, Callable[[int], object]]] = {
     "acknowledged before it is synced": (
         lambda: replaced(SegmentWriter, "_sync", _sync_without_a_disk),
         power_loss_history,
@@ -246,7 +305,27 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], None]]] = {
         lambda: replaced(SegmentWriter, "_cut_back", _nothing),
         power_loss_history,
     ),
+    "an error of a write is not told": (
+        lambda: replaced(SegmentWriter, "_write", _write_in_hope),
+        power_loss_history,
+    ),
+    "a payload is taken that cannot be read back": (
+        lambda: replaced(envelope, "check_payload_bytes", _nothing),
+        power_loss_history,
+    ),
+    "a log that was pruned wholly begins anew": (
+        lambda: replaced(spool_module, "recover", _forget_what_was_pruned),
+        power_loss_history,
+    ),
+    "LSNs are given before the append has its place in line": (
+        _lsns_before_the_line,
+        append_history,
+    ),
 }
+
+
+def test_no_history_of_appends_at_once_loses_doubles_or_misplaces_a_record() -> None:
+    APPENDS_AT_ONCE.run_sample()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
