@@ -275,8 +275,10 @@ async def test_what_nobody_foresaw_stops_the_replica_and_is_told() -> None:
         raise ZeroDivisionError("a bug")
 
     with mock.patch.object(LogCopy, "apply", strange):
-        replica = await standby(one.service, FaultyDisk())
-        await fails(replica, "ZeroDivisionError('a bug')")
+        replica = await standby(one.service, FaultyDisk(), start=False)
+        with pytest.raises(ZeroDivisionError):
+            await replica.run()
+    assert replica.problem == "ZeroDivisionError('a bug')"
     assert replica.phase is ReplicaPhase.STOPPED
     await replica.close()
 

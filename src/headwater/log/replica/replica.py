@@ -261,7 +261,7 @@ class Replica:
 
     async def _run_beside(self) -> None:
         # Why it stopped is logged, told by `problem`, and by whatever is asked of the leader.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(HeadwaterError):
             await self.run()
 
     async def _follow(self) -> None:
