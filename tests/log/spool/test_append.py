@@ -452,7 +452,14 @@ def test_a_closed_spool_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sync": "sometimes"}, {"sync": 0.0}, {"segment_bytes": 0}, {"tail_bytes": -1}]
+    "wrong",
+    [
+        {"sync": "sometimes"},
+        {"sync": 0.0},
+        {"sync": True},
+        {"segment_bytes": 0},
+        {"tail_bytes": -1},
+    ],
 )
 def test_a_setting_that_cannot_work_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(Refused):
