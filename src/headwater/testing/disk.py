@@ -248,6 +248,10 @@ class FaultyDisk(Disk):
             self._check_alive()
             yield
         finally:
+            with self._mutex:
+                if isinstance(lock.node, FileNode):
+                    lock.node.handles -= 1
+                    self._tree.release(lock.node)
             lock.owner = None
             lock.mutex.release()
 
@@ -267,6 +271,8 @@ class FaultyDisk(Disk):
             with self._mutex:
                 if self.crashed or self._tree.find(path) is node:
                     lock.owner = threading.get_ident()
+                    if isinstance(node, FileNode):
+                        node.handles += 1  # a lock is of an open file, so its number stays taken
                     return lock
             lock.mutex.release()
 

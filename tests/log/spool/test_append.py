@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 
 import pyarrow as pa
@@ -274,6 +275,52 @@ def test_an_interrupted_flush_is_an_unknown_outcome_for_those_who_wait_for_it() 
     with pytest.raises(OutcomeUnknown, match="Open it again"):
         behind.result()
     assert [type(error) for error in broken] == [OutcomeUnknown]
+
+
+def test_ctrl_c_in_one_thread_ends_the_log_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    flush, behind = SegmentWriter.flush, _waiting_ticket()
+
+    def interrupted(self: SegmentWriter, tickets: list[Ticket]) -> None:
+        if behind.is_settled or behind in tickets:
+            return flush(self, tickets)
+        spool._committer._enter(behind)
+        signal.raise_signal(signal.SIGINT)
+        flush(self, tickets)
+
+    monkeypatch.setattr(SegmentWriter, "flush", interrupted)
+    spool = opened(FaultyDisk())
+    with pytest.raises(KeyboardInterrupt):
+        spool.append_blocking(numbered(1, 1), term=1)
+    assert behind.result() == (2, 2)
+    assert spool.append_blocking(numbered(3, 1), term=1) == (3, 3)
+    assert list(everything(spool)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("work", ["seal", "tend", "prune", "close"])
+def test_ctrl_c_leaves_no_work_on_the_folder_half_done(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(segment_age_s=1e-9))
+    spool.append_blocking(numbered(1, 1), term=1)
+    sync_dir = disk.sync_dir
+
+    def interrupted(path: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        sync_dir(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "sync_dir", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            {
+                "seal": spool.seal_blocking,
+                "tend": spool.tend_blocking,
+                "prune": lambda: spool.prune_through_blocking(1),
+                "close": spool.close_blocking,
+            }[work]()
+    if work == "close":
+        spool = opened(disk)
+    assert spool.append_blocking(numbered(2, 1), term=1) == (2, 2)
 
 
 def test_what_waits_is_written_before_the_log_is_closed() -> None:

@@ -18,7 +18,7 @@ from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, spans
 
-SMALL = SpoolConfig(segment_bytes=2000, tail_bytes=300)
+SMALL = SpoolConfig(segment_bytes=2000, tail_bytes=8000)
 
 
 def test_reads_are_by_record_whatever_the_grouping() -> None:
@@ -266,6 +266,15 @@ def test_what_is_dropped_from_the_tail_is_free_at_once() -> None:
     for lsn in range(2, 12):
         spool.append_blocking(numbered(lsn, 1, size=90), term=1)
     assert sum(group.nbytes for group in spool._tail._groups) <= 1000
+
+
+def test_many_small_groups_are_bounded_by_what_they_take_and_not_by_their_records_alone() -> None:
+    spool = opened(FaultyDisk(), config=SpoolConfig(tail_bytes=100_000, sync="none"))
+    for lsn in range(1, 201):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    held = len(spool._tail._groups) - spool._tail._gone
+    assert 10 < held < 100
+    assert spool._tail.size_bytes <= 100_000
 
 
 def test_a_segment_that_does_not_begin_where_it_should_is_damage() -> None:

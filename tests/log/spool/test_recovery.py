@@ -161,6 +161,23 @@ def test_several_marks_without_a_segment_are_no_obstacle() -> None:
     assert (spool.oldest_lsn(), spool.term) == (3, 7)
 
 
+@pytest.mark.parametrize("name", [2, 5, 9])
+def test_a_last_segment_under_another_name_is_damage_and_no_torn_end(name: int) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    for lsn in (1, 2, 3):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    spool.seal_blocking()
+    spool.append_blocking(numbered(4, 2), term=1)
+    spool.close_blocking()
+    files = contents(disk)
+    files[f"{name:020d}.wal"] = files.pop(f"{4:020d}.wal")
+    disk = planted(files)
+    with pytest.raises(SpoolCorrupt, match="begins, whole, with LSN 4"):
+        opened(disk)
+    assert contents(disk)[f"{name:020d}.wal"] == files[f"{name:020d}.wal"]
+
+
 def published(*, frames: int = 5) -> bytes:
     return b"".join(
         encode_frame(b"payload %d" % lsn, term=2, lsn=lsn, timestamp_ms=lsn)

@@ -72,7 +72,7 @@ def is_compared(kind: pa.DataType) -> bool:
     """Whether values of this type have hashes: a log carries no others."""
     if pa.types.is_map(kind):
         return is_compared(kind.key_type) and is_compared(kind.item_type)
-    if pa.types.is_dictionary(kind) or _is_list(kind):
+    if _is_list(kind):
         return is_compared(kind.value_type)
     if pa.types.is_struct(kind):
         return all(is_compared(field.type) for field in kind)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headwater.core import runtime
+from headwater.core import interrupts, runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import LOG_FLUSH_BYTES
 from headwater.log.spool.envelope import Body
@@ -103,26 +103,33 @@ class Committer:
         """Take no more; returns when what waits is written."""
         with self._mutex:
             self._closed = why
-        self._lead(None)
+        with interrupts.held():
+            self._lead(None)
 
     def append_from_thread(self, ticket: Ticket) -> Appended:
-        """Wait until it is settled, and write for others if it comes to that."""
+        """Wait until it is settled, and write for others if it comes to that.
+
+        Ctrl-C ends the waiting and not the writing: the log is everybody's.
+        """
         turn = ticket.turn = threading.Event()
-        if self._enter(ticket):
-            self._lead(ticket)
+        with interrupts.held():
+            if self._enter(ticket):
+                self._lead(ticket)
         try:
             while not ticket.is_settled:
                 turn.wait()
-                turn.clear()
-                if not ticket.is_settled:
-                    self._lead(ticket)
+                with interrupts.held():
+                    if not ticket.is_settled:
+                        turn.clear()
+                        self._lead(ticket)
         except BaseException:
             # Interrupted: nobody may appoint this thread any more, and if somebody just has, the
             # others wait for it.
-            with self._mutex:
-                ticket.turn = None
-            if turn.is_set() and not ticket.is_settled:
-                self._lead(None)
+            with interrupts.held():
+                with self._mutex:
+                    ticket.turn = None
+                if turn.is_set() and not ticket.is_settled:
+                    self._lead(None)
             raise
         return ticket.result()
 

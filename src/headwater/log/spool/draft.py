@@ -33,8 +33,8 @@ def draft_of(records: pa.RecordBatch, *, group_bytes: int = LOG_GROUP_BYTES) -> 
     for field in records.schema:
         if not is_compared(field.type):
             raise Refused(
-                f"column {field.name!r} is {field.type}: copies of a log could not be compared by "
-                "it; cast it to a list, a string or a number"
+                f"column {field.name!r} is {field.type}, which a log does not carry: "
+                "cast it to a list, a string or a number, and decode what is a dictionary"
             )
     return Draft([Body.of_records(part) for part in _parts(records, group_bytes)])
 

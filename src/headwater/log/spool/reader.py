@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 
 from headwater.core.errors import NotFound
+from headwater.log.record.columns import NO_RECORDS
+from headwater.log.record.group import Group
 from headwater.log.spool.envelope import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import Folder
@@ -63,7 +65,11 @@ class SpoolReader:
             offset = self.index(place.segment).offset_for(taking.lsn + 1)
             frames = frames_after(window, offset=offset, lsn=taking.lsn, last_lsn=place.last_lsn)
             for peeked, payload in frames:
-                if not taking.add(decode_group(peeked.header, payload)):
+                group = decode_group(peeked.header, payload)
+                skipped = _left_out(group, taking.lsn) if peeked.envelope is None else None
+                if skipped is not None and not taking.add(skipped):
+                    return False
+                if not taking.add(group):
                     return False
         return True
 
@@ -92,3 +98,12 @@ class SpoolReader:
                 if segment.index is None:
                     segment.index = load_index(self._folder, segment)
         return segment.index
+
+
+def _left_out(group: Group, lsn: int) -> Group | None:
+    """The numbers that another implementation left out before a group: whoever follows the log
+    has to come past them, and nobody has ever had records for them."""
+    if group.first_lsn <= lsn + 1:
+        return None
+    cause = "left out by the implementation that wrote this log"
+    return Group(group.term, lsn + 1, group.first_lsn - 1, NO_RECORDS, group.timestamp_ms, cause)

@@ -37,9 +37,10 @@ def mend(file: DiskFile, path: str, found: Scan, *, floor_lsn: int = 0) -> TornT
     """Cut off a torn end; refuse a corrupt one. What was pruned cannot be corrupt."""
     if found.ending is Ending.CLEAN:
         return None
-    if found.ending is Ending.CORRUPT and found.synced_lsn > floor_lsn:
+    if found.ending is Ending.CORRUPT and (found.why or found.synced_lsn > floor_lsn):
+        synced = f"these bytes were synced (through LSN {found.synced_lsn}) and are no whole frame"
         raise SpoolCorrupt(
-            f"these bytes were synced (through LSN {found.synced_lsn}) and are no whole frame",
+            found.why or synced,
             path=path,
             offset=found.valid_bytes,
             lsn=found.last_lsn + 1,
