@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.confirm import confirm
 from headwater.cli.loop import run as run_loop
 from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
@@ -249,7 +250,7 @@ def delete(
 def _ask(name: str, what: str) -> None:
     if not _is_terminal():
         raise Refused(f"nobody is here to confirm that stream {name!r} is to go: say --yes")
-    typer.confirm(f"Delete {what}, for good?", abort=True)
+    confirm(f"Delete {what}, for good?")
 
 
 def _is_terminal() -> bool:

@@ -281,10 +281,9 @@ def test_ctrl_c_in_one_thread_ends_the_log_for_nobody(monkeypatch: pytest.Monkey
     flush, behind = SegmentWriter.flush, _waiting_ticket()
 
     def interrupted(self: SegmentWriter, tickets: list[Ticket]) -> None:
-        if behind.is_settled or behind in tickets:
-            return flush(self, tickets)
-        spool._committer._enter(behind)
-        signal.raise_signal(signal.SIGINT)
+        if not behind.is_settled and behind not in tickets:
+            spool._committer._enter(behind)
+            signal.raise_signal(signal.SIGINT)
         flush(self, tickets)
 
     monkeypatch.setattr(SegmentWriter, "flush", interrupted)

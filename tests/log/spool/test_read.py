@@ -12,7 +12,7 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log import Wal
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.envelope import Body
+from headwater.log.spool.envelope import Body, Kind
 from headwater.log.spool.state import Place
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
@@ -335,3 +335,17 @@ def test_a_spool_is_a_wal() -> None:
             await wal.wait_for_lsn_after(50, timeout_s=1000)
 
     simulate(main, seed=2)
+
+
+def test_a_frame_that_cannot_be_read_is_named_and_keeps_nobody_from_the_rest() -> None:
+    body = Body._of([b"no Arrow"], Kind.RECORDS, 1, numbered(4, 1))
+    body.place(term=1, first_lsn=4, timestamp_ms=0, synced_lsn=3, offset=0)
+    disk = FaultyDisk()
+    with opened(disk) as spool:
+        spool.append_blocking(numbered(1, 3), term=1)
+    disk = planted({**contents(disk), f"{4:020d}.wal": bytes(body.frame)})
+    spool = opened(disk)
+    assert list(found(spool.read_since_blocking(0, max_records=3))) == [1, 2, 3]
+    with pytest.raises(SpoolCorrupt, match=r"0004.wal, offset 0, from LSN 4 on: .*cannot be read"):
+        spool.read_since_blocking(3)
+    assert spool.append_blocking(numbered(5, 1), term=1) == (5, 5)

@@ -221,10 +221,10 @@ def test_a_second_repair_keeps_its_own_damaged_file() -> None:
 
 def test_a_folder_without_a_log_is_refused() -> None:
     disk = FaultyDisk()
-    with pytest.raises(Refused, match="no spool"):
+    with pytest.raises(Refused, match="no log"):
         repair("/nowhere", [], disk=disk)
     disk.make_dir(PATH)
-    with pytest.raises(Refused, match="no spool"):
+    with pytest.raises(Refused, match="no log"):
         repair(PATH, [], disk=disk)
 
 
@@ -232,3 +232,59 @@ def test_the_error_of_a_damaged_log_names_the_command() -> None:
     files = contents(grown())
     with pytest.raises(Corrupt, match="headwater log repair"):
         everything(opened(planted(flipped(files, segments(files)[0], 100))))
+
+
+def other(first: int = 1) -> FaultyDisk:
+    """A log of another stream, under the same LSNs."""
+    disk = FaultyDisk()
+    spool = opened(disk, first_lsn=first)
+    spool.append_blocking(numbered(1000, 41 - first), term=3)
+    spool.close_blocking()
+    return disk
+
+
+@pytest.mark.parametrize("segment", [0, 1, -2])
+def test_nothing_is_taken_from_the_log_of_another_stream(segment: int) -> None:
+    files = contents(grown())
+    name = segments(files)[segment]
+    disk = planted(flipped(files, name, 100))
+    with pytest.raises(Refused, match="it is no copy of it"):
+        repair(PATH, [SpoolSource(PATH, other())], disk=disk, give_up=True)
+    assert contents(disk)[name] == flipped(files, name, 100)[name]
+
+
+def test_a_segment_that_is_gone_is_not_made_from_the_log_of_another_stream() -> None:
+    files = contents(grown())
+    del files[segments(files)[1]]
+    disk = planted(files)
+    with pytest.raises(Refused, match="it is no copy of it"):
+        repair(PATH, [SpoolSource(PATH, other())], disk=disk)
+    assert segments(contents(disk)) == segments(files)
+
+
+def test_a_copy_that_differs_only_beside_the_gap_is_none() -> None:
+    files = contents(grown())
+    name = segments(files)[1]
+    disk = planted(flipped(files, name, len(files[name]) // 2))
+    copy = FaultyDisk()
+    spool = opened(copy)
+    for lsn in range(1, 41):
+        near = 20 <= lsn <= 22
+        spool.append_blocking(numbered(lsn + 500 * near, 1), term=3)
+    spool.close_blocking()
+    with pytest.raises(Refused, match="no copy"):
+        repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
+
+
+def test_a_source_with_which_nothing_can_be_compared_is_told() -> None:
+    files = {name: data for name, data in contents(grown()).items() if not name.endswith(".wal")}
+    report = repair(PATH, [SpoolSource(PATH, grown())], disk=planted(files))
+    assert report.uncompared == [PATH]
+    files = contents(grown())
+    disk = planted(flipped(files, segments(files)[1], 100))
+    assert repair(PATH, [SpoolSource(PATH, grown())], disk=disk).uncompared == []
+
+
+def test_a_source_without_a_log_is_refused() -> None:
+    with pytest.raises(Refused, match="no log in /nowhere"):
+        SpoolSource("/nowhere", FaultyDisk())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from headwater.core.errors import NotFound
+from headwater.core.errors import Corrupt, NotFound
 from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
 from headwater.log.spool.envelope import decode_group
@@ -16,7 +16,7 @@ from headwater.log.spool.recovery import load_index
 from headwater.log.spool.state import Place, Segment, SpoolState
 from headwater.log.spool.tail import Tail
 from headwater.log.spool.taking import Taking
-from headwater.log.spool.window import Window, frames_after
+from headwater.log.spool.window import Peeked, Window, frames_after
 
 
 class SpoolReader:
@@ -65,7 +65,7 @@ class SpoolReader:
             offset = self.index(place.segment).offset_for(taking.lsn + 1)
             frames = frames_after(window, offset=offset, lsn=taking.lsn, last_lsn=place.last_lsn)
             for peeked, payload in frames:
-                group = decode_group(peeked.header, payload)
+                group = _decoded(window, peeked, payload)
                 skipped = _left_out(group, taking.lsn) if peeked.envelope is None else None
                 if skipped is not None and not taking.add(skipped):
                     return False
@@ -98,6 +98,18 @@ class SpoolReader:
                 if segment.index is None:
                     segment.index = load_index(self._folder, segment)
         return segment.index
+
+
+def _decoded(window: Window, peeked: Peeked, payload: memoryview) -> Group:
+    try:
+        return decode_group(peeked.header, payload)
+    except Corrupt as error:
+        raise SpoolCorrupt(
+            f"the frame is whole, and what it holds cannot be read: {error}",
+            path=window.path,
+            offset=peeked.offset,
+            lsn=peeked.first_lsn,
+        ) from error
 
 
 def _left_out(group: Group, lsn: int) -> Group | None:

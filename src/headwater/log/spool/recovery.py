@@ -13,7 +13,7 @@ from typing import Any
 
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
-from headwater.core.errors import NotFound
+from headwater.core.errors import Corrupt, NotFound
 from headwater.log.spool.adopt import adopt, is_foreign
 from headwater.log.spool.envelope import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
@@ -184,8 +184,12 @@ def _remember(recovered: Recovered, window: Window, found: Scan) -> None:
         recovered.age_s = max(0.0, (runtime.wall_ms() - found.first_timestamp_ms) / 1000)
     if found.last_records is not None:
         payload = window.payload(found.last_records)
-        if payload is not None:
-            recovered.schema = decode_group(found.last_records.header, payload).records.schema
+        try:
+            if payload is not None:
+                recovered.schema = decode_group(found.last_records.header, payload).records.schema
+        except Corrupt as error:
+            # Whoever reads it is told; the rest of the log can be had nevertheless.
+            _log.warning("%s: the last frame cannot be read: %s", window.path, error)
 
 
 def _last_term(folder: Folder, segment: Segment) -> int:

@@ -3,7 +3,8 @@
 Always holds: a segment is replaced only when every LSN it should hold is there again; what was
 damaged is kept beside it, under a name that ends in `.damaged`; what cannot be mended is told, and
 left as it is, unless whoever repairs gives it up, and then the log says itself that it is lost.
-No more is in memory than one segment, and what a source hands out at a time.
+No more is in memory than one segment, and what a source hands out at a time. A source that holds
+other records than this log, where both hold some, is the copy of another: nothing is taken from it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import NotFound, Refused
+from headwater.core.errors import Refused
 from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
 from headwater.log.spool.envelope import Body, moved_frame
 from headwater.log.spool.folder import Folder, Listing, Marks
+from headwater.log.spool.likeness import Likeness
 from headwater.log.spool.repair_source import RepairSource
 from headwater.log.spool.survey import Missing, Survey, survey_segment
 from headwater.log.spool.window import Peeked, Window
 
 DAMAGED_SUFFIX = ".damaged"
-_LOST_CAUSE = "given up in a repair"
+LOST_CAUSE = "given up in a repair"
 _PRUNED_CAUSE = "pruned before a repair"
 
 
@@ -48,6 +50,9 @@ class Repaired:
     """What nobody had: those segments are as they were."""
     kept: list[str] = field(default_factory=list)
     """Damaged files, set aside."""
+    uncompared: list[str] = field(default_factory=list)
+    """Sources that were used though this log has nothing by which to tell whether they are
+    copies of it."""
 
 
 def repair(
@@ -62,15 +67,11 @@ def repair(
     With `give_up`, LSNs that nobody has are written as lost: readers are told so, and go on.
     """
     folder = Folder(disk or OsDisk(), path)
-    try:
-        folder.disk.stat(path)
-    except NotFound:
-        raise Refused(f"there is no spool in {path}: name the folder of one") from None
+    listing = folder.listing()
+    if listing.marks is None and not listing.segments:
+        raise Refused(f"there is no log in {path}: name the folder of one")
     with folder.disk.lock(folder.file("lock")):
-        listing = folder.listing()
-        if listing.marks is None and not listing.segments:
-            raise Refused(f"there is no spool in {path}: name the folder of one")
-        return _Repair(folder, sources, give_up=give_up).run(listing)
+        return _Repair(folder, sources, give_up=give_up).run(folder.listing())
 
 
 class _Part(NamedTuple):
@@ -90,12 +91,13 @@ class _Repair:
         self._floor_lsn = 0
         self._term = 1
         """The highest that was met: a lost range must not hide who may write."""
+        self._likeness = Likeness(folder)
 
     def run(self, listing: Listing) -> Repaired:
         marks = listing.marks or Marks(1, 0, 0)
         synced_lsn, next_lsn = marks.synced_lsn, marks.floor_lsn + 1
         self._floor_lsn, self._term = marks.floor_lsn, max(self._term, marks.term)
-        firsts = listing.segments
+        firsts = self._likeness.firsts = listing.segments
         for place, first in enumerate(firsts):
             if first > next_lsn and (listing.marks or place):
                 self._restore(Missing(next_lsn, first - 1))
@@ -112,6 +114,7 @@ class _Repair:
         found = survey_segment(self._folder, first_lsn, last_lsn)
         self._term = max(self._term, *(one.header.term or 0 for one in found.frames), 0)
         reached = max([last_lsn, found.scan.synced_lsn, first_lsn - 1])
+        self._likeness.look_beside(found)
         parts = [part for gap in found.missing for part in self._parts(gap)]
         wanting = [part.missing for part in parts if not part.groups]
         self._report.missing += wanting
@@ -153,6 +156,8 @@ class _Repair:
                 groups.append(part if part.term else replace(part, term=self._term))
                 reached = part.last_lsn + 1
             if groups:
+                if not self._likeness.check(source) and source.name not in self._report.uncompared:
+                    self._report.uncompared.append(source.name)
                 return _Part(Missing(lsn, reached - 1), source.name, groups)
         return self._unknown(Missing(lsn, later - 1))
 
@@ -163,7 +168,7 @@ class _Repair:
             pruned = Missing(first_lsn, min(last_lsn, self._floor_lsn))
             return _Part(pruned, _PRUNED_CAUSE, [self._lost(pruned, _PRUNED_CAUSE)])
         if self._give_up:
-            return _Part(missing, _LOST_CAUSE, [self._lost(missing, _LOST_CAUSE)])
+            return _Part(missing, LOST_CAUSE, [self._lost(missing, LOST_CAUSE)])
         return _Part(missing, "", [])
 
     def _lost(self, missing: Missing, cause: str) -> Group:

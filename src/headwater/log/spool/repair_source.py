@@ -14,7 +14,7 @@ from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream
 from headwater.core import portal
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import Trimmed
+from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import LOG_SEGMENT_BYTES
 from headwater.log.record.columns import consumed_records
 from headwater.log.record.group import Group
@@ -43,6 +43,8 @@ class SpoolSource:
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self.name = path
         self._folder = Folder(disk or OsDisk(), path)
+        if not self._folder.listing().segments:
+            raise Refused(f"there is no log in {path}: name the folder of a copy")
 
     def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
         """Whole frames of one segment, whatever else is damaged there."""

@@ -11,8 +11,8 @@ What cannot be told: damage in what the last flush wrote, with nothing after it 
 cover it. It looks torn; whoever opens the log is told which LSNs were cut off.
 
 In a file of another implementation, which syncs after each frame, a whole frame says that those
-before it were synced; and one whose LSN does not rise is no end that may be cut off, but a log whose
-order is broken. Nor is a file torn that begins, whole, with another LSN than its name says.
+before it were synced; and one whose LSN does not rise is no end that may be cut off, but a log
+whose order is broken. Nor is a file torn that begins, whole, with another LSN than its name says.
 """
 
 from __future__ import annotations
