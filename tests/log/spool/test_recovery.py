@@ -9,10 +9,11 @@ import pytest
 
 from headwater.core.errors import Refused
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
+from headwater.log.spool.envelope import Body
 from headwater.log.spool.frame import encode_frame, read_header
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
-from tests.log.given import PATH, contents, everything, numbered, opened, planted, values
+from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, values
 from tests.torture.log_scenarios import BITFLIPS, CUTS, POWER_LOSS
 
 SEGMENT = f"{1:020d}.wal"
@@ -109,6 +110,38 @@ def test_a_record_that_says_the_magic_over_and_over_costs_no_more_than_its_bytes
     spool.append_blocking(values(b"RDLW\x03" * 20_000), term=1)
     torn = contents(disk)[SEGMENT][:-1]
     assert opened(planted({SEGMENT: torn, MARKS: b""})).current_lsn() == 0
+
+
+def framed(first_lsn: int, *, synced_lsn: int, offset: int) -> bytes:
+    """A whole frame of two records that says this of itself."""
+    body = Body.of_records(numbered(first_lsn, 2))
+    body.place(term=1, first_lsn=first_lsn, timestamp_ms=0, synced_lsn=synced_lsn, offset=offset)
+    return bytes(body.frame)
+
+
+FIRST = framed(1, synced_lsn=0, offset=0)
+STRANGE = {
+    "after a gap": framed(5, synced_lsn=0, offset=len(FIRST)),
+    "written elsewhere": framed(3, synced_lsn=0, offset=len(FIRST) + 8),
+    "synced before it was written": framed(3, synced_lsn=4, offset=len(FIRST)),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_whole_frame_that_cannot_stand_there_is_none_of_this_log(what: str) -> None:
+    spool = opened(planted({SEGMENT: FIRST + STRANGE[what]}))
+    assert list(everything(spool)) == [1, 2]
+    assert spool.torn is not None
+    assert spool.torn.first_lsn == 3
+
+
+@pytest.mark.parametrize("what", ["after a gap", "written elsewhere", "missing"])
+def test_a_sealed_segment_of_frames_that_cannot_stand_there_is_damage(what: str) -> None:
+    files = {SEGMENT: FIRST + STRANGE.get(what, b""), f"{7:020d}.wal": b""}
+    spool = opened(planted(files))
+    with pytest.raises(SpoolCorrupt, match="from LSN 3 on"):
+        everything(spool)
+    assert list(found(spool.read_since_blocking(0, max_records=2))) == [1, 2]
 
 
 def test_a_process_that_died_while_it_began_left_nothing_in_the_way() -> None:
