@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -148,6 +149,21 @@ def test_a_process_that_died_while_it_began_left_nothing_in_the_way() -> None:
     for files in ({MARKS: b""}, {SEGMENT: b""}, {f"{7:020d}.wal": b""}, {"x.new": b"half"}):
         spool = opened(planted(files), first_lsn=9)
         assert spool.append_blocking(numbered(9, 1), term=1) == (9, 9)
+
+
+def test_what_is_written_above_a_floor_that_outlived_its_records_is_safe() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(sync="none"))
+    spool.append_blocking(numbered(1, 5), term=1)
+    spool.prune_through_blocking(5)
+    disk.crash()
+    for seed in range(20):
+        left = disk.after_crash(Random(seed))
+        again = opened(left)
+        assert (again.oldest_lsn(), again.current_lsn()) == (6, 5)
+        again.append_blocking(numbered(6, 1), term=1)
+        left.crash()
+        assert list(everything(opened(left.after_crash(Random(seed))))) == [6]
 
 
 def test_a_segment_without_marks_is_opened_as_it_is() -> None:
