@@ -10,8 +10,8 @@ import pytest
 
 from headwater.core.errors import Refused
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.envelope import Body
-from headwater.log.spool.frame import encode_frame, read_header
+from headwater.log.spool.envelope import _ENVELOPE, GROUP_MAGIC, HEAD_BYTES, Body
+from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, encode_frame, read_header
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, values
@@ -111,6 +111,20 @@ def test_a_record_that_says_the_magic_over_and_over_costs_no_more_than_its_bytes
     spool.append_blocking(values(b"RDLW\x03" * 20_000), term=1)
     torn = contents(disk)[SEGMENT][:-1]
     assert opened(planted({SEGMENT: torn, MARKS: b""})).current_lsn() == 0
+
+
+def test_an_end_that_looks_like_too_many_frames_is_not_cut_off() -> None:
+    places, size = 64, 64 * HEAD_BYTES
+    end = bytearray(HEAD_BYTES)
+    for offset in range(HEAD_BYTES, size, HEAD_BYTES):
+        payload_bytes = size - offset - V3.size - CRC_BYTES
+        end += V3.pack(MAGIC, 3, 1, 10, 0, payload_bytes)
+        end += _ENVELOPE.pack(GROUP_MAGIC, 0, 10, 0, offset)
+    assert len(end) == places * HEAD_BYTES
+    disk = planted({SEGMENT: bytes(end), MARKS: b""})
+    with pytest.raises(SpoolCorrupt, match=r"offset 0, from LSN 1 on.*cut the file off"):
+        opened(disk)
+    assert contents(disk)[SEGMENT] == bytes(end)
 
 
 def framed(first_lsn: int, *, synced_lsn: int, offset: int) -> bytes:
