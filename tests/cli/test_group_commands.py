@@ -100,6 +100,24 @@ def test_drop_asks_before(invoke: Invoke, url: str) -> None:
     assert names(url) == ["fresh", "laptop", "standby"]
 
 
+@pytest.mark.parametrize(("answer", "status"), [(KeyboardInterrupt, 130), (EOFError, 1)])
+def test_ctrl_c_at_the_question_ends_the_command_as_anywhere(
+    invoke: Invoke,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: type[BaseException],
+    status: int,
+) -> None:
+    def asked(_: str) -> str:
+        raise answer
+
+    monkeypatch.setattr("headwater.cli.group_commands.is_terminal", lambda: True)
+    monkeypatch.setattr("click.termui.visible_prompt_func", asked)
+    result = invoke("group", "drop", url, "orders", "laptop")
+    assert result.exit_code == status
+    assert names(url) == ["fresh", "laptop", "standby"]
+
+
 def test_damaged_slots_are_shown_and_can_be_begun_anew(invoke: Invoke, url: str) -> None:
     assert invoke("group", "reset", url, "orders", "--partition", "1", "--yes").exit_code == 2
     assert names(url) == ["fresh", "laptop", "standby"], "what can be read is not written over"

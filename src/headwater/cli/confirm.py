@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 
@@ -15,3 +17,8 @@ def confirm(question: str) -> None:
         raise
     if not agreed:
         raise typer.Abort
+
+
+def is_terminal() -> bool:
+    """Whether anybody is there to answer."""
+    return sys.stdin.isatty()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
-from headwater.cli.confirm import confirm
+from headwater.cli.confirm import confirm, is_terminal
 from headwater.cli.data_commands import STREAM
 from headwater.cli.loop import run as run_loop
 from headwater.cli.reporting import reporting
@@ -160,6 +159,6 @@ async def _table(stream: Stream, partition: int) -> tuple[SlotTable | None, int]
 
 
 def _ask(what: str) -> None:
-    if not sys.stdin.isatty():
+    if not is_terminal():
         raise Refused(f"nobody is here to confirm that this is to go: {what}. Say --yes")
     confirm(f"Drop {what}?")

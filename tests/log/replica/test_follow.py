@@ -313,6 +313,20 @@ async def test_an_answer_that_was_asked_for_ahead_is_dropped_with_what_it_was_to
 
 
 @virtual
+async def test_a_new_leader_is_told_at_once_how_far_the_copy_is() -> None:
+    old, new = await leader(epoch=1), await leader(epoch=2)
+    old.wal.append(3)
+    new.wal.append(3)
+    source = Tampering(old.service)
+    replica = await standby(source, FaultyDisk(), wait_s=1.0, ack_interval_s=3600.0)
+    await reaches(replica, 3)
+    source.to = new.service
+    await runtime.sleep(60.0)
+    assert new.replica("r1").last_durable_lsn == 3
+    await replica.close()
+
+
+@virtual
 async def test_what_nobody_foresaw_stops_the_replica_and_is_told() -> None:
     one = await leader()
     one.wal.append(3)

@@ -32,8 +32,9 @@ class SpoolConfig:
 
     def __post_init__(self) -> None:
         # True would be an interval of a second, which is not what anybody means by it.
-        known = self.sync in ("always", "none")
-        if isinstance(self.sync, bool) or (isinstance(self.sync, str) and not known):
+        given: object = self.sync
+        known = given in ("always", "none")
+        if isinstance(given, bool) or (isinstance(given, str) and not known):
             raise Refused(f"sync is {self.sync!r}: always, none, or a number of seconds")
         if not isinstance(self.sync, str) and not self.sync > 0:
             raise Refused(f"sync is {self.sync}: an interval is above 0")

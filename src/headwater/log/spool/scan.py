@@ -67,6 +67,8 @@ class Scan:
     """The last LSN of the bad frame, as its head says, which nothing proves."""
     why: str | None = None
     """Why this is no torn end, where it is not for what was synced."""
+    gave_up: bool = False
+    """Too much looked like frames after the bad place to look at all of it."""
 
 
 def scan(window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True) -> Scan:
@@ -79,8 +81,8 @@ def scan(window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = 
         if peeked is None:
             found.said_lsn = _said(window, offset, found.last_lsn)
             found.why = _misplaced(window, offset, found, native=native)
-            _look_further(window, offset + 1, found, native=native)
-            corrupt = found.synced_lsn > found.last_lsn or found.why is not None
+            found.gave_up = _look_further(window, offset + 1, found, native=native)
+            corrupt = found.synced_lsn > found.last_lsn or found.gave_up or found.why is not None
             found.ending = Ending.CORRUPT if corrupt else Ending.TORN
             break
         _take(found, peeked, native=native)
@@ -147,8 +149,8 @@ def _out_of_order(peeked: Peeked, above: int) -> str:
     return f"the whole frame of LSN {peeked.header.lsn} stands behind that of LSN {above}"
 
 
-def _look_further(window: Window, offset: int, found: Scan, *, native: bool) -> None:
-    """Gather whole frames from `offset` on, and what they prove."""
+def _look_further(window: Window, offset: int, found: Scan, *, native: bool) -> bool:
+    """Gather whole frames from `offset` on, and what they prove; True if the search gave up."""
     budget = _SEARCH_BUDGET_FACTOR * window.end + _PROOF_MIN_BYTES
     above = found.last_lsn
     for at in _magics(window, offset):
@@ -164,8 +166,7 @@ def _look_further(window: Window, offset: int, found: Scan, *, native: bool) -> 
         # Only what was checksummed counts: a record may say "RDLW" as often as it likes.
         budget -= peeked.header.frame_bytes
         if budget < 0:
-            found.why = found.why or "what follows looks like frames over and over"
-            return
+            return True
         if window.payload(peeked) is None:
             continue
         if below:
@@ -175,6 +176,7 @@ def _look_further(window: Window, offset: int, found: Scan, *, native: bool) -> 
         previous = max(peeked.first_lsn - 1, above)
         found.synced_lsn = max(found.synced_lsn, _proves(peeked, previous, native=native))
         offset, above = peeked.end, peeked.header.lsn
+    return False
 
 
 def _magics(window: Window, offset: int) -> Iterator[int]:
