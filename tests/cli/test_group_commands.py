@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from headwater.buffer.layout import slots_key
 from headwater.buffer.stream import open_stream
+from headwater.cli.app import app
 from headwater.log.slots import InvalidationCause, SlotKeeper, SlotRegister
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
@@ -102,19 +105,16 @@ def test_drop_asks_before(invoke: Invoke, url: str) -> None:
 
 @pytest.mark.parametrize(("answer", "status"), [(KeyboardInterrupt, 130), (EOFError, 1)])
 def test_ctrl_c_at_the_question_ends_the_command_as_anywhere(
-    invoke: Invoke,
-    url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: type[BaseException],
-    status: int,
+    url: str, monkeypatch: pytest.MonkeyPatch, answer: type[BaseException], status: int
 ) -> None:
     def asked(_: str) -> str:
         raise answer
 
     monkeypatch.setattr("headwater.cli.group_commands.is_terminal", lambda: True)
-    monkeypatch.setattr("click.termui.visible_prompt_func", asked)
-    result = invoke("group", "drop", url, "orders", "laptop")
-    assert result.exit_code == status
+    monkeypatch.setattr(sys.modules[typer.confirm.__module__], "visible_prompt_func", asked)
+    with pytest.raises(SystemExit) as ended:
+        app(["group", "drop", url, "orders", "laptop"])
+    assert ended.value.code == status
     assert names(url) == ["fresh", "laptop", "standby"]
 
 

@@ -23,7 +23,15 @@ from headwater.log.primary import (
     ReplicationSource,
     parse_policy,
 )
-from headwater.log.record import ChangeRecord, Group, range_hash, record_hashes
+from headwater.log.record import (
+    GROUP_SCHEMA,
+    ChangeRecord,
+    Group,
+    changes_of,
+    group_of,
+    range_hash,
+    record_hashes,
+)
 from headwater.log.replica import (
     Bookmark,
     Diverged,
@@ -44,6 +52,7 @@ from headwater.log.spool import Spool, SpoolConfig, SpoolCorrupt
 from headwater.log.wal import Pruned, Wal
 
 __all__ = [
+    "GROUP_SCHEMA",
     "AckN",
     "Bookmark",
     "ChangeRecord",
@@ -75,6 +84,8 @@ __all__ = [
     "Target",
     "Targets",
     "Wal",
+    "changes_of",
+    "group_of",
     "parse_policy",
     "range_hash",
     "record_hashes",

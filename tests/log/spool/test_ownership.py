@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.core import runtime
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
 from headwater.log.spool import Spool, SpoolConfig
@@ -120,5 +121,25 @@ def test_a_spool_is_closed_at_the_end_of_a_block() -> None:
             await again.append(numbered(2, 1), term=1)
         with pytest.raises(Refused, match="closed"):
             await again.append(numbered(3, 1), term=1)
+
+    simulate(main, seed=1)
+
+
+def test_tending_ends_with_the_log_and_says_what_else_ended_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(_: Simulation) -> None:
+        disk = FaultyDisk()
+        spool = opened(disk)
+        keeping = runtime.spawn(spool.keep(), name="keep")
+        await spool.close()
+        await keeping
+        assert caplog.records == []
+        spool = opened(disk)
+        keeping = runtime.spawn(spool.keep(), name="keep")
+        disk.unlink(f"{PATH}/lock")
+        with pytest.raises(Fenced):
+            await keeping
+        assert "is not tended any more" in caplog.text
 
     simulate(main, seed=1)

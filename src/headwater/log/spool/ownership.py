@@ -34,6 +34,11 @@ class Ownership:
         """Whether this is the copy that a child has."""
         return self._forked
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether whoever opened it is done with it."""
+        return self._closed
+
     def check_open(self) -> None:
         """`Refused` where the log is not this object's any more. Takes no lock: a child might wait
         for ever for one that a thread of its parent held."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headwater.core import interrupts, runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import DiskFailed, NoSpace, Refused, Unavailable
+from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.core.limits import (
     DECODE_INLINE_BYTES,
     LOG_READ_BYTES,
@@ -277,14 +277,18 @@ class Spool:
                 self._mark()
 
     async def keep(self) -> None:
-        """Tend the spool for ever; to be run as a task beside whoever appends."""
-        while True:
+        """Tend the spool until it is closed; to be run as a task beside whoever appends."""
+        while not self._ownership.is_closed:
             await runtime.sleep(LOG_TEND_EVERY_S)
             try:
                 await runtime.run_blocking(self.tend_blocking)
             except (NoSpace, Unavailable) as error:
                 # The log is still written, and so it is still to be synced.
                 _log.warning("%s was not tended, and will be later: %s", self.path, error)
+            except HeadwaterError as error:
+                if not self._ownership.is_closed:
+                    _log.error("%s is not tended any more: %s", self.path, error)
+                    raise
 
     def close_blocking(self) -> None:
         """Sync, mark how far, and let the next one in. What was appended before is written."""

@@ -95,4 +95,5 @@ class Tail:
 
 def _cost_bytes(group: Group) -> int:
     """What it takes in memory: of many small groups, that is far more than their records."""
-    return group.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * group.records.num_columns
+    columns = int(group.records.num_columns)
+    return group.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * columns
