@@ -52,12 +52,12 @@ from headwater.log.spool import Spool, SpoolConfig, SpoolCorrupt
 from headwater.log.wal import Pruned, Wal
 
 __all__ = [
-    "GROUP_SCHEMA",
     "AckN",
     "Bookmark",
     "ChangeRecord",
     "CommitUnknown",
     "Diverged",
+    "GROUP_SCHEMA",
     "GoElsewhere",
     "Group",
     "ImageStore",

@@ -14,8 +14,8 @@ from headwater.log.record.hashing import range_hash, record_hashes
 from headwater.log.record.rows import changes_of, group_of
 
 __all__ = [
-    "GROUP_SCHEMA",
     "ChangeRecord",
+    "GROUP_SCHEMA",
     "Group",
     "changes_of",
     "consumed_records",
