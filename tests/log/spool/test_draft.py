@@ -12,6 +12,7 @@ from headwater.core import runtime
 from headwater.core.errors import LimitExceeded, Refused
 from headwater.log.record import record_hashes
 from headwater.log.record.hashing import is_compared
+from headwater.log.spool import draft_of_lost
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import numbered, opened
 
@@ -121,3 +122,12 @@ def test_lsns_end_where_others_could_not_hold_them() -> None:
         spool.append_blocking(numbered(1, 1), term=1)
     spool.close_blocking()
     assert opened(disk).current_lsn() == 2**63 - 1
+
+
+def test_a_cause_that_is_no_text_is_written_as_one() -> None:
+    disk = FaultyDisk()
+    with opened(disk) as spool:
+        spool.append_blocking(draft_of_lost(2, "batch \udc80"), term=1)
+        (tail,) = spool.read_since_blocking(0)
+    (group,) = opened(disk).read_since_blocking(0)
+    assert tail.lost == group.lost == "batch \\udc80"

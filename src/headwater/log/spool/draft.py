@@ -43,7 +43,9 @@ def draft_of_lost(lsns: int, cause: str) -> Draft:
     """A range of LSNs whose records cannot be had any more: covered, and told as lost."""
     if lsns < 1:
         raise Refused(f"a lost range has at least one LSN, not {lsns}")
-    return Draft([Body.of_lost(lsns, cause)])
+    # A cause often quotes what was wrong, which need not be text.
+    readable = cause.encode(errors="backslashreplace").decode()
+    return Draft([Body.of_lost(lsns, readable)])
 
 
 def _parts(records: pa.RecordBatch, group_bytes: int) -> list[pa.RecordBatch]:
