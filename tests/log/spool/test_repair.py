@@ -293,12 +293,13 @@ def test_a_segment_that_is_gone_is_not_made_from_the_log_of_another_stream() -> 
 
 def test_a_copy_that_differs_only_beside_the_gap_is_none() -> None:
     files = contents(grown())
-    name = segments(files)[1]
-    disk = planted(flipped(files, name, len(files[name]) // 2))
+    name = segments(files)[0]
+    # The second of four frames, with LSN 5 to 8: neither of those beside it is the last one.
+    disk = planted(flipped(files, name, len(files[name]) // 4 + 100))
     copy = FaultyDisk()
     spool = opened(copy)
     for lsn in range(1, 41):
-        near = 20 <= lsn <= 22
+        near = 9 <= lsn <= 12
         spool.append_blocking(numbered(lsn + 500 * near, 1), term=3)
     spool.close_blocking()
     with pytest.raises(Refused, match="no copy"):
