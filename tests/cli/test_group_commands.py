@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from headwater.buffer.layout import slots_key
 from headwater.buffer.stream import open_stream
+from headwater.cli.app import app
 from headwater.log.slots import InvalidationCause, SlotKeeper, SlotRegister
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
@@ -100,6 +103,21 @@ def test_drop_asks_before(invoke: Invoke, url: str) -> None:
     assert names(url) == ["fresh", "laptop", "standby"]
 
 
+@pytest.mark.parametrize(("answer", "status"), [(KeyboardInterrupt, 130), (EOFError, 1)])
+def test_ctrl_c_at_the_question_ends_the_command_as_anywhere(
+    url: str, monkeypatch: pytest.MonkeyPatch, answer: type[BaseException], status: int
+) -> None:
+    def asked(_: str) -> str:
+        raise answer
+
+    monkeypatch.setattr("headwater.cli.group_commands.is_terminal", lambda: True)
+    monkeypatch.setattr(sys.modules[typer.confirm.__module__], "visible_prompt_func", asked)
+    with pytest.raises(SystemExit) as ended:
+        app(["group", "drop", url, "orders", "laptop"])
+    assert ended.value.code == status
+    assert names(url) == ["fresh", "laptop", "standby"]
+
+
 def test_damaged_slots_are_shown_and_can_be_begun_anew(invoke: Invoke, url: str) -> None:
     assert invoke("group", "reset", url, "orders", "--partition", "1", "--yes").exit_code == 2
     assert names(url) == ["fresh", "laptop", "standby"], "what can be read is not written over"
@@ -109,6 +127,16 @@ def test_damaged_slots_are_shown_and_can_be_begun_anew(invoke: Invoke, url: str)
     assert "group reset" in listed.stdout
     assert invoke("group", "reset", url, "orders", "--partition", "1", "--yes").exit_code == 0
     assert names(url) == []
+
+
+def test_where_there_are_no_slots_nothing_begins_anew(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    for path in tmp_path.glob("store/**/slots.json"):
+        path.unlink()
+    result = invoke("group", "reset", url, "orders", "--partition", "1", "--yes")
+    assert result.exit_code == 2
+    assert "partition 1 of stream orders has no slots" in result.stderr
 
 
 def test_inspect_knows_the_slots(invoke: Invoke, url: str, tmp_path: Path) -> None:

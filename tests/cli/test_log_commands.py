@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from headwater.buffer import BlockingProducer, blocking
 from headwater.cli.app import app
+from headwater.log.replica.kept import Kept, encode
 from headwater.log.spool import Spool, draft_of_lost
+from headwater.log.spool.envelope import Body, Kind
 from headwater.log.spool.frame import encode_frame
 from tests.log.given import numbered
 
@@ -116,12 +119,101 @@ def test_repair_says_what_no_copy_has(folder: Path) -> None:
     damage(folder / SEGMENT, 100)
     result = CliRunner().invoke(app, ["log", "repair", str(folder)])
     assert result.exit_code == 1
-    assert "missing  LSN 1 to 1: no copy has it" in result.stdout
+    assert "missing  LSN 1 to 1: no source has it" in result.stdout
     status, found = told("log", "repair", str(folder), "--give-up")
     assert (status, found["missing"]) == (0, [])
     assert found["mended"][0]["source"] == "given up in a repair"
 
 
+def test_what_was_given_up_is_not_called_mended(folder: Path) -> None:
+    damage(folder / SEGMENT, 100)
+    result = CliRunner().invoke(app, ["log", "repair", str(folder), "--give-up"])
+    assert "given up LSN 1 to 1: readers are told that it is lost" in result.stdout
+    assert "mended" not in result.stdout
+
+
+def test_repair_mends_from_the_buffer(folder: Path, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "orders")
+    with BlockingProducer.open(url, "orders") as producer:
+        producer.produce([b"record %d" % lsn for lsn in range(1, 6)])
+    damage(folder / SEGMENT, 100)
+    asked = ["log", "repair", str(folder), "--buffer", url]
+    assert CliRunner().invoke(app, asked).exit_code == 2
+    result = CliRunner().invoke(app, [*asked, "--stream", "orders"])
+    assert result.exit_code == 0
+    assert "mended   LSN 1 to 1 from the buffer of orders, partition 0" in result.stdout
+    (group, *_) = Spool.open(str(folder)).read_since_blocking(0)
+    assert group.records.column("_value").to_pylist() == [b"record 1"]
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["log", "repair", str(tmp_path / "nowhere")])
     assert result.exit_code == 2
+
+
+def test_a_source_that_is_no_log_is_refused_and_nothing_is_given_up(
+    folder: Path, tmp_path: Path
+) -> None:
+    damage(folder / SEGMENT, 100)
+    before = (folder / SEGMENT).read_bytes()
+    (tmp_path / "empty").mkdir()
+    for wrong in (tmp_path / "typo", tmp_path / "empty", folder, folder / SEGMENT):
+        asked = ["log", "repair", str(folder), "--from", str(wrong), "--give-up"]
+        result = CliRunner().invoke(app, asked)
+        assert result.exit_code == 2
+        assert str(wrong) in result.stderr
+        assert (folder / SEGMENT).read_bytes() == before
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_replicas_folder_is_a_copy(folder: Path, tmp_path: Path) -> None:
+    replica = tmp_path / "replica"
+    grown(replica / "copy-2")
+    (replica / "replica.json").write_bytes(encode(Kept(term=2, copy=2)))
+    damage(folder / SEGMENT, 100)
+    result = CliRunner().invoke(app, ["log", "repair", str(folder), "--from", str(replica)])
+    assert result.exit_code == 0
+    assert f"mended   LSN 1 to 1 from {replica}/copy-2" in result.stdout
+    damage(folder / SEGMENT, 100)
+    (replica / "replica.json").write_bytes(encode(Kept(term=2, copy=2, diverged_lsn=1)))
+    result = CliRunner().invoke(app, ["log", "repair", str(folder), "--from", str(replica)])
+    assert result.exit_code == 2
+    assert "holds other records" in result.stderr
+
+
+def test_a_folder_or_a_file_without_a_log_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file"):
+        result = CliRunner().invoke(app, ["log", "repair", str(path)])
+        assert result.exit_code == 2
+        assert "name the folder of one" in result.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_frames_that_are_whole_and_cannot_be_read_are_a_problem(tmp_path: Path) -> None:
+    body = Body._of([b"no Arrow"], Kind.RECORDS, 1, numbered(1, 1))
+    body.place(term=1, first_lsn=1, timestamp_ms=0, synced_lsn=0, offset=0)
+    path = tmp_path / SEGMENT
+    path.write_bytes(bytes(body.frame))
+    status, found = told("inspect", "wal", str(path))
+    assert status == 1
+    assert "unreadable" in found["problems"][-1]["message"]
+
+
+def test_bytes_of_anything_are_not_called_torn(tmp_path: Path) -> None:
+    path = tmp_path / "random"
+    path.write_bytes(b"anything at all " * 20)
+    status, found = told("inspect", "wal", str(path))
+    assert status == 1
+    assert "no frame of a log" in found["problems"][0]["message"]
+    assert "Open the log" not in found["problems"][0]["advice"]
+
+
+def test_frames_out_of_order_are_told_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "x.logical.wal"
+    frames = (encode_frame(b"x", term=1, lsn=lsn, timestamp_ms=3) for lsn in (1, 3, 2))
+    path.write_bytes(b"".join(frames))
+    status, found = told("inspect", "wal", str(path))
+    assert (status, found["ending"]) == (1, "corrupt")
+    assert "LSN 2 stands behind" in found["problems"][0]["message"]

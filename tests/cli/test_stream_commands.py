@@ -340,7 +340,7 @@ def test_delete_asks_nobody_about_what_is_not_there(
 ) -> None:
     done(invoke("stream", "create", url, "orders"))
     assert "there is no stream 'nope'" in error_of(invoke("stream", "delete", url, "nope"))
-    monkeypatch.setattr("headwater.cli.stream_commands._is_terminal", lambda: True)
+    monkeypatch.setattr("headwater.cli.stream_commands.is_terminal", lambda: True)
     result = CliRunner().invoke(app, ["stream", "delete", url, "nope"], input=b"y\n")
     assert (result.exit_code, "Delete" in result.output) == (2, False)
     (tmp_path / "store/streams/orders/stream.json").write_bytes(b"{")
@@ -360,7 +360,7 @@ def test_delete_asks_on_a_terminal(
     invoke: Invoke, url: str, answer: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done(invoke("stream", "create", url, "orders"))
-    monkeypatch.setattr("headwater.cli.stream_commands._is_terminal", lambda: True)
+    monkeypatch.setattr("headwater.cli.stream_commands.is_terminal", lambda: True)
     result = CliRunner().invoke(app, ["stream", "delete", url, "orders"], input=answer)
     assert "Delete stream orders and all of its records" in result.output
     assert result.exit_code == status

@@ -11,6 +11,7 @@ import pytest
 
 from headwater.core.errors import HeadwaterError
 from headwater.log.primary import log_retention
+from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.registry import ReplicaRegistry
 from headwater.log.primary.replica_state import ReplicaState
 from headwater.log.slots import slot_register, table
@@ -48,6 +49,12 @@ def looks_away(*_: Any) -> None:
     """Keeps the log for a dead slot, or lets an older leader write."""
 
 
+def empty_log_has_no_oldest(self: LogRetention) -> int:
+    """Resumes anybody anywhere from a log that holds nothing yet."""
+    is_empty = self.wal.current_lsn() < self.wal.oldest_lsn()
+    return 0 if is_empty else _oldest_lsn(self)
+
+
 def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
     """Leaves a slot that was given up as it is."""
     before = self.find(name)
@@ -57,6 +64,7 @@ def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
 
 
 _register, _create = ReplicaRegistry.register, SlotBook.create
+_oldest_lsn = LogRetention.oldest_lsn
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "new-replica-counts": (ReplicaRegistry, "register", counts_at_once),
@@ -64,6 +72,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),
     "older-leader-writes": (table, "_refuse_newer", looks_away),
     "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
+    "empty-log-resumes-anybody": (LogRetention, "oldest_lsn", empty_log_has_no_oldest),
     "rebootstrap-for-ever": (SlotBook, "create", never_renews),
 }
 

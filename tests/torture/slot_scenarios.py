@@ -29,7 +29,7 @@ from headwater.log.primary import (
     PrimaryReplication,
     PrimaryService,
 )
-from headwater.log.slots import FullRebootstrap
+from headwater.log.slots import FullRebootstrap, PartialResync, ResumeMode
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.slot_world import MAX_LAG_LSN, LeaderLife, World
 
@@ -85,6 +85,7 @@ class ToyReplica:
         if world.random.random() < 0.8:
             told = await self._ask(life, lambda to: to.register(self.name, self.applied_lsn))
             self.session = told.session
+            self._check_resume(life, told.resume)
             if isinstance(told.resume, FullRebootstrap):
                 await self._bootstrap(life)
         for _ in range(world.random.randint(1, 30)):
@@ -99,6 +100,14 @@ class ToyReplica:
                 await self._acknowledge(life)
             await world.idle(0.5)
         self._sync()
+
+    def _check_resume(self, life: LeaderLife, resume: ResumeMode) -> None:
+        if isinstance(resume, PartialResync):
+            self.world.check(
+                life.wal.oldest_lsn() <= resume.resume_lsn + 1,
+                f"{self.name} was to go on after {resume.resume_lsn}, and the log begins at "
+                f"{life.wal.oldest_lsn()}",
+            )
 
     async def _acknowledge(self, life: LeaderLife) -> None:
         progress = Acknowledgement(self.applied_lsn, self.durable_lsn)

@@ -26,6 +26,7 @@ DEBUG: Final = "HEADWATER_DEBUG"
 ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Throttled: "Nothing was changed. Wait a little, and ask for less at once.",
     errors.Contended: "Nothing of yours landed. Try again.",
+    errors.InUse: "Nothing was changed. Close it there, or end that process, then try again.",
     errors.Unavailable: "Nothing was changed. Check the network and the endpoint, then try again.",
     errors.OutcomeUnknown: "The write may have landed: look before you repeat it.",
     errors.AlreadyExists: "Read what is there, then decide again.",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.confirm import confirm, is_terminal
 from headwater.cli.data_commands import STREAM
 from headwater.cli.loop import run as run_loop
+from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, URL, open_with_options
-from headwater.core.errors import Damaged, HeadwaterError, Refused
+from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
@@ -88,8 +89,9 @@ def drop(
             return [one for one in wanted if await _register(opened, one).drop(group)]
 
     dropped = run_loop(run())
-    for one in dropped:
-        typer.echo(f"✓ dropped the slot {group} of partition {one}")
+    with reporting():
+        for one in dropped:
+            typer.echo(f"✓ dropped the slot {group} of partition {one}")
     if not dropped:
         typer.echo(f"stream {stream} has no slot {group}", err=True)
         raise typer.Exit(EXIT_NO)
@@ -116,10 +118,16 @@ def reset(
         async with open_with_options(url, option) as store:
             opened = await _opened(store, stream)
             (one,) = _wanted(opened, partition)
-            await _register(opened, one).reset_damaged()
+            try:
+                await _register(opened, one).reset_damaged()
+            except NotFound:
+                raise Refused(
+                    f"partition {one} of stream {stream} has no slots: nothing is to begin anew"
+                ) from None
 
     run_loop(run())
-    typer.echo(f"✓ partition {partition} of {stream} begins without slots")
+    with reporting():
+        typer.echo(f"✓ partition {partition} of {stream} begins without slots")
 
 
 async def _opened(store: Any, stream: str) -> Stream:
@@ -156,6 +164,6 @@ async def _table(stream: Stream, partition: int) -> tuple[SlotTable | None, int]
 
 
 def _ask(what: str) -> None:
-    if not sys.stdin.isatty():
+    if not is_terminal():
         raise Refused(f"nobody is here to confirm that this is to go: {what}. Say --yes")
-    typer.confirm(f"Drop {what}?", abort=True)
+    confirm(f"Drop {what}?")

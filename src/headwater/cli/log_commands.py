@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.reporting import reporting
+from headwater.cli.store_commands import OPTION, open_with_options
+from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
+    from headwater.buffer.stream import Stream
     from headwater.log.spool.repair import Repaired
+    from headwater.log.spool.repair_source import BufferSource, SpoolSource
+    from headwater.store import Store
 
 log_app = typer.Typer(
     cls=HeadwaterGroup,
@@ -30,10 +38,19 @@ def log() -> None:
 def repair(
     folder: str = typer.Argument(metavar="FOLDER", help="The folder of the damaged log."),
     source: list[str] = typer.Option(
-        [], "--from", metavar="FOLDER", help="The folder of another copy of the log; repeatable."
+        [],
+        "--from",
+        metavar="FOLDER",
+        help="The folder of another copy of the log, or of a replica; repeatable.",
     ),
+    buffer: str | None = typer.Option(
+        None, metavar="URL", help="The store whose buffer the log came from; after the copies."
+    ),
+    stream: str | None = typer.Option(None, metavar="STREAM", help="The stream there."),
+    partition: int = typer.Option(0, min=0, help="Its partition."),
+    option: list[str] = OPTION,
     give_up: bool = typer.Option(
-        False, "--give-up", help="Write what no copy has as lost, so that readers can go on."
+        False, "--give-up", help="Write what no source has as lost, so that readers can go on."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -42,28 +59,91 @@ def repair(
     Nobody may have the log open. What was damaged is kept, under a name ending in .damaged.
     Exit status: 0 if the log is whole now, 1 if something is still missing.
     """
-    from headwater.log.spool.repair import SpoolSource, repair
+    from headwater.log.spool.repair import repair
+    from headwater.log.spool.repair_source import RepairSource
 
-    sources = [SpoolSource(os.path.abspath(one)) for one in source]
-    report = repair(os.path.abspath(folder), sources, give_up=give_up)
-    if as_json:
-        shown = asdict(report) | {"missing": [one._asdict() for one in report.missing]}
-        typer.echo(json.dumps(shown, indent=2))
-    else:
-        _show(report)
+    if (buffer is None) != (stream is None):
+        raise typer.BadParameter("the buffer is named by its store and its stream: give both")
+    sources: list[RepairSource] = [_copy(one, damaged=folder) for one in source]
+    with contextlib.ExitStack() as held:
+        if buffer is not None and stream is not None:
+            sources.append(held.enter_context(_buffer(buffer, stream, partition, option)))
+        report = repair(os.path.abspath(folder), sources, give_up=give_up)
+    with reporting():
+        if as_json:
+            shown = asdict(report) | {"missing": [one._asdict() for one in report.missing]}
+            typer.echo(json.dumps(shown, indent=2))
+        else:
+            _show(report)
     if report.missing:
         raise typer.Exit(EXIT_NO)
 
 
+def _copy(path: str, *, damaged: str) -> SpoolSource:
+    """Another copy of the log: a folder of segments, or the one that counts of a replica's."""
+    from headwater.core.disk import OsDisk
+    from headwater.log.replica.kept import KeptFile
+    from headwater.log.spool.repair_source import SpoolSource
+
+    path = os.path.abspath(path)
+    files = KeptFile(OsDisk(), path)
+    kept = files.read()
+    if kept is not None:
+        if kept.diverged_lsn is not None:
+            raise Refused(
+                f"the replica in {path} holds other records than its log from LSN "
+                f"{kept.diverged_lsn} on: name another copy"
+            )
+        path = files.copy_path(kept.copy)
+    if os.path.realpath(path) == os.path.realpath(damaged):
+        raise Refused(f"{path} is the damaged log itself: name another copy of it")
+    return SpoolSource(path)
+
+
+@contextlib.contextmanager
+def _buffer(url: str, name: str, partition: int, options: list[str]) -> Iterator[BufferSource]:
+    """The buffer of a stream, on the loop of those who block: repairing is done without one."""
+    from headwater.buffer.stream import open_stream
+    from headwater.core import portal
+    from headwater.log.spool.repair_source import BufferSource
+
+    async def opened() -> tuple[Store, Stream]:
+        store = open_with_options(url, options)
+        try:
+            return store, await open_stream(store, name)
+        except BaseException:
+            await store.close()
+            raise
+
+    loop = portal.shared()
+    store, stream = loop.call(opened())
+    try:
+        stream.check_partition(partition)
+        yield BufferSource(stream, partition)
+    finally:
+        loop.call(store.close())
+
+
 def _show(report: Repaired) -> None:
+    from headwater.log.spool.repair import LOST_CAUSE
+
     typer.echo(f"{report.segments:,} segments looked at, frame by frame")
     for mended in report.mended:
-        typer.echo(f"mended   LSN {mended.first_lsn} to {mended.last_lsn} from {mended.source}")
+        lsns = f"LSN {mended.first_lsn} to {mended.last_lsn}"
+        if mended.source == LOST_CAUSE:
+            typer.echo(f"given up {lsns}: readers are told that it is lost")
+        else:
+            typer.echo(f"mended   {lsns} from {mended.source}")
+    for name in report.uncompared:
+        typer.echo(f"unproven nothing is left here by which to tell that {name} is a copy of it")
     for path in report.kept:
         typer.echo(f"kept     {path}")
     for missing in report.missing:
-        typer.echo(f"missing  {missing}: no copy has it")
+        typer.echo(f"missing  {missing}: no source has it")
     if report.missing:
-        typer.echo("→ name another copy with --from, or give them up with --give-up")
+        typer.echo(
+            "→ name another copy with --from, or the buffer it came from with --buffer and "
+            "--stream, or give them up with --give-up"
+        )
     elif not report.mended:
         typer.echo("nothing is damaged")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.confirm import confirm, is_terminal
 from headwater.cli.loop import run as run_loop
 from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
@@ -247,13 +247,9 @@ def delete(
 
 
 def _ask(name: str, what: str) -> None:
-    if not _is_terminal():
+    if not is_terminal():
         raise Refused(f"nobody is here to confirm that stream {name!r} is to go: say --yes")
-    typer.confirm(f"Delete {what}, for good?", abort=True)
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
+    confirm(f"Delete {what}, for good?")
 
 
 async def _exists(store: Store, name: str) -> bool:

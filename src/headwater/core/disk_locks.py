@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Final
 
-from headwater.core.errors import Unavailable
+from headwater.core.errors import InUse
 from headwater.core.limits import LOCK_WAIT_S
 
 _FIRST_PAUSE_S: Final = 0.0002
@@ -69,7 +69,7 @@ class HeldLock:
             try:
                 if self._take(path):
                     return
-            except (OSError, Unavailable):
+            except (OSError, InUse):
                 _descriptors.close(self._descriptor)
                 raise
             _descriptors.close(self._descriptor)
@@ -94,9 +94,9 @@ class HeldLock:
                 return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
-                    raise Unavailable(
-                        f"{path}: another process has held this lock for {LOCK_WAIT_S:.0f} s; "
-                        "is it stopped? (fuser or lsof name it)"
+                    raise InUse(
+                        f"{path}: somebody else, here or in another process, has held this lock "
+                        f"for {LOCK_WAIT_S:.0f} s; is it stopped? (fuser or lsof name it)"
                     ) from None
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _LAST_PAUSE_S)

@@ -3,7 +3,8 @@
     HeadwaterError
     ├── Unavailable        try again later; nothing was changed
     │   ├── Throttled      the store asks for fewer requests; try again more slowly
-    │   └── Contended      others kept winning the race; nothing of yours landed
+    │   ├── Contended      others kept winning the race; nothing of yours landed
+    │   └── InUse          somebody else has it open: close it there, then try again
     ├── OutcomeUnknown     a write may or may not have landed: look before you decide
     ├── Conflict           somebody else's change is there: read it and decide again
     │   └── AlreadyExists  the key was to be created, and it is there
@@ -46,6 +47,10 @@ class Throttled(Unavailable):
 
 class Contended(Unavailable):
     """Others kept winning the race; nothing of yours landed."""
+
+
+class InUse(Unavailable):
+    """Somebody else has it open; try again once it is closed there."""
 
 
 class OutcomeUnknown(HeadwaterError):

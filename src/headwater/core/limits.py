@@ -196,6 +196,8 @@ COORDINATOR_TURN_WRITES: Final = 512
 """Writes that are applied before others have a turn on the event loop."""
 
 # The log.
+LSN_MAX: Final = 2**63 - 1
+"""What Spark and Arrow hold as a signed number of 64 bits."""
 LOG_GROUP_BYTES: Final = 16 * MIB
 """Records of one frame; a single record alone may be larger."""
 LOG_SEGMENT_BYTES: Final = 128 * MIB

@@ -23,7 +23,15 @@ from headwater.log.primary import (
     ReplicationSource,
     parse_policy,
 )
-from headwater.log.record import ChangeRecord, Group, range_hash, record_hashes
+from headwater.log.record import (
+    GROUP_SCHEMA,
+    ChangeRecord,
+    Group,
+    changes_of,
+    group_of,
+    range_hash,
+    record_hashes,
+)
 from headwater.log.replica import (
     Bookmark,
     Diverged,
@@ -49,6 +57,7 @@ __all__ = [
     "ChangeRecord",
     "CommitUnknown",
     "Diverged",
+    "GROUP_SCHEMA",
     "GoElsewhere",
     "Group",
     "ImageStore",
@@ -75,6 +84,8 @@ __all__ = [
     "Target",
     "Targets",
     "Wal",
+    "changes_of",
+    "group_of",
     "parse_policy",
     "range_hash",
     "record_hashes",

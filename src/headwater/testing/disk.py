@@ -248,6 +248,8 @@ class FaultyDisk(Disk):
             self._check_alive()
             yield
         finally:
+            with self._mutex:
+                self._tree.let_go(lock.node)
             lock.owner = None
             lock.mutex.release()
 
@@ -267,6 +269,7 @@ class FaultyDisk(Disk):
             with self._mutex:
                 if self.crashed or self._tree.find(path) is node:
                     lock.owner = threading.get_ident()
+                    self._tree.hold(node)
                     return lock
             lock.mutex.release()
 
@@ -344,8 +347,7 @@ class FaultyFile(DiskFile):
         self._path = path
         self._write = write
         self._closed = False
-        if isinstance(node, FileNode):
-            node.handles += 1
+        disk._tree.hold(node)
 
     def append(self, data: Buffer) -> None:
         disk, data = self._disk, bytes(memoryview(data).cast("B"))
@@ -415,9 +417,7 @@ class FaultyFile(DiskFile):
         with self._disk._mutex:
             if not self._closed:
                 self._closed = True
-                if isinstance(self._node, FileNode):
-                    self._node.handles -= 1
-                    self._disk._tree.release(self._node)
+                self._disk._tree.let_go(self._node)
 
     def _check_open(self, *, write: bool = False) -> None:
         if self._closed or (write and not self._write):

@@ -222,6 +222,17 @@ class Tree:
         if node.names == 0 and node.handles == 0:
             heapq.heappush(self._free, node.number)
 
+    def hold(self, node: Node) -> None:
+        """Keep the number of a file taken that is open, as a locked one is."""
+        if isinstance(node, FileNode):
+            node.handles += 1
+
+    def let_go(self, node: Node) -> None:
+        """Hold it no more."""
+        if isinstance(node, FileNode):
+            node.handles -= 1
+            self.release(node)
+
     def set_name(self, folder: FolderNode, name: str, node: Node | None) -> None:
         """Give a node a name, or with None take the name away."""
         self._set(NameChange(((folder, name, node),)))

@@ -214,6 +214,25 @@ async def test_a_writer_that_gives_up_leaves_nothing_behind() -> None:
 
 
 @virtual
+async def test_writers_that_give_up_by_the_thousand_do_not_pile_up() -> None:
+    one = await leader(commit_policy=AckN(1), commit_timeout_s=1.0)
+    await one.service.register("standby", 0)
+    one.wal.append(1001)
+    last = runtime.spawn(one.primary.wait_committed(1001, timeout_s=60.0), name="writer")
+    early = [
+        runtime.spawn(one.primary.wait_committed(lsn), name="writer") for lsn in range(1, 1001)
+    ]
+    await asyncio.wait(early)
+    assert all(isinstance(task.exception(), CommitUnknown) for task in early)
+    assert len(one.primary.commits) == 1
+    (line,) = one.primary.commits._waiting.values()
+    assert len(line._heap) <= 3
+    one.acknowledge("standby", 1001)
+    assert (await last).acknowledged_by == ["standby"]
+    assert one.primary.commits._waiting == {}
+
+
+@virtual
 async def test_everybody_who_waits_is_told_when_the_leader_ends() -> None:
     one = await leader(commit_policy=AckN(1))
     one.wal.append(1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import pyarrow as pa
 import pytest
 
 from headwater.buffer.records import Operation
 from headwater.core.errors import Corrupt, Refused
-from headwater.log.record import ChangeRecord, changes_of, group_of
+from headwater.log.record import ChangeRecord, Group, changes_of, group_of
 
 PUBLISHED = (
     b'{"collection":"users","entity_bytes_hex":"010203","kind":"row","lsn":7,'
@@ -108,3 +112,29 @@ def test_a_column_nobody_uses_is_not_there() -> None:
 def test_a_group_has_one_term_and_no_gaps(changes: list[ChangeRecord]) -> None:
     with pytest.raises(Refused):
         group_of(changes)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rid": 2**63}, {"timestamp_ms": 2**60}, {"collection": "\ud800"}, {"kind": "\ud800"}]
+)
+def test_a_change_that_no_column_holds_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="no column"):
+        group_of([ChangeRecord(lsn=1, **wrong)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ChangeRecord(lsn=1, timestamp_ms=9 * 10**15),
+        ChangeRecord(lsn=1, kind=""),
+        ChangeRecord(lsn=1, timestamp_ms=253_402_300_800_000),
+    ],
+)
+def test_far_times_and_an_empty_kind_come_back_as_they_were(change: ChangeRecord) -> None:
+    assert list(changes_of(group_of([change]))) == [change]
+
+
+def test_what_json_has_no_number_for_is_text() -> None:
+    rows = pa.record_batch({"x": [math.nan], "y": [math.inf], "z": [1.5]})
+    (change,) = changes_of(Group(1, 1, 1, rows))
+    assert change.entity_bytes == b'{"x":"nan","y":"inf","z":1.5}'

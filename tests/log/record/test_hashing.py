@@ -29,6 +29,8 @@ TYPED = {
     "price": pa.array([decimal.Decimal("1.50"), None, decimal.Decimal("-2.00"), None]),
     "day": pa.array([datetime.date(2024, 1, 1), None, None, None]),
     "when": pa.array([1, None, 3, 4], TIMES),
+    "midnight": pa.array([datetime.date(2024, 1, 1), None, None, None], pa.date64()),
+    "two": pa.array([[1, 2], [2, 1], None, [3, None]], pa.list_(pa.int32(), 2)),
     "tags": pa.array([["a", None], [], None, ["b", "a"]], pa.list_(pa.string())),
     "pairs": pa.array([[("k", 1)], [], None, [("k", 2)]], pa.map_(pa.string(), pa.int32())),
     "coded": pa.array(["a", None, "b", "a"]).dictionary_encode(),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Bug, Conflict, Fenced, Refused, Unavailable
+from headwater.core.errors import (
+    Bug,
+    Conflict,
+    Fenced,
+    HeadwaterError,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.log.spool import Spool, SpoolConfig, draft_of, draft_of_lost
 from headwater.log.spool.commit import Appended, Committer, Ticket
 from headwater.log.spool.writer import SegmentWriter
@@ -87,6 +97,11 @@ def test_records_that_are_too_many_for_one_frame_go_into_several() -> None:
         (values(), "no records"),
         (pa.record_batch({"_strange": pa.array([1])}), "reserved"),
         (pa.record_batch({"_rid": pa.array(["x"])}), "_rid is string"),
+        (pa.record_batch({"a": pa.array([[1]], pa.list_view(pa.int8()))}), "cast it"),
+        (
+            pa.record_batch({"a": pa.array([[(1, 2, 3)]], pa.list_(pa.month_day_nano_interval()))}),
+            "cast it",
+        ),
         (pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"]), "more than once"),
     ],
 )
@@ -247,6 +262,180 @@ def test_a_thread_that_is_interrupted_when_it_is_to_lead_leaves_nobody_waiting(
     assert not committer._led
 
 
+def test_an_interrupted_flush_is_an_unknown_outcome_for_those_who_wait_for_it() -> None:
+    behind = _waiting_ticket()
+    broken: list[HeadwaterError] = []
+
+    def flush(_: list[Ticket]) -> None:
+        committer._enter(behind)
+        raise KeyboardInterrupt
+
+    committer = Committer(flush, queue_bytes=1, on_broken=broken.append)
+    with pytest.raises(KeyboardInterrupt):
+        committer.append_from_thread(_waiting_ticket())
+    with pytest.raises(OutcomeUnknown, match="Open it again"):
+        behind.result()
+    assert [type(error) for error in broken] == [OutcomeUnknown]
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl-C means what it does at a terminal, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
+def test_ctrl_c_in_one_thread_ends_the_log_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    flush, behind = SegmentWriter.flush, _waiting_ticket()
+
+    def interrupted(self: SegmentWriter, tickets: list[Ticket]) -> None:
+        if not behind.is_settled and behind not in tickets:
+            spool._committer._enter(behind)
+            signal.raise_signal(signal.SIGINT)
+        flush(self, tickets)
+
+    monkeypatch.setattr(SegmentWriter, "flush", interrupted)
+    spool = opened(FaultyDisk())
+    with pytest.raises(KeyboardInterrupt):
+        spool.append_blocking(numbered(1, 1), term=1)
+    assert behind.result() == (2, 2)
+    assert spool.append_blocking(numbered(3, 1), term=1) == (3, 3)
+    assert list(everything(spool)) == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("listening")
+@pytest.mark.parametrize("work", ["seal", "tend", "prune", "close"])
+def test_ctrl_c_leaves_no_work_on_the_folder_half_done(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(segment_age_s=1e-9))
+    spool.append_blocking(numbered(1, 1), term=1)
+    sync_dir = disk.sync_dir
+
+    def interrupted(path: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        sync_dir(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "sync_dir", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            {
+                "seal": spool.seal_blocking,
+                "tend": spool.tend_blocking,
+                "prune": lambda: spool.prune_through_blocking(1),
+                "close": spool.close_blocking,
+            }[work]()
+    if work == "prune":
+        assert spool.oldest_lsn() == 2
+    if work == "close":
+        spool = opened(disk)
+    assert spool.append_blocking(numbered(2, 1), term=1) == (2, 2)
+
+
+def test_what_waits_is_written_before_the_log_is_closed() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    # Somebody leads, and has not looked again since the last write.
+    spool._committer._led = True
+    waiting = [_waiting_ticket(), _waiting_ticket()]
+    for ticket in waiting:
+        spool._committer._enter(ticket)
+    spool.close_blocking()
+    assert [ticket.result() for ticket in waiting] == [(1, 1), (2, 2)]
+    assert list(everything(opened(disk))) == [1, 2]
+
+
+def test_batches_are_written_one_after_the_other_whoever_leads() -> None:
+    held: list[bool] = []
+
+    def flush(tickets: list[Ticket]) -> None:
+        held.append(committer._flushing.locked())
+        for ticket in tickets:
+            ticket.settle(Appended(1, 1))
+
+    committer = Committer(flush, queue_bytes=1000)
+    committer.append_from_thread(_waiting_ticket())
+    committer._led = True
+    committer._enter(_waiting_ticket())
+    committer.close("it ends")
+    assert held == [True, True]
+
+
+def test_a_loop_that_ends_before_anybody_led_leaves_nobody_waiting() -> None:
+    spool = opened(FaultyDisk())
+
+    async def cancelled() -> None:
+        appending = asyncio.ensure_future(spool.append(numbered(1, 1), term=1))
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.wait((appending,))
+
+    asyncio.run(cancelled())
+    later = threading.Thread(
+        target=spool.append_blocking, args=(numbered(2, 1),), kwargs={"term": 1}, daemon=True
+    )
+    later.start()
+    later.join(10)
+    assert spool.current_lsn() == 2
+
+
+def test_a_loop_that_is_closed_under_its_tasks_leaves_nobody_waiting() -> None:
+    spool = opened(FaultyDisk())
+    loop = asyncio.new_event_loop()
+    appending = loop.create_task(spool.append(numbered(1, 1), term=1))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    later = threading.Thread(
+        target=spool.append_blocking, args=(numbered(2, 1),), kwargs={"term": 1}, daemon=True
+    )
+    later.start()
+    later.join(10)
+    assert spool.current_lsn() == 2
+    assert not appending.done()
+
+
+def test_a_thread_does_not_write_for_tasks_for_ever() -> None:
+    led_by: list[str] = []
+    hungry = 0
+
+    def flush(tickets: list[Ticket]) -> None:
+        nonlocal hungry
+        led_by.append(threading.current_thread().name)
+        if threading.current_thread().name == "mine" and hungry < 20:
+            hungry += 1
+            ticket = _waiting_ticket()
+            ticket.heard = asyncio.run_coroutine_threadsafe(_future(), loop).result()
+            committer._enter(ticket)
+        for ticket in tickets:
+            ticket.settle(Appended(1, 1))
+
+    async def _future() -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    committer = Committer(flush, queue_bytes=1000)
+    loop = asyncio.new_event_loop()
+    serving = threading.Thread(target=loop.run_forever)
+    serving.start()
+    mine = threading.Thread(
+        target=committer.append_from_thread, args=(_waiting_ticket(),), name="mine"
+    )
+    mine.start()
+    mine.join()
+    while committer._led:
+        pass
+    loop.call_soon_threadsafe(loop.stop)
+    serving.join()
+    loop.close()
+    assert led_by[0] == "mine"
+    assert "mine" not in led_by[1:]
+    assert len(led_by) == 2
+
+
 def test_a_flush_that_breaks_off_leaves_nobody_waiting() -> None:
     behind = _waiting_ticket()
 
@@ -338,7 +527,14 @@ def test_a_closed_spool_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sync": "sometimes"}, {"sync": 0.0}, {"segment_bytes": 0}, {"tail_bytes": -1}]
+    "wrong",
+    [
+        {"sync": "sometimes"},
+        {"sync": 0.0},
+        {"sync": True},
+        {"segment_bytes": 0},
+        {"tail_bytes": -1},
+    ],
 )
 def test_a_setting_that_cannot_work_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(Refused):

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from random import Random
 
+import pyarrow as pa
 import pytest
 
+from headwater.core import runtime
 from headwater.core.disk import DiskFile
-from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace
-from headwater.log.spool import SpoolConfig, recovery, scan, window
+from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Unavailable
+from headwater.log.spool import (
+    Appended,
+    Spool,
+    SpoolConfig,
+    draft_of,
+    envelope,
+    recovery,
+    scan,
+    window,
+)
+from headwater.log.spool import spool as spool_module
+from headwater.log.spool.commit import Ticket
 from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.index import SparseIndex
+from headwater.log.spool.recovery import Recovered
 from headwater.log.spool.state import Segment
-from headwater.log.spool.writer import SegmentWriter
+from headwater.log.spool.writer import SegmentWriter, _Run
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
 from tests.log.given import contents, everything, found, numbered, opened
+from tests.torture.append_scenarios import APPENDS_AT_ONCE, append_history
 from tests.torture.log_scenarios import bitflip_history, power_loss_history, replaced
 
 
@@ -141,15 +156,69 @@ def test_a_floor_whose_name_could_not_be_synced_ends_the_spool() -> None:
         spool.append_blocking(numbered(3, 1), term=1)
 
 
+def test_a_folder_that_could_not_be_opened_to_be_synced_can_be_pruned_later() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 5), term=1)
+    disk.fail_next("sync_dir", errno.EMFILE)
+    with pytest.raises(Unavailable, match="ulimit"):
+        spool.prune_through_blocking(2)
+    assert spool.oldest_lsn() == 1
+    assert spool.prune_through_blocking(2).floor_lsn == 2
+    assert spool.prune_through_blocking(4).floor_lsn == 4
+    disk.crash()
+    assert opened(disk.after_crash(Random(1))).oldest_lsn() == 5
+
+
+def test_a_segment_whose_name_could_not_be_synced_for_lack_of_files_is_begun_again() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 2), term=1)
+    disk.fail_next("sync_dir", errno.EMFILE)
+    with pytest.raises(Unavailable, match="ulimit"):
+        spool.seal_blocking()
+    spool.seal_blocking()
+    spool.append_blocking(numbered(3, 1), term=1)
+    assert [segment.first_lsn for segment in spool.segments()] == [1, 3]
+    assert list(everything(spool)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_segment_that_cannot_be_sealed_is_synced_all_the_same(number: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = FaultyDisk()
+        spool = opened(disk, config=SpoolConfig(sync=1.0, segment_age_s=5))
+        keeping = runtime.spawn(spool.keep(), name="keep")
+        await spool.append(numbered(1, 1), term=1)
+        await runtime.sleep(4)
+        disk.fail_next("create", number)
+        disk.fail_next("create", number)
+        await runtime.sleep(2.5)
+        assert spool.metrics.segments_sealed == {}
+        await spool.append(numbered(2, 1), term=1)
+        await runtime.sleep(3)
+        assert spool.synced_lsn == 2
+        assert spool.metrics.segments_sealed == {"age": 1}
+        disk.fail_next("rename", number)
+        await spool.append(numbered(3, 1), term=1)
+        await runtime.sleep(5)
+        assert not keeping.done()
+        assert any(f"-{3:020d}-" in name for name in contents(disk) if name.endswith(".marks"))
+        keeping.cancel()
+        await spool.close()
+
+    simulate(main)
+
+
 def _nothing(*_: object, **__: object) -> None:
     """Does not do what it should."""
 
 
-def _set_marks_unsynced(self: Folder, before: Marks | None, after: Marks) -> None:
-    if before is None:
-        self.disk.create(self.file(after.name)).close()
-    elif before != after:
-        self.disk.rename(self.file(before.name), self.file(after.name))
+def _mark_unsynced(self: Spool, *, floor_lsn: int | None = None) -> None:
+    floor_lsn = self.floor_lsn if floor_lsn is None else floor_lsn
+    marks = Marks(self._marks.began_lsn, floor_lsn, self.synced_lsn, self.term)
+    self._folder.rename_marks(self._marks, marks)
+    self._marks = marks
 
 
 def _create_unsynced(self: SegmentWriter, first_lsn: int) -> tuple[Segment, DiskFile]:
@@ -170,14 +239,65 @@ def _keep_torn_tail(self: DiskFile, size_bytes: int) -> None:
         _real_truncate(self, size_bytes)  # type: ignore[arg-type]
 
 
+_real_write, _real_seal = SegmentWriter._write, SegmentWriter._seal
+_real_recover = recovery.recover
+
+
+def _seal_unsynced(self: SegmentWriter, reason: str) -> None:
+    with replaced(self, "_sync", _nothing):
+        _real_seal(self, reason)
+
+
+def _write_in_hope(self: SegmentWriter, run: _Run) -> None:
+    """Does not tell of an error."""
+    with suppress(HeadwaterError):
+        _real_write(self, run)
+
+
+def _take_lsns_as_they_come(self: SegmentWriter, ticket: Ticket, run: _Run) -> None:
+    run.next_lsn = ticket.first_lsn or run.next_lsn
+
+
+async def _append_with_an_lsn_from_before(
+    self: Spool, records: pa.RecordBatch, *, term: int
+) -> Appended:
+    """Takes the LSNs first, and then gets in line."""
+    first_lsn = getattr(self, "next_lsn", 1)
+    self.next_lsn = first_lsn + records.num_rows  # type: ignore[attr-defined]
+    draft = await runtime.run_blocking(draft_of, records)
+    ticket = Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=0)
+    return await self._committer.append_from_task(ticket)
+
+
+@contextmanager
+def _lsns_before_the_line() -> Iterator[None]:
+    with (
+        replaced(Spool, "append", _append_with_an_lsn_from_before),
+        replaced(SegmentWriter, "_check", _take_lsns_as_they_come),
+    ):
+        yield
+
+
+def _forget_what_was_pruned(folder: Folder, *, first_lsn: int | None) -> Recovered:
+    """A log of which nothing is left is a new one."""
+    found = _real_recover(folder, first_lsn=first_lsn)
+    if found.last_lsn > found.marks.floor_lsn:
+        return found
+    found.file.close()
+    for name, _ in folder.disk.list_dir(folder.path):
+        if name != "lock":
+            folder.disk.unlink(folder.file(name))
+    return _real_recover(folder, first_lsn=first_lsn)
+
+
 Mistake = Callable[[], AbstractContextManager[None]]
-MISTAKES: dict[str, tuple[Mistake, Callable[[int], None]]] = {
+MISTAKES: dict[str, tuple[Mistake, Callable[[int], object]]] = {
     "acknowledged before it is synced": (
         lambda: replaced(SegmentWriter, "_sync", _sync_without_a_disk),
         power_loss_history,
     ),
     "the floor's name is not synced": (
-        lambda: replaced(Folder, "set_marks", _set_marks_unsynced),
+        lambda: replaced(Spool, "_mark", _mark_unsynced),
         power_loss_history,
     ),
     "the name of the next segment is not synced": (
@@ -204,7 +324,35 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], None]]] = {
         lambda: replaced(SegmentWriter, "_cut_back", _nothing),
         power_loss_history,
     ),
+    "a segment is sealed without a sync": (
+        lambda: replaced(SegmentWriter, "_seal", _seal_unsynced),
+        power_loss_history,
+    ),
+    "a log is closed without a sync": (
+        lambda: replaced(SegmentWriter, "close", lambda self: self._file.close()),
+        power_loss_history,
+    ),
+    "an error of a write is not told": (
+        lambda: replaced(SegmentWriter, "_write", _write_in_hope),
+        power_loss_history,
+    ),
+    "a payload is taken that cannot be read back": (
+        lambda: replaced(envelope, "check_payload_bytes", _nothing),
+        power_loss_history,
+    ),
+    "a log that was pruned wholly begins anew": (
+        lambda: replaced(spool_module, "recover", _forget_what_was_pruned),
+        power_loss_history,
+    ),
+    "LSNs are given before the append has its place in line": (
+        _lsns_before_the_line,
+        append_history,
+    ),
 }
+
+
+def test_no_history_of_appends_at_once_loses_doubles_or_misplaces_a_record() -> None:
+    APPENDS_AT_ONCE.run_sample()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

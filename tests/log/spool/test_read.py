@@ -12,11 +12,13 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log import Wal
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
+from headwater.log.spool.envelope import Body, Kind
+from headwater.log.spool.state import Place
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, spans
 
-SMALL = SpoolConfig(segment_bytes=2000, tail_bytes=300)
+SMALL = SpoolConfig(segment_bytes=2000, tail_bytes=8000)
 
 
 def test_reads_are_by_record_whatever_the_grouping() -> None:
@@ -130,6 +132,21 @@ def test_the_floor_moves_at_once_and_stays_over_a_restart() -> None:
     assert list(everything(again)) == list(range(18, 31))
 
 
+def test_what_an_interrupted_prune_left_is_removed_when_the_log_is_opened() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SMALL)
+    for lsn in range(1, 31):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    before = {name: data for name, data in contents(disk).items() if not name.endswith(".marks")}
+    spool.prune_through_blocking(20)
+    spool.close_blocking()
+    after = contents(disk)
+    assert before.keys() - after.keys(), "whole segments went, and their indexes"
+    again = planted({**before, **after})
+    assert list(everything(opened(again))) == list(range(21, 31))
+    assert contents(again).keys() <= after.keys() | {"lock"}
+
+
 def test_an_empty_and_a_fully_pruned_spool_know_their_place() -> None:
     disk = FaultyDisk()
     spool = opened(disk, first_lsn=1001)
@@ -220,6 +237,55 @@ def test_pruning_races_neither_readers_nor_writers() -> None:
     assert spool.current_lsn() == 300
 
 
+def test_bytes_since_does_not_trip_over_a_prune(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(segment_bytes=300))
+    for lsn in range(1, 9):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    spool.close_blocking()
+    again = opened(disk)
+    place = again._state.after(0)
+
+    def found_before_the_prune(lsn: int) -> Place | None:
+        monkeypatch.undo()
+        again.prune_through_blocking(6)
+        return place
+
+    monkeypatch.setattr(again._state, "after", found_before_the_prune)
+    assert again.bytes_since(0) == again.bytes_since(6) > 0
+    disk.unlink(again.segment_path(again.segments()[0]))
+    disk.unlink(again.segment_path(again.segments()[0]).replace(".wal", ".index"))
+    again.segments()[0].index = None
+    with pytest.raises(SpoolCorrupt, match="gone"):
+        again.bytes_since(6)
+
+
+def test_what_is_dropped_from_the_tail_is_free_at_once() -> None:
+    spool = opened(FaultyDisk(), config=SpoolConfig(tail_bytes=1000))
+    spool.append_blocking(numbered(1, 1, size=900), term=1)
+    for lsn in range(2, 12):
+        spool.append_blocking(numbered(lsn, 1, size=90), term=1)
+    assert sum(group.nbytes for group in spool._tail._groups) <= 1000
+
+
+def test_many_small_groups_are_bounded_by_what_they_take_and_not_by_their_records_alone() -> None:
+    spool = opened(FaultyDisk(), config=SpoolConfig(tail_bytes=100_000, sync="none"))
+    for lsn in range(1, 201):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    held = len(spool._tail._groups) - spool._tail._gone
+    assert 10 < held < 100
+    assert spool._tail.size_bytes <= 100_000
+
+
+def test_a_segment_that_does_not_begin_where_it_should_is_damage() -> None:
+    body = Body.of_records(numbered(4, 3))
+    body.place(term=1, first_lsn=4, timestamp_ms=0, synced_lsn=3, offset=0)
+    spool = opened(planted({f"{1:020d}.wal": bytes(body.frame), f"{7:020d}.wal": b""}))
+    assert list(found(spool.read_since_blocking(3))) == [4, 5, 6]
+    with pytest.raises(SpoolCorrupt, match="from LSN 1 on"):
+        spool.read_since_blocking(0)
+
+
 def test_a_segment_that_is_gone_is_damage() -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SMALL)
@@ -236,6 +302,11 @@ def test_a_segment_that_is_gone_is_damage() -> None:
         left = {name: data for name, data in files.items() if name != gone}
         with pytest.raises(SpoolCorrupt):
             everything(opened(planted(left), config=SMALL))
+    left = {name: data for name, data in files.items() if name != names[0]}
+    with pytest.raises(
+        SpoolCorrupt, match=f"the first one left begins at LSN {int(names[2][:20])}"
+    ):
+        opened(planted(left), config=SMALL)
     with pytest.raises(SpoolCorrupt, match="every segment is gone"):
         opened(planted({name: b"" for name in files if name.endswith(".marks")}))
 
@@ -264,3 +335,17 @@ def test_a_spool_is_a_wal() -> None:
             await wal.wait_for_lsn_after(50, timeout_s=1000)
 
     simulate(main, seed=2)
+
+
+def test_a_frame_that_cannot_be_read_is_named_and_keeps_nobody_from_the_rest() -> None:
+    body = Body._of([b"no Arrow"], Kind.RECORDS, 1, numbered(4, 1))
+    body.place(term=1, first_lsn=4, timestamp_ms=0, synced_lsn=3, offset=0)
+    disk = FaultyDisk()
+    with opened(disk) as spool:
+        spool.append_blocking(numbered(1, 3), term=1)
+    disk = planted({**contents(disk), f"{4:020d}.wal": bytes(body.frame)})
+    spool = opened(disk)
+    assert list(found(spool.read_since_blocking(0, max_records=3))) == [1, 2, 3]
+    with pytest.raises(SpoolCorrupt, match=r"0004.wal, offset 0, from LSN 4 on: .*cannot be read"):
+        spool.read_since_blocking(3)
+    assert spool.append_blocking(numbered(5, 1), term=1) == (5, 5)

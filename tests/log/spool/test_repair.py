@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
+from headwater.buffer import Producer, Stream, create_stream
+from headwater.core import portal
 from headwater.core.errors import Corrupt, Refused
 from headwater.log.record import range_hash
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.repair import SpoolSource, repair
+from headwater.log.spool.envelope import Body
+from headwater.log.spool.repair import repair
+from headwater.log.spool.repair_source import BufferSource, SpoolSource
+from headwater.store import MemoryBackend, Store
 from headwater.testing.disk import FaultyDisk
+from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, contents, everything, numbered, opened, planted
 
 CONFIG = SpoolConfig(segment_bytes=1500, group_bytes=100)
@@ -118,6 +125,119 @@ def test_what_is_given_up_is_read_as_lost_and_covers_its_lsns() -> None:
     assert spool.term == 3
 
 
+def test_what_a_copy_has_behind_a_gap_of_its_own_is_neither_missing_nor_given_up() -> None:
+    files, copy = contents(grown()), SpoolSource(PATH, grown(first=3))
+    disk = planted(flipped(files, segments(files)[0], 100))
+    report = repair(PATH, [copy], disk=disk)
+    assert [str(one) for one in report.missing] == ["LSN 1 to 2"]
+    report = repair(PATH, [copy], give_up=True, disk=disk)
+    assert [(one.first_lsn, one.last_lsn) for one in report.mended] == [(1, 2), (3, 4)]
+    assert everything(opened(disk)) == {lsn: RECORDS[lsn] for lsn in range(3, 41)}
+
+
+def test_what_was_pruned_is_not_asked_for() -> None:
+    disk = grown()
+    spool = opened(disk)
+    spool.prune_through_blocking(4)
+    spool.close_blocking()
+    files = contents(disk)
+    disk = planted(flipped(files, segments(files)[0], 100))
+    assert repair(PATH, [], disk=disk).missing == []
+    assert everything(opened(disk)) == {lsn: RECORDS[lsn] for lsn in range(5, 41)}
+
+
+def test_what_stands_behind_the_end_of_a_copys_segment_is_not_taken_from_there() -> None:
+    files = contents(grown())
+    first, second = segments(files)[:2]
+    stale = Body.of_records(numbered(7000, 4))
+    begins = int(second[:20])
+    stale.place(term=3, first_lsn=begins, timestamp_ms=0, synced_lsn=0, offset=len(files[first]))
+    copy = planted({**files, first: files[first] + bytes(stale.frame)})
+    disk = planted(flipped(files, second, 100))
+    assert repair(PATH, [SpoolSource(PATH, copy)], disk=disk).missing == []
+    assert everything(opened(disk)) == RECORDS
+
+
+def test_a_log_of_which_everything_is_gone_is_made_again_segment_by_segment() -> None:
+    files, copy = contents(grown()), grown(step=5)
+    disk = planted({name: data for name, data in files.items() if name.endswith(".marks")})
+    report = repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
+    assert len(report.mended) == len(segments(contents(disk))) > 1
+    assert everything(opened(disk)) == RECORDS
+
+
+def test_a_repair_is_safe_at_every_point() -> None:
+    files, copy = contents(grown()), grown(step=5)
+    first, second = segments(files)[:2]
+    damaged = flipped(files, first, 100)
+    del damaged[second]
+
+    def body(disk: FaultyDisk, ack: Callable[[str], None]) -> None:
+        disk.make_dir(PATH)
+        for name, data in damaged.items():
+            with disk.create(f"{PATH}/{name}") as file:
+                file.append(data)
+                file.sync()
+        disk.sync_dir(PATH)
+        disk.sync_dir("/")
+        ack("damaged")
+        assert repair(PATH, [SpoolSource(PATH, copy)], disk=disk).missing == []
+        ack("mended")
+
+    def check(disk: FaultyDisk, said: list[str]) -> None:
+        if said[-1:] == ["damaged"]:
+            assert repair(PATH, [SpoolSource(PATH, copy)], disk=disk).missing == []
+        if said:
+            assert everything(opened(disk)) == RECORDS
+
+    explore(body, check, states=2)
+
+
+def test_the_buffer_has_what_is_retained_there() -> None:
+    async def produced() -> Stream:
+        store = Store(MemoryBackend())
+        stream = await create_stream(store, "orders")
+        async with await Producer.open(stream, linger_ms=0) as producer:
+            for lsn in range(1, 41, 8):
+                await (await producer.produce([RECORDS[one] for one in range(lsn, lsn + 8)]))
+        return stream
+
+    stream = portal.shared().call(produced())
+    files = contents(grown())
+    disk = planted(flipped(files, segments(files)[0], 100))
+    report = repair(PATH, [BufferSource(stream, 0)], disk=disk)
+    assert [(one.first_lsn, one.last_lsn, one.source) for one in report.mended] == [
+        (1, 4, "the buffer of orders, partition 0")
+    ]
+    again = opened(disk)
+    assert everything(again) == RECORDS
+    groups = again.read_since_blocking(0)
+    assert {group.term for group in groups} == {3}
+    assert groups[0].records.schema.names == ["_value", "_commit_timestamp"]
+    nobody = BufferSource(stream, 0)
+    assert nobody.read(41, 50) == []
+    assert [(one.first_lsn, one.last_lsn) for one in nobody.read(10, 17)] == [(9, 16), (17, 24)]
+
+
+def test_a_batch_that_cannot_be_read_is_not_there() -> None:
+    async def produced() -> Stream:
+        store = Store(MemoryBackend())
+        stream = await create_stream(store, "orders")
+        async with await Producer.open(stream, linger_ms=0) as producer:
+            for place in range(5):
+                # Too large to stand in the queue itself.
+                value = Random(place).randbytes(100_000)
+                await (await producer.produce([value] * 8))
+        (second,) = await stream.looker(0).after(0, 1)
+        await store.delete(second.location)
+        return stream
+
+    source = BufferSource(portal.shared().call(produced()), 0)
+    assert [(one.first_lsn, one.last_lsn) for one in source.read(1, 40)] == [(1, 8)]
+    found = source.read(9, 40)
+    assert (found[0].first_lsn, found[-1].last_lsn) == (17, 40)
+
+
 def test_a_second_repair_keeps_its_own_damaged_file() -> None:
     disk, copy = grown(), grown()
     name = segments(contents(disk))[0]
@@ -130,10 +250,10 @@ def test_a_second_repair_keeps_its_own_damaged_file() -> None:
 
 def test_a_folder_without_a_log_is_refused() -> None:
     disk = FaultyDisk()
-    with pytest.raises(Refused, match="no spool"):
+    with pytest.raises(Refused, match="no log"):
         repair("/nowhere", [], disk=disk)
     disk.make_dir(PATH)
-    with pytest.raises(Refused, match="no spool"):
+    with pytest.raises(Refused, match="no log"):
         repair(PATH, [], disk=disk)
 
 
@@ -141,3 +261,60 @@ def test_the_error_of_a_damaged_log_names_the_command() -> None:
     files = contents(grown())
     with pytest.raises(Corrupt, match="headwater log repair"):
         everything(opened(planted(flipped(files, segments(files)[0], 100))))
+
+
+def other(first: int = 1) -> FaultyDisk:
+    """A log of another stream, under the same LSNs."""
+    disk = FaultyDisk()
+    spool = opened(disk, first_lsn=first)
+    spool.append_blocking(numbered(1000, 41 - first), term=3)
+    spool.close_blocking()
+    return disk
+
+
+@pytest.mark.parametrize("segment", [0, 1, -2])
+def test_nothing_is_taken_from_the_log_of_another_stream(segment: int) -> None:
+    files = contents(grown())
+    name = segments(files)[segment]
+    disk = planted(flipped(files, name, 100))
+    with pytest.raises(Refused, match="it is no copy of it"):
+        repair(PATH, [SpoolSource(PATH, other())], disk=disk, give_up=True)
+    assert contents(disk)[name] == flipped(files, name, 100)[name]
+
+
+def test_a_segment_that_is_gone_is_not_made_from_the_log_of_another_stream() -> None:
+    files = contents(grown())
+    del files[segments(files)[1]]
+    disk = planted(files)
+    with pytest.raises(Refused, match="it is no copy of it"):
+        repair(PATH, [SpoolSource(PATH, other())], disk=disk)
+    assert segments(contents(disk)) == segments(files)
+
+
+def test_a_copy_that_differs_only_beside_the_gap_is_none() -> None:
+    files = contents(grown())
+    name = segments(files)[0]
+    # The second of four frames, with LSN 5 to 8: neither of those beside it is the last one.
+    disk = planted(flipped(files, name, len(files[name]) // 4 + 100))
+    copy = FaultyDisk()
+    spool = opened(copy)
+    for lsn in range(1, 41):
+        near = 9 <= lsn <= 12
+        spool.append_blocking(numbered(lsn + 500 * near, 1), term=3)
+    spool.close_blocking()
+    with pytest.raises(Refused, match="no copy"):
+        repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
+
+
+def test_a_source_with_which_nothing_can_be_compared_is_told() -> None:
+    files = {name: data for name, data in contents(grown()).items() if not name.endswith(".wal")}
+    report = repair(PATH, [SpoolSource(PATH, grown())], disk=planted(files))
+    assert report.uncompared == [PATH]
+    files = contents(grown())
+    disk = planted(flipped(files, segments(files)[1], 100))
+    assert repair(PATH, [SpoolSource(PATH, grown())], disk=disk).uncompared == []
+
+
+def test_a_source_without_a_log_is_refused() -> None:
+    with pytest.raises(Refused, match="no log in /nowhere"):
+        SpoolSource("/nowhere", FaultyDisk())

@@ -20,6 +20,7 @@ from headwater.log.spool.survey import Survey, survey
 from headwater.log.spool.window import Peeked, Window
 
 KIND: Final = "segment of a log, RDLW"
+_UNREADABLE: Final = "unreadable"
 
 
 class _Bytes:
@@ -51,6 +52,7 @@ def inspect_wal(source: Source, *, frames: int) -> Report:
     report.facts |= _facts(found, beside)
     report.tables.append(_frames(window, found, frames))
     _judge(report, found)
+    _judge_contents(report, window, found)
     return report
 
 
@@ -132,7 +134,7 @@ def _contents(window: Window, peeked: Peeked) -> str:
     try:
         group = decode_group(peeked.header, payload)
     except HeadwaterError as error:
-        return f"unreadable: {error}"
+        return f"{_UNREADABLE}: {error}"
     return (
         f"lost: {group.lost}" if group.lost is not None else ", ".join(group.records.schema.names)
     )
@@ -144,6 +146,10 @@ def _judge(report: Report, found: Survey) -> None:
         return
     left = scan.size_bytes - scan.valid_bytes
     said = f"; its head tells of LSN {scan.said_lsn}" if scan.said_lsn is not None else ""
+    if not found.frames and scan.said_lsn is None and scan.size_bytes >= len(MAGIC):
+        message = "no frame of a log begins here, and none stands in it"
+        report.problems.append(Problem("frames", message, 0, "Name a segment of a log.", "Corrupt"))
+        return
     if scan.ending is Ending.TORN:
         message = (
             f"torn: {left:,} bytes after LSN {scan.last_lsn} are no whole frame, and nothing says "
@@ -154,9 +160,25 @@ def _judge(report: Report, found: Survey) -> None:
         return
     gone = ", ".join(map(str, found.missing)) or f"LSN {scan.last_lsn + 1} on"
     message = (
-        f"corrupt: the log was synced through LSN {scan.synced_lsn}, and {gone} cannot be read"
-        f"{said}; {len(scan.later):,} whole frames follow"
+        f"corrupt: {scan.why}"
+        if scan.why is not None
+        else (
+            f"corrupt: the log was synced through LSN {scan.synced_lsn}, and {gone} cannot be read"
+            f"{said}; {len(scan.later):,} whole frames follow"
+        )
     )
     advice = f"Mend it with: {command()} log repair FOLDER --from COPY"
     problem = Problem("frames", message, scan.valid_bytes, advice, Corrupt.__name__)
     report.problems.append(problem)
+
+
+def _judge_contents(report: Report, window: Window, found: Survey) -> None:
+    """Say of the first frame that is whole and cannot be read: whoever reads the log meets it."""
+    for peeked in found.frames:
+        contents = _contents(window, peeked)
+        if contents.startswith(_UNREADABLE):
+            message = f"LSN {peeked.first_lsn} to {peeked.header.lsn}: {contents}"
+            advice = "Read the log before it and after it, and write those records anew."
+            problem = Problem("frames", message, peeked.offset, advice, Corrupt.__name__)
+            report.problems.append(problem)
+            return

@@ -8,13 +8,14 @@ hashing   what two copies of the log compare
 """
 
 from headwater.log.record.change import ChangeRecord
-from headwater.log.record.columns import consumed_records
+from headwater.log.record.columns import GROUP_SCHEMA, consumed_records
 from headwater.log.record.group import Group
 from headwater.log.record.hashing import range_hash, record_hashes
 from headwater.log.record.rows import changes_of, group_of
 
 __all__ = [
     "ChangeRecord",
+    "GROUP_SCHEMA",
     "Group",
     "changes_of",
     "consumed_records",

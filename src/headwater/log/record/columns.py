@@ -36,6 +36,9 @@ LOG_COLUMNS: Final[dict[str, pa.DataType]] = {
 }
 """Every column that is not the stream's own."""
 
+GROUP_SCHEMA: Final = pa.schema(list(LOG_COLUMNS.items()))
+"""The same as an Arrow schema. A group has those that somebody used, and the stream's own."""
+
 DEFAULT_KIND: Final = "entity"
 NO_RECORDS: Final = pa.record_batch([pa.array([], pa.binary())], names=[VALUE])
 """The records of a range that is lost."""

@@ -68,6 +68,46 @@ def _without(column: pa.Array, excluded: pa.Array) -> pa.Array:
     return pc.if_else(pc.fill_null(excluded, False), pa.scalar(None, column.type), column)
 
 
+def is_compared(kind: pa.DataType) -> bool:
+    """Whether values of this type have hashes: a log carries no others."""
+    if pa.types.is_map(kind):
+        return is_compared(kind.key_type) and is_compared(kind.item_type)
+    if _is_list(kind):
+        return is_compared(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(is_compared(field.type) for field in kind)
+    return any(is_kind(kind) for is_kind in _SIMPLE)
+
+
+_SIMPLE: Final = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+    pa.types.is_time,
+    pa.types.is_date,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_map(kind)
+    )
+
+
 def _hashes(array: pa.Array) -> pa.Array:
     """A number for each value, null for nulls."""
     kind = array.type
@@ -75,7 +115,9 @@ def _hashes(array: pa.Array) -> pa.Array:
         return _hashes(array.dictionary_decode())
     if pa.types.is_struct(kind):
         return _of_struct(array)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+    if pa.types.is_fixed_size_list(kind):
+        return _of_list(array.cast(pa.list_(kind.value_type)))
+    if _is_list(kind):
         return _of_list(array)
     if pa.types.is_null(kind):
         return pa.nulls(len(array), pa.uint64())
@@ -83,7 +125,7 @@ def _hashes(array: pa.Array) -> pa.Array:
         return array.cast(pa.uint64(), safe=False)
     if pa.types.is_floating(kind):
         return array.cast(pa.float64()).view(pa.uint64())
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time64(kind):
+    if pa.types.is_temporal(kind) and kind.bit_width == 64:
         return array.view(pa.uint64())
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
         return array.view(pa.int32()).cast(pa.uint64(), safe=False)

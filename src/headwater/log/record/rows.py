@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.buffer.records import (
     HEADERS,
@@ -31,8 +32,6 @@ from headwater.log.record.columns import (
 )
 from headwater.log.record.group import Group
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 def group_of(changes: Sequence[ChangeRecord], *, timestamp_ms: int = 0) -> Group:
     """The group of these records, which have one term and LSNs without gaps."""
@@ -45,28 +44,49 @@ def group_of(changes: Sequence[ChangeRecord], *, timestamp_ms: int = 0) -> Group
                 f"record {place} has term {change.term} and LSN {change.lsn}; a group goes on with "
                 f"term {first.term} and LSN {first.lsn + place}"
             )
-    return Group(first.term, first.lsn, changes[-1].lsn, _columns(changes), timestamp_ms)
+    try:
+        records = _columns(changes)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+        raise Refused(
+            f"a record from LSN {first.lsn} on holds what no column does: {error}. Numbers have 64 "
+            "bits, one of them for the sign; times are in ms; text is UTF-8"
+        ) from error
+    return Group(first.term, first.lsn, changes[-1].lsn, records, timestamp_ms)
 
 
 def changes_of(group: Group) -> Iterator[ChangeRecord]:
     """Each record by itself. One with typed columns has them as JSON in `entity_bytes`."""
-    for place, row in enumerate(group.records.to_pylist()):
-        time = row.get(TIMESTAMP) or row.get(COMMIT_TIMESTAMP)
+    times = _times_ms(group.records)
+    for place, row in enumerate(_without_times(group.records).to_pylist()):
         refresh = row.get(REFRESH_RECORDS)
         yield ChangeRecord(
             lsn=group.first_lsn + place,
             term=group.term,
-            timestamp_ms=0 if time is None else (time - _EPOCH) // timedelta(milliseconds=1),
+            timestamp_ms=times[place],
             operation=Operation(row.get(OPERATION) or 0),
             collection=row.get(COLLECTION) or "",
             rid=row.get(RID) or 0,
             key=row.get(KEY),
-            kind=row.get(KIND) or DEFAULT_KIND,
+            kind=DEFAULT_KIND if row.get(KIND) is None else row[KIND],
             entity_bytes=_entity(row),
             metadata=row.get(METADATA),
             headers=tuple((one["key"], one["value"]) for one in row.get(HEADERS) or ()),
             refresh_records=None if refresh is None else tuple(refresh),
         )
+
+
+def _times_ms(records: pa.RecordBatch) -> list[int]:
+    """As numbers: Python's own times end with the year 9999."""
+    times = pa.nulls(records.num_rows, pa.int64())
+    for name in (TIMESTAMP, COMMIT_TIMESTAMP):
+        if name in records.schema.names:
+            times = pc.coalesce(times, records.column(name).cast(pa.int64()))
+    return [time // 1000 for time in pc.fill_null(times, 0).to_pylist()]
+
+
+def _without_times(records: pa.RecordBatch) -> pa.RecordBatch:
+    given = set(records.schema.names)
+    return records.drop_columns([name for name in (TIMESTAMP, COMMIT_TIMESTAMP) if name in given])
 
 
 def _entity(row: dict[str, Any]) -> bytes | None:
@@ -84,6 +104,8 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # for which JSON has no number
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

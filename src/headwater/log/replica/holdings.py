@@ -82,8 +82,11 @@ class Holdings:
         fill: Callable[[Target], Awaitable[None]],
     ) -> None:
         """Make a second copy, and let it take the place of the first, which is read meanwhile."""
-        if self._replaced is not None and not self._replaced.is_gone:
-            raise Unavailable("the copy before this one is still read: the next waits for it")
+        if self._replaced is not None:
+            # Again: whoever was to remove it may have been stopped in the middle of it.
+            await self._replaced.replace()
+            if not self._replaced.is_gone:
+                raise Unavailable("the copy before this one is still read: the next waits for it")
         number = 3 - self.copy.number
         path = self._files.copy_path(number)
         if self.diverged_lsn is not None:

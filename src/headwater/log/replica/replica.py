@@ -49,6 +49,7 @@ from headwater.log.replica.intake import Intake, take_in
 from headwater.log.replica.kept import KeptFile
 from headwater.log.replica.link import Link
 from headwater.log.replica.metrics import ReplicaMetrics
+from headwater.log.replica.pull_ahead import PullAhead
 from headwater.log.replica.status import ReplicaPhase, ReplicaStatus
 from headwater.log.replica.target import Target, Targets
 from headwater.log.slots import FullRebootstrap
@@ -79,6 +80,7 @@ class Replica:
         self._holdings = holdings
         self._held = held
         self._link = Link(name, source, config, self._heed)
+        self._ahead = PullAhead(lambda since_lsn: self._link.pull(since_lsn, wait_s=0.0))
         self._bootstrapper = Bootstrapper(self._link, targets, config, self._apply)
         self._phase = ReplicaPhase.STOPPED
         self._current_lsn = 0
@@ -228,9 +230,9 @@ class Replica:
                     await self._follow()
                 except _TRY_AGAIN as error:
                     await self._pause_after(error)
-        except HeadwaterError as error:
-            self.problem = str(error)
-            _log.error("replica %s stopped at %s: %s", self.name, self.bookmark, error)
+        except Exception as error:
+            self.problem = str(error) if isinstance(error, HeadwaterError) else repr(error)
+            _log.error("replica %s stopped at %s: %s", self.name, self.bookmark, self.problem)
             raise
         finally:
             self._set_phase(ReplicaPhase.STOPPED)
@@ -268,15 +270,19 @@ class Replica:
         self._check_sound()
         if await self._register():
             await self._bootstrap()
-        while True:
-            pulled = await self._pull()
-            if pulled.rebootstrap is not None:
-                await self._bootstrap()
-            else:
-                await self._take(pulled)
-            await self.target.tend()
-            await self._acknowledge()
-            self.problem, self._failures = None, 0
+        try:
+            while True:
+                pulled = await self._pull()
+                if pulled.rebootstrap is not None:
+                    await self._bootstrap()
+                else:
+                    self._ahead.begin(pulled)
+                    await self._take(pulled)
+                await self.target.tend()
+                await self._acknowledge()
+                self.problem, self._failures = None, 0
+        finally:
+            await self._ahead.drop()
 
     async def _register(self) -> bool:
         """Come, or come back; whether a fresh copy is wanted."""
@@ -298,7 +304,9 @@ class Replica:
         began_s = runtime.monotonic_s()
         due_s = self.target.tend_within_s
         wait_s = self.config.wait_s if due_s is None else min(self.config.wait_s, due_s)
-        pulled = await self._link.pull(since_lsn, wait_s=wait_s)
+        pulled = await self._ahead.take(since_lsn)
+        if pulled is None:
+            pulled = await self._link.pull(since_lsn, wait_s=wait_s)
         self.metrics.pulls += 1
         self._current_lsn = pulled.current_lsn
         if pulled.through_lsn <= self.target.applied_lsn and pulled.rebootstrap is None:

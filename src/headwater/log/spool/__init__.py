@@ -3,7 +3,8 @@
 Enters: record batches, in order, from one writer at a time. Leaves: groups by LSN.
 
     spool      opens it, and is what the others are reached by
-    draft      records made ready to be appended
+    ownership  whether the log is still this object's
+    draft      records made ready to be appended; conform, columns that come and go
     commit     the line in which appends wait, and share a write and its sync
     writer     the active segment: written, synced, sealed
     reader     groups by LSN, from memory or from segments
@@ -13,6 +14,8 @@ Enters: record batches, in order, from one writer at a time. Leaves: groups by L
     scan       a look at every frame of a file; window, which holds a chunk of it
     frame      RDLW, the published format; envelope, what Headwater puts in it; crc
     index      where in a segment to begin; folder, which files there are
+    repair     mends a closed spool; repair_source, from where; likeness, whether that is a copy;
+               survey, what is missing
 
 Always holds: LSNs are dense and in the order of the bytes; what was acknowledged under
 `sync="always"` survives a power loss; what is read was checked; nothing that was synced is ever

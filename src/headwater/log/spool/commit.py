@@ -3,9 +3,10 @@
 Whoever finds nobody writing leads: it takes all that waits, and writes it. A thread that leads
 hands over to one of those who came meanwhile, once its own append is done; tasks of an event loop
 never lead themselves, a thread does it for them. So nobody works for others for ever, and a
-cancelled task leaves nothing undone.
+cancelled task, or a loop that ends, leaves nothing undone.
 
-Always holds: appends are taken in the order in which they were handed in; each is settled once.
+Always holds: appends are taken and written in the order in which they were handed in; each is
+settled once.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headwater.core import runtime
-from headwater.core.errors import Refused, Unavailable
+from headwater.core import interrupts, runtime
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import LOG_FLUSH_BYTES
 from headwater.log.spool.envelope import Body
 from headwater.log.spool.wake import wake
@@ -76,39 +77,59 @@ class Ticket:
 class Committer:
     """The line in which appends wait."""
 
-    def __init__(self, flush: Callable[[list[Ticket]], None], *, queue_bytes: int) -> None:
+    def __init__(
+        self,
+        flush: Callable[[list[Ticket]], None],
+        *,
+        queue_bytes: int,
+        on_broken: Callable[[HeadwaterError], None] = lambda error: None,
+    ) -> None:
+        """`on_broken` is told of a flush that broke off in a way it never should."""
         self._flush = flush
         self._queue_bytes = queue_bytes
+        self._on_broken = on_broken
         self._mutex = threading.Lock()
+        self._flushing = threading.Lock()
+        """Held from taking a batch until it is written: two may lead for a moment, in order."""
         self._waiting: list[Ticket] = []
         self._batch: list[Ticket] = []
         self._waiting_bytes = 0
         self._led = False
+        self._appointed: asyncio.AbstractEventLoop | None = None
+        """The loop that was asked for somebody who leads, until there is one."""
         self._closed: str | None = None
 
     def close(self, why: str) -> None:
-        """Take no more; what waits is still written."""
+        """Take no more; returns when what waits is written."""
         with self._mutex:
             self._closed = why
+        with interrupts.held():
+            self._lead(None)
 
     def append_from_thread(self, ticket: Ticket) -> Appended:
-        """Wait until it is settled, and write for others if it comes to that."""
+        """Wait until it is settled, and write for others if it comes to that.
+
+        Ctrl-C ends the waiting and not the writing: the log is everybody's.
+        """
         turn = ticket.turn = threading.Event()
-        if self._enter(ticket):
-            self._lead(ticket)
+        with interrupts.held():
+            if self._enter(ticket):
+                self._lead(ticket)
         try:
             while not ticket.is_settled:
                 turn.wait()
-                turn.clear()
-                if not ticket.is_settled:
-                    self._lead(ticket)
+                with interrupts.held():
+                    if not ticket.is_settled:
+                        turn.clear()
+                        self._lead(ticket)
         except BaseException:
             # Interrupted: nobody may appoint this thread any more, and if somebody just has, the
             # others wait for it.
-            with self._mutex:
-                ticket.turn = None
-            if turn.is_set() and not ticket.is_settled:
-                self._lead(None)
+            with interrupts.held():
+                with self._mutex:
+                    ticket.turn = None
+                if turn.is_set() and not ticket.is_settled:
+                    self._lead(None)
             raise
         return ticket.result()
 
@@ -116,7 +137,7 @@ class Committer:
         """Wait until it is settled. To be cancelled ends the waiting, not the append."""
         ticket.heard = asyncio.get_running_loop().create_future()
         if self._enter(ticket):
-            runtime.spawn(self._lead_beside(), name="log flush")
+            self._lead_beside()
         await ticket.heard
         return ticket.result()
 
@@ -133,10 +154,15 @@ class Committer:
                 )
             self._waiting.append(ticket)
             self._waiting_bytes += size_bytes
-            leads, self._led = not self._led, True
+            # A loop that was closed will never begin what it was asked for.
+            gone = self._appointed is not None and self._appointed.is_closed()
+            leads, self._led = gone or not self._led, True
             return leads
 
-    async def _lead_beside(self) -> None:
+    def _lead_beside(self) -> None:
+        """Let a thread lead, for tasks of the loop that runs here."""
+        with self._mutex:
+            self._appointed = asyncio.get_running_loop()
         begun = False
 
         def lead() -> None:
@@ -144,22 +170,32 @@ class Committer:
             begun = True
             self._lead(None)
 
-        try:
-            await runtime.run_blocking(lead)
-        finally:
+        def lead_if_nobody_has(_: asyncio.Task[None]) -> None:
+            # Cancelled before a thread took it up, or before it even ran: those in line wait for
+            # somebody.
             if not begun:
-                # Cancelled before a thread took it up: those in line wait for somebody.
                 lead()
 
+        flushing = runtime.spawn(runtime.run_blocking(lead), name="log flush")
+        flushing.add_done_callback(lead_if_nobody_has)
+
     def _lead(self, own: Ticket | None) -> None:
+        with self._mutex:
+            self._appointed = None
         try:
-            while batch := self._next_batch():
-                self._flush(batch)
+            while self._flush_next():
                 if own is not None and own.is_settled and self._handed_over():
                     return
         except BaseException as error:
             self._abandon(error)
             raise
+
+    def _flush_next(self) -> bool:
+        with self._flushing:
+            batch = self._next_batch()
+            if batch:
+                self._flush(batch)
+            return bool(batch)
 
     def _next_batch(self) -> list[Ticket]:
         """What is written next; with nothing in line nobody leads any more."""
@@ -182,13 +218,27 @@ class Committer:
                 if ticket.turn is not None:
                     ticket.turn.set()
                     return True
+            loops = [ticket.heard.get_loop() for ticket in self._waiting if ticket.heard]
+            for loop in loops:
+                try:
+                    loop.call_soon_threadsafe(self._lead_beside)
+                except RuntimeError:
+                    continue  # it was closed, and nobody waits there
+                self._appointed = loop
+                return True
         return False
 
     def _abandon(self, error: BaseException) -> None:
         """A flush broke off in a way it never should: nobody may wait for ever."""
+        if isinstance(error, HeadwaterError):
+            told = error
+        else:
+            # Not what interrupted this thread: that is not for those who only wait for it.
+            told = OutcomeUnknown(f"the log broke off: {error!r}. Open it again, and look")
         with self._mutex:
             left, self._waiting = [*self._batch, *self._waiting], []
             self._waiting_bytes, self._led = 0, False
-            self._closed = f"the log broke off: {error!r}"
+            self._closed = f"the log broke off: {error!r}. Open it again"
+        self._on_broken(told)
         for ticket in left:
-            ticket.fail(error)
+            ticket.fail(told)

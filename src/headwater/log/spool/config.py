@@ -16,9 +16,9 @@ class SpoolConfig:
     """When to sync, when to seal, and how much to hold."""
 
     sync: Sync = "always"
-    """`always`: an append returns when its bytes are synced. A number: synced so many seconds
-    later at the latest, and an append returns when they are written. `none`: synced when a segment
-    is sealed, and when the spool is closed."""
+    """`always`: an append returns when its bytes are synced. A number: it returns when they are
+    written, and they are synced by the first append, or the first look of `keep`, so many seconds
+    later. `none`: synced when a segment is sealed, and when the spool is closed."""
     segment_bytes: int = limits.LOG_SEGMENT_BYTES
     """A segment of this size is sealed."""
     segment_age_s: float = limits.LOG_SEGMENT_AGE_S
@@ -31,7 +31,10 @@ class SpoolConfig:
     """What may wait to be written; beyond it appends are turned away."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.sync, str) and self.sync not in ("always", "none"):
+        # True would be an interval of a second, which is not what anybody means by it.
+        given: object = self.sync
+        known = given in ("always", "none")
+        if isinstance(given, bool) or (isinstance(given, str) and not known):
             raise Refused(f"sync is {self.sync!r}: always, none, or a number of seconds")
         if not isinstance(self.sync, str) and not self.sync > 0:
             raise Refused(f"sync is {self.sync}: an interval is above 0")

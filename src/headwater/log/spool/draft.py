@@ -7,6 +7,7 @@ import pyarrow as pa
 from headwater.core.errors import Bug, Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
+from headwater.log.record.hashing import is_compared
 from headwater.log.spool.envelope import Body
 
 
@@ -29,6 +30,12 @@ def draft_of(records: pa.RecordBatch, *, group_bytes: int = LOG_GROUP_BYTES) -> 
     if not records.num_rows:
         raise Refused("nothing to append: there are no records")
     check_columns(records.schema)
+    for field in records.schema:
+        if not is_compared(field.type):
+            raise Refused(
+                f"column {field.name!r} is {field.type}, which a log does not carry: "
+                "cast it to a list, a string or a number, and decode what is a dictionary"
+            )
     return Draft([Body.of_records(part) for part in _parts(records, group_bytes)])
 
 
@@ -36,7 +43,9 @@ def draft_of_lost(lsns: int, cause: str) -> Draft:
     """A range of LSNs whose records cannot be had any more: covered, and told as lost."""
     if lsns < 1:
         raise Refused(f"a lost range has at least one LSN, not {lsns}")
-    return Draft([Body.of_lost(lsns, cause)])
+    # A cause often quotes what was wrong, which need not be text.
+    readable = cause.encode(errors="backslashreplace").decode()
+    return Draft([Body.of_lost(lsns, readable)])
 
 
 def _parts(records: pa.RecordBatch, group_bytes: int) -> list[pa.RecordBatch]:

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from headwater.buffer import arrow_stream
-from headwater.core.errors import Corrupt
+from headwater.buffer.soundness import check_sound
+from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.change import DEFAULT_TERM, ChangeRecord
 from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
@@ -64,15 +65,27 @@ class Body:
     kind: Kind
     lsns: int
     records: pa.RecordBatch
+    """As whoever reads the frame gets them, in its own memory: nobody can change them afterwards,
+    and they keep nothing else alive."""
     lost: str | None = None
 
     @classmethod
     def of_records(cls, records: pa.RecordBatch) -> Body:
-        """The body of a group of records. Goes over all bytes twice; best done outside of locks."""
+        """The body of a group of records, which can be read: `Refused` if it could not be.
+
+        Goes over all bytes more than once; best done outside of locks.
+        """
         parts = [
             part for part in arrow_stream.parts(records) if isinstance(part, bytes | memoryview)
         ]
-        return cls._of(parts, Kind.RECORDS, records.num_rows, records)
+        body = cls._of(parts, Kind.RECORDS, records.num_rows, NO_RECORDS)
+        try:
+            stream = memoryview(body.frame)[HEAD_BYTES:-CRC_BYTES]
+            body.records = arrow_stream.read_back(stream, records.schema)
+        except Corrupt as error:
+            check_sound(records)
+            raise Refused(f"these records could not be read afterwards: {error}") from error
+        return body
 
     @classmethod
     def of_lost(cls, lsns: int, cause: str) -> Body:
@@ -148,9 +161,10 @@ def _published(header: Header, payload: memoryview) -> Group:
     """One record a frame. The frame's LSN and term are those that count."""
     try:
         change = ChangeRecord.from_json(payload)
-    except Corrupt:
-        # The format leaves payloads to whoever writes them.
+        records = group_of([change]).records
+    except (Corrupt, Refused):
+        # The format leaves payloads to whoever writes them, and has numbers beyond ours.
         change = ChangeRecord(header.lsn, entity_bytes=bytes(payload))
-    records = group_of([change]).records
+        records = group_of([change]).records
     term = change.term if header.term is None else header.term
     return Group(term or DEFAULT_TERM, header.lsn, header.lsn, records, header.timestamp_ms)

@@ -7,16 +7,21 @@ Damaged
 
 from __future__ import annotations
 
+from typing import Final
+
 from headwater.core.errors import Corrupt
+
+_REPAIR: Final = "mend it with: headwater log repair FOLDER --from COPY"
 
 
 class SpoolCorrupt(Corrupt):
     """Bytes of the log that were once synced are damaged or gone. Nothing was cut off."""
 
-    def __init__(self, what: str, *, path: str, offset: int, lsn: int) -> None:
+    def __init__(
+        self, what: str, *, path: str, offset: int, lsn: int, advice: str = _REPAIR
+    ) -> None:
         super().__init__(
-            f"{path}, offset {offset:,}, from LSN {lsn} on: {what}. Nothing was cut off; mend it "
-            "with: headwater log repair FOLDER --from COPY"
+            f"{path}, offset {offset:,}, from LSN {lsn} on: {what}. Nothing was cut off; {advice}"
         )
         self.path = path
         self.offset = offset

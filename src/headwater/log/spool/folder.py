@@ -113,13 +113,10 @@ class Folder:
         found.segments.sort()
         return found._replace(marks=_highest(found.all_marks))
 
-    def set_marks(self, before: Marks | None, after: Marks) -> None:
-        """Replace the marks, durably."""
-        if before is None:
-            self.disk.create(self.file(after.name)).close()
-        elif before != after:
+    def rename_marks(self, before: Marks, after: Marks) -> None:
+        """Replace the marks; they are safe once the folder is synced."""
+        if before != after:
             self.disk.rename(self.file(before.name), self.file(after.name))
-        self.disk.sync_dir(self.path)
 
     def renew_marks(self, before: list[Marks], after: Marks) -> None:
         """Write the marks anew, and remove all others: a name whose sync once failed may be seen

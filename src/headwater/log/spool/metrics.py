@@ -19,9 +19,9 @@ class SpoolMetrics:
         """Writes; each serves all appends that waited for it."""
         self.syncs = 0
         self.appends_refused: Counter[str] = Counter()
-        """By reason: space, order, fenced, full."""
+        """By reason: space, order, fenced."""
         self.segments_sealed: Counter[str] = Counter()
-        """By reason: size, age, schema, hand-over, adopted."""
+        """By reason: size, age, schema, hand-over."""
         self.segments_pruned = 0
         self.bytes_pruned = 0
         self.tail_reads = 0

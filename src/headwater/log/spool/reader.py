@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from headwater.core.errors import NotFound
+from headwater.core.errors import Corrupt, NotFound
+from headwater.log.record.columns import NO_RECORDS
+from headwater.log.record.group import Group
 from headwater.log.spool.envelope import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import Folder
@@ -14,7 +16,7 @@ from headwater.log.spool.recovery import load_index
 from headwater.log.spool.state import Place, Segment, SpoolState
 from headwater.log.spool.tail import Tail
 from headwater.log.spool.taking import Taking
-from headwater.log.spool.window import Window, frames_after
+from headwater.log.spool.window import Peeked, Window, frames_after
 
 
 class SpoolReader:
@@ -53,10 +55,7 @@ class SpoolReader:
                     return
             except NotFound:
                 if self._state.holds(place.segment):
-                    path = self._folder.segment(place.segment.first_lsn)
-                    raise SpoolCorrupt(
-                        "the file is gone", path=path, offset=0, lsn=taking.lsn + 1
-                    ) from None
+                    raise self._gone(place.segment, taking.lsn + 1) from None
 
     def _read_segment(self, place: Place, taking: Taking) -> bool:
         """Take what a segment has; False once there is enough."""
@@ -66,19 +65,31 @@ class SpoolReader:
             offset = self.index(place.segment).offset_for(taking.lsn + 1)
             frames = frames_after(window, offset=offset, lsn=taking.lsn, last_lsn=place.last_lsn)
             for peeked, payload in frames:
-                if not taking.add(decode_group(peeked.header, payload)):
+                group = _decoded(window, peeked, payload)
+                skipped = _left_out(group, taking.lsn) if peeked.envelope is None else None
+                if skipped is not None and not taking.add(skipped):
+                    return False
+                if not taking.add(group):
                     return False
         return True
 
     def bytes_since(self, lsn: int) -> int:
         """Bytes of log after `lsn`, to within a step of the index."""
-        place = self._state.after(lsn)
-        if place is None:
-            return 0
-        size_bytes = place.end - self.index(place.segment).offset_for(place.lsn + 1)
-        first_lsn = place.segment.first_lsn
-        later = (one for one in self._state.segments() if one.first_lsn > first_lsn)
-        return size_bytes + sum(one.size_bytes for one in later)
+        while (place := self._state.after(lsn)) is not None:
+            try:
+                begins = self.index(place.segment).offset_for(place.lsn + 1)
+            except NotFound:
+                if self._state.holds(place.segment):
+                    raise self._gone(place.segment, place.lsn + 1) from None
+                continue  # pruned meanwhile
+            first_lsn = place.segment.first_lsn
+            later = (one for one in self._state.segments() if one.first_lsn > first_lsn)
+            return place.end - begins + sum(one.size_bytes for one in later)
+        return 0
+
+    def _gone(self, segment: Segment, lsn: int) -> SpoolCorrupt:
+        path = self._folder.segment(segment.first_lsn)
+        return SpoolCorrupt("the file is gone", path=path, offset=0, lsn=lsn)
 
     def index(self, segment: Segment) -> SparseIndex:
         """Where to begin in a segment."""
@@ -87,3 +98,24 @@ class SpoolReader:
                 if segment.index is None:
                     segment.index = load_index(self._folder, segment)
         return segment.index
+
+
+def _decoded(window: Window, peeked: Peeked, payload: memoryview) -> Group:
+    try:
+        return decode_group(peeked.header, payload)
+    except Corrupt as error:
+        raise SpoolCorrupt(
+            f"the frame is whole, and what it holds cannot be read: {error}",
+            path=window.path,
+            offset=peeked.offset,
+            lsn=peeked.first_lsn,
+        ) from error
+
+
+def _left_out(group: Group, lsn: int) -> Group | None:
+    """The numbers that another implementation left out before a group: whoever follows the log
+    has to come past them, and nobody has ever had records for them."""
+    if group.first_lsn <= lsn + 1:
+        return None
+    cause = "left out by the implementation that wrote this log"
+    return Group(group.term, lsn + 1, group.first_lsn - 1, NO_RECORDS, group.timestamp_ms, cause)

@@ -13,7 +13,7 @@ from typing import Any
 
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
-from headwater.core.errors import NotFound
+from headwater.core.errors import Corrupt, NotFound
 from headwater.log.spool.adopt import adopt, is_foreign
 from headwater.log.spool.envelope import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
@@ -54,7 +54,7 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
     marks = listing.marks
     if not listing.segments:
         _check_nothing_is_gone(folder, marks)
-        return _begin(folder, marks, 1 if first_lsn is None else first_lsn)
+        return _begin(folder, listing, 1 if first_lsn is None else first_lsn)
     if marks is None:
         marks = Marks(listing.segments[0], listing.segments[0] - 1, 0)
     _check_first(folder, listing, marks)
@@ -64,11 +64,7 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
     if found.last_lsn < marks.floor_lsn:
         return _begin_above_floor(folder, found)
     if found.last_lsn < marks.began_lsn and first_lsn not in (None, marks.began_lsn):
-        # Nothing was ever written: whoever opens it says where it begins.
-        chosen = first_lsn or 1
-        found.marks = Marks(chosen, chosen - 1, 0, marks.term)
-        folder.set_marks(marks, found.marks)
-        return _begin_above_floor(folder, found)
+        return _begin_elsewhere(folder, found, first_lsn or 1)
     return found
 
 
@@ -82,11 +78,25 @@ def _check_nothing_is_gone(folder: Folder, marks: Marks | None) -> None:
         )
 
 
-def _begin(folder: Folder, marks: Marks | None, first_lsn: int) -> Recovered:
-    fresh = Marks(first_lsn, first_lsn - 1, 0, marks.term if marks else 0)
+def _begin(folder: Folder, listing: Listing, first_lsn: int) -> Recovered:
+    """The marks first: until there is a segment, they may say any beginning."""
+    fresh = Marks(first_lsn, first_lsn - 1, 0, listing.marks.term if listing.marks else 0)
+    folder.renew_marks(listing.all_marks, fresh)
     file = folder.disk.create(folder.segment(first_lsn))
-    folder.set_marks(marks, fresh)
+    folder.disk.sync_dir(folder.path)
     return _at_beginning(file, fresh)
+
+
+def _begin_elsewhere(folder: Folder, found: Recovered, first_lsn: int) -> Recovered:
+    """Nothing was ever written: whoever opens it says where it begins, also if that is lower.
+
+    The empty segment goes first. Beside one that begins lower it would look like the next.
+    """
+    found.file.close()
+    for segment in found.segments:
+        folder.disk.unlink(folder.segment(segment.first_lsn))
+    folder.disk.sync_dir(folder.path)
+    return _begin(folder, folder.listing(), first_lsn)
 
 
 def _begin_above_floor(folder: Folder, found: Recovered) -> Recovered:
@@ -174,8 +184,12 @@ def _remember(recovered: Recovered, window: Window, found: Scan) -> None:
         recovered.age_s = max(0.0, (runtime.wall_ms() - found.first_timestamp_ms) / 1000)
     if found.last_records is not None:
         payload = window.payload(found.last_records)
-        if payload is not None:
-            recovered.schema = decode_group(found.last_records.header, payload).records.schema
+        try:
+            if payload is not None:
+                recovered.schema = decode_group(found.last_records.header, payload).records.schema
+        except Corrupt as error:
+            # Whoever reads it is told; the rest of the log can be had nevertheless.
+            _log.warning("%s: the last frame cannot be read: %s", window.path, error)
 
 
 def _last_term(folder: Folder, segment: Segment) -> int:

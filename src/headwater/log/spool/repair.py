@@ -3,56 +3,32 @@
 Always holds: a segment is replaced only when every LSN it should hold is there again; what was
 damaged is kept beside it, under a name that ends in `.damaged`; what cannot be mended is told, and
 left as it is, unless whoever repairs gives it up, and then the log says itself that it is lost.
+No more is in memory than one segment, and what a source hands out at a time. A source that holds
+other records than this log, where both hold some, is the copy of another: nothing is taken from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import NotFound, Refused
+from headwater.core.errors import Refused
 from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
 from headwater.log.spool.envelope import Body, moved_frame
 from headwater.log.spool.folder import Folder, Listing, Marks
-from headwater.log.spool.survey import Missing, Survey, groups_between, survey_segment
+from headwater.log.spool.likeness import Likeness
+from headwater.log.spool.repair_source import RepairSource
+from headwater.log.spool.survey import Missing, Survey, survey_segment
 from headwater.log.spool.window import Peeked, Window
 
 DAMAGED_SUFFIX = ".damaged"
-_LOST_CAUSE = "given up in a repair"
-
-
-class RepairSource(Protocol):
-    """Whoever may have what a damaged log has not: a replica, the tier, the buffer."""
-
-    @property
-    def name(self) -> str:
-        """What to call it in a report."""
-
-    def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
-        """What it has of these LSNs, in order; may be less, or nothing."""
-
-
-class SpoolSource:
-    """Another copy of the log: the folder of a spool, which is only read."""
-
-    def __init__(self, path: str, disk: Disk | None = None) -> None:
-        self.name = path
-        self._folder = Folder(disk or OsDisk(), path)
-
-    def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
-        """Whole frames of it, whatever else is damaged there."""
-        firsts = self._folder.listing().segments
-        found: list[Group] = []
-        for place, first in enumerate(firsts):
-            following = firsts[place + 1] if place + 1 < len(firsts) else last_lsn + 1
-            if first <= last_lsn and following > first_lsn:
-                path = self._folder.segment(first)
-                found += groups_between(self._folder.disk, path, first_lsn, last_lsn)
-        return found
+LOST_CAUSE = "given up in a repair"
+_PRUNED_CAUSE = "pruned before a repair"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +50,9 @@ class Repaired:
     """What nobody had: those segments are as they were."""
     kept: list[str] = field(default_factory=list)
     """Damaged files, set aside."""
+    uncompared: list[str] = field(default_factory=list)
+    """Sources that were used though this log has nothing by which to tell whether they are
+    copies of it."""
 
 
 def repair(
@@ -88,15 +67,19 @@ def repair(
     With `give_up`, LSNs that nobody has are written as lost: readers are told so, and go on.
     """
     folder = Folder(disk or OsDisk(), path)
-    try:
-        folder.disk.stat(path)
-    except NotFound:
-        raise Refused(f"there is no spool in {path}: name the folder of one") from None
+    listing = folder.listing()
+    if listing.marks is None and not listing.segments:
+        raise Refused(f"there is no log in {path}: name the folder of one")
     with folder.disk.lock(folder.file("lock")):
-        listing = folder.listing()
-        if listing.marks is None and not listing.segments:
-            raise Refused(f"there is no spool in {path}: name the folder of one")
-        return _Repair(folder, sources, give_up=give_up).run(listing)
+        return _Repair(folder, sources, give_up=give_up).run(folder.listing())
+
+
+class _Part(NamedTuple):
+    """LSNs that follow each other, with where they come from; without groups nobody has them."""
+
+    missing: Missing
+    source: str
+    groups: list[Group]
 
 
 class _Repair:
@@ -105,14 +88,16 @@ class _Repair:
         self._sources = sources
         self._give_up = give_up
         self._report = Repaired()
+        self._floor_lsn = 0
         self._term = 1
         """The highest that was met: a lost range must not hide who may write."""
+        self._likeness = Likeness(folder)
 
     def run(self, listing: Listing) -> Repaired:
         marks = listing.marks or Marks(1, 0, 0)
         synced_lsn, next_lsn = marks.synced_lsn, marks.floor_lsn + 1
-        self._term = max(self._term, marks.term)
-        firsts = listing.segments
+        self._floor_lsn, self._term = marks.floor_lsn, max(self._term, marks.term)
+        firsts = self._likeness.firsts = listing.segments
         for place, first in enumerate(firsts):
             if first > next_lsn and (listing.marks or place):
                 self._restore(Missing(next_lsn, first - 1))
@@ -129,66 +114,65 @@ class _Repair:
         found = survey_segment(self._folder, first_lsn, last_lsn)
         self._term = max(self._term, *(one.header.term or 0 for one in found.frames), 0)
         reached = max([last_lsn, found.scan.synced_lsn, first_lsn - 1])
-        if found.missing:
-            gathered = self._gather(found.missing)
-            if gathered is not None:
-                self._replace(first_lsn, reached, found, gathered)
+        self._likeness.look_beside(found)
+        parts = [part for gap in found.missing for part in self._parts(gap)]
+        wanting = [part.missing for part in parts if not part.groups]
+        self._report.missing += wanting
+        if parts and not wanting:
+            self._report.mended += map(_mended, parts)
+            gathered = [group for part in parts for group in part.groups]
+            self._replace(first_lsn, reached, found, gathered)
         return max(reached, found.scan.last_lsn)
 
-    def _restore(self, missing: Missing) -> None:
-        """Make a segment again whose file is gone."""
-        gathered = self._gather([missing])
-        if gathered is not None:
-            self._replace(missing.first_lsn, missing.last_lsn, None, gathered)
+    def _restore(self, gone: Missing) -> None:
+        """Make segments again whose files are gone, as far as anybody has their records."""
+        for part in self._parts(gone):
+            if part.groups:
+                self._replace(*part.missing, None, part.groups)
+                self._report.mended.append(_mended(part))
+            else:
+                self._report.missing.append(part.missing)
 
-    def _gather(self, missing: list[Missing]) -> list[Group] | None:
-        """Everything that is missing, or None if nobody has all of it."""
-        gathered: list[Group] = []
-        mended: list[Mended] = []
-        wanting: list[Missing] = []
-        for gap in missing:
-            for part in self._filled(gap):
-                if isinstance(part, Missing):
-                    wanting.append(part)
-                else:
-                    source, group = part
-                    gathered.append(group)
-                    mended.append(Mended(group.first_lsn, group.last_lsn, source))
-        self._report.missing += wanting
-        if wanting:
-            return None
-        self._report.mended += mended
-        return gathered
-
-    def _filled(self, gap: Missing) -> list[Missing | tuple[str, Group]]:
-        """A gap, piece by piece: from the first source that has the next LSN, or from nobody."""
-        filled: list[Missing | tuple[str, Group]] = []
+    def _parts(self, gap: Missing) -> Iterator[_Part]:
+        """A gap, part by part: from the first source that has the next LSN, or from nobody."""
         lsn = gap.first_lsn
         while lsn <= gap.last_lsn:
-            pieces = self._next_pieces(lsn, gap.last_lsn)
-            if not pieces:
-                rest = Missing(lsn, gap.last_lsn)
-                filled.append((_LOST_CAUSE, self._lost(rest)) if self._give_up else rest)
-                break
-            filled += pieces
-            lsn = pieces[-1][1].last_lsn + 1
-        return filled
+            part = self._next_part(lsn, gap.last_lsn)
+            yield part
+            lsn = part.missing.last_lsn + 1
 
-    def _next_pieces(self, lsn: int, last_lsn: int) -> list[tuple[str, Group]]:
-        """What the first source that has `lsn` has from there on without a gap."""
+    def _next_part(self, lsn: int, last_lsn: int) -> _Part:
+        later = last_lsn + 1
         for source in self._sources:
-            pieces: list[tuple[str, Group]] = []
+            groups: list[Group] = []
+            reached = lsn
             for group in source.read(lsn, last_lsn):
-                part = group.between(lsn, last_lsn)
-                if part is not None and part.first_lsn == lsn:
-                    pieces.append((source.name, part))
-                    lsn = part.last_lsn + 1
-            if pieces:
-                return pieces
-        return []
+                part = group.between(reached, last_lsn)
+                if part is None:
+                    continue
+                if part.first_lsn > reached:
+                    later = min(later, part.first_lsn) if not groups else later
+                    break
+                groups.append(part if part.term else replace(part, term=self._term))
+                reached = part.last_lsn + 1
+            if groups:
+                if not self._likeness.check(source) and source.name not in self._report.uncompared:
+                    self._report.uncompared.append(source.name)
+                return _Part(Missing(lsn, reached - 1), source.name, groups)
+        return self._unknown(Missing(lsn, later - 1))
 
-    def _lost(self, missing: Missing) -> Group:
-        return Group(self._term, *missing, NO_RECORDS, 0, _LOST_CAUSE)
+    def _unknown(self, missing: Missing) -> _Part:
+        """What nobody has. Below the floor nobody needs it, either: there it only fills a place."""
+        first_lsn, last_lsn = missing
+        if first_lsn <= self._floor_lsn:
+            pruned = Missing(first_lsn, min(last_lsn, self._floor_lsn))
+            return _Part(pruned, _PRUNED_CAUSE, [self._lost(pruned, _PRUNED_CAUSE)])
+        if self._give_up:
+            return _Part(missing, LOST_CAUSE, [self._lost(missing, LOST_CAUSE)])
+        return _Part(missing, "", [])
+
+    def _lost(self, missing: Missing, cause: str) -> Group:
+        return Group(self._term, *missing, NO_RECORDS, 0, cause)
 
     def _set_aside(self, path: str) -> None:
         """Give the damaged file a second name, which nobody else's repair has taken."""
@@ -205,56 +189,49 @@ class _Repair:
         folder, path = self._folder, self._folder.segment(first_lsn)
         pieces: list[Peeked | Group] = [*(found.frames if found else []), *gathered]
         pieces.sort(key=lambda piece: piece.first_lsn)
-        if found is not None:
-            self._set_aside(path)
-        with folder.replacing(path) as file:
+        with contextlib.ExitStack() as held:
+            window = None
+            if found is not None:
+                self._set_aside(path)
+                old = held.enter_context(folder.disk.open(path))
+                window = Window(old, path, end=found.scan.size_bytes)
+            file = held.enter_context(folder.replacing(path))
             offset = 0
-            for data in self._frames(path, pieces, last_lsn):
-                file.append(data(offset))
-                offset = file.stat().size_bytes
+            for piece in pieces:
+                if piece.first_lsn <= last_lsn:
+                    frame = _placed(piece, window, offset)
+                    file.append(frame)
+                    offset += len(frame)
             file.sync()
         folder.disk.unlink(folder.index(first_lsn))
         folder.disk.sync_dir(folder.path)
 
-    def _frames(self, path: str, pieces: list[Peeked | Group], last_lsn: int) -> list[_Placer]:
-        return [
-            _old_frame(self._folder.disk, path, piece)
-            if isinstance(piece, Peeked)
-            else _new_frame(piece)
-            for piece in pieces
-            if piece.first_lsn <= last_lsn
-        ]
+
+def _mended(part: _Part) -> Mended:
+    return Mended(*part.missing, part.source)
 
 
-class _Placer(Protocol):
-    def __call__(self, offset: int) -> bytes | bytearray: ...
+def _placed(piece: Peeked | Group, window: Window | None, offset: int) -> bytes | bytearray:
+    """The frame of a piece, for this place of the new segment."""
+    if isinstance(piece, Group):
+        return _new_frame(piece, offset)
+    assert window is not None
+    frame = window.view(piece.offset, piece.header.frame_bytes)
+    if piece.envelope is None:
+        return bytes(frame)
+    return moved_frame(frame, synced_lsn=piece.first_lsn - 1, offset=offset)
 
 
-def _old_frame(disk: Disk, path: str, peeked: Peeked) -> _Placer:
-    def placed(offset: int) -> bytes | bytearray:
-        with disk.open(path) as file:
-            window = Window(file, path, end=file.stat().size_bytes)
-            frame = window.view(peeked.offset, peeked.header.frame_bytes)
-            if peeked.envelope is None:
-                return bytes(frame)
-            return moved_frame(frame, synced_lsn=peeked.first_lsn - 1, offset=offset)
-
-    return placed
-
-
-def _new_frame(group: Group) -> _Placer:
-    def placed(offset: int) -> bytes | bytearray:
-        if group.lost is not None:
-            body = Body.of_lost(len(group), group.lost)
-        else:
-            body = Body.of_records(group.records)
-        body.place(
-            term=group.term,
-            first_lsn=group.first_lsn,
-            timestamp_ms=group.timestamp_ms,
-            synced_lsn=group.first_lsn - 1,
-            offset=offset,
-        )
-        return body.frame
-
-    return placed
+def _new_frame(group: Group, offset: int) -> bytearray:
+    if group.lost is not None:
+        body = Body.of_lost(len(group), group.lost)
+    else:
+        body = Body.of_records(group.records)
+    body.place(
+        term=group.term,
+        first_lsn=group.first_lsn,
+        timestamp_ms=group.timestamp_ms,
+        synced_lsn=group.first_lsn - 1,
+        offset=offset,
+    )
+    return body.frame

@@ -11,7 +11,8 @@ What cannot be told: damage in what the last flush wrote, with nothing after it 
 cover it. It looks torn; whoever opens the log is told which LSNs were cut off.
 
 In a file of another implementation, which syncs after each frame, a whole frame says that those
-before it were synced.
+before it were synced; and one whose LSN does not rise is no end that may be cut off, but a log
+whose order is broken. Nor is a file torn that begins, whole, with another LSN than its name says.
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ class Scan:
     """Whole frames after the bad place."""
     said_lsn: int | None = None
     """The last LSN of the bad frame, as its head says, which nothing proves."""
+    why: str | None = None
+    """Why this is no torn end, where it is not for what was synced."""
+    gave_up: bool = False
+    """Too much looked like frames after the bad place to look at all of it."""
 
 
 def scan(window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True) -> Scan:
@@ -75,8 +80,9 @@ def scan(window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = 
         peeked = _whole(window, offset, found.last_lsn, native=native)
         if peeked is None:
             found.said_lsn = _said(window, offset, found.last_lsn)
-            exhausted = _look_further(window, offset + 1, found, native=native)
-            corrupt = found.synced_lsn > found.last_lsn or exhausted
+            found.why = _misplaced(window, offset, found, native=native)
+            found.gave_up = _look_further(window, offset + 1, found, native=native)
+            corrupt = found.synced_lsn > found.last_lsn or found.gave_up or found.why is not None
             found.ending = Ending.CORRUPT if corrupt else Ending.TORN
             break
         _take(found, peeked, native=native)
@@ -124,13 +130,36 @@ def _said(window: Window, offset: int, above: int) -> int | None:
     return peeked.header.lsn if peeked is not None and peeked.header.lsn > above else None
 
 
+def _misplaced(window: Window, offset: int, found: Scan, *, native: bool) -> str | None:
+    """What is wrong with a frame that is whole, and stands where it cannot; None if it is not."""
+    peeked = window.peek(offset)
+    if peeked is None or peeked.end > window.end or window.payload(peeked) is None:
+        return None
+    if not native:
+        return _out_of_order(peeked, found.last_lsn)
+    if offset == 0 and peeked.envelope is not None and peeked.envelope.offset == 0:
+        return (
+            f"it begins, whole, with LSN {peeked.first_lsn}, and its name says "
+            f"{found.first_lsn}: it was given another's name"
+        )
+    return None
+
+
+def _out_of_order(peeked: Peeked, above: int) -> str:
+    return f"the whole frame of LSN {peeked.header.lsn} stands behind that of LSN {above}"
+
+
 def _look_further(window: Window, offset: int, found: Scan, *, native: bool) -> bool:
     """Gather whole frames from `offset` on, and what they prove; True if the search gave up."""
     budget = _SEARCH_BUDGET_FACTOR * window.end + _PROOF_MIN_BYTES
     above = found.last_lsn
     for at in _magics(window, offset):
         peeked = window.peek(at) if at >= offset else None
-        if peeked is None or peeked.header.lsn <= above or peeked.end > window.end:
+        if peeked is None or peeked.end > window.end:
+            continue
+        below = peeked.header.lsn <= above
+        # Without a checksum, four letters in a record would be a frame.
+        if below and (native or peeked.header.version == 1):
             continue
         if native and (peeked.envelope is None or peeked.envelope.offset != at):
             continue
@@ -139,6 +168,9 @@ def _look_further(window: Window, offset: int, found: Scan, *, native: bool) -> 
         if budget < 0:
             return True
         if window.payload(peeked) is None:
+            continue
+        if below:
+            found.why = found.why or _out_of_order(peeked, above)
             continue
         found.later.append(peeked)
         previous = max(peeked.first_lsn - 1, above)

@@ -11,20 +11,24 @@ those without an event loop.
 from __future__ import annotations
 
 import contextlib
+import logging
+import operator
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 
-from headwater.core import runtime
+from headwater.core import interrupts, runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import DiskFailed, Refused
+from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.core.limits import (
     DECODE_INLINE_BYTES,
     LOG_READ_BYTES,
     LOG_READ_RECORDS,
     LOG_TEND_EVERY_S,
+    LSN_MAX,
 )
 from headwater.log.record.group import Group
 from headwater.log.spool.commit import Appended, Committer, Ticket
@@ -32,6 +36,7 @@ from headwater.log.spool.config import SpoolConfig
 from headwater.log.spool.draft import Draft, draft_of
 from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.metrics import SpoolMetrics
+from headwater.log.spool.ownership import Ownership
 from headwater.log.spool.reader import SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
 from headwater.log.spool.state import Segment, SpoolState
@@ -39,12 +44,15 @@ from headwater.log.spool.tail import Tail
 from headwater.log.spool.writer import SegmentWriter
 from headwater.log.wal import Pruned
 
+_log = logging.getLogger(__name__)
+_U64_MAX: Final = 2**64 - 1
+
 
 class Spool:
     """A `Wal` on a local disk. One process at a time has it open."""
 
     def __init__(
-        self, folder: Folder, config: SpoolConfig, recovered: Recovered, held: contextlib.ExitStack
+        self, folder: Folder, config: SpoolConfig, recovered: Recovered, ownership: Ownership
     ) -> None:
         self.config = config
         self.metrics = SpoolMetrics()
@@ -52,10 +60,9 @@ class Spool:
         """What was cut off when it was opened; None if nothing was."""
         last_lsn = recovered.last_lsn
         self._folder = folder
-        self._held = held
+        self._ownership = ownership
         self._marks = recovered.marks
         self._marking = threading.Lock()
-        self._closed = False
         self._state = SpoolState(
             recovered.segments,
             floor_lsn=recovered.marks.floor_lsn,
@@ -65,8 +72,10 @@ class Spool:
         self._tail = Tail(last_lsn + 1, max_bytes=config.tail_bytes)
         shared = (self._state, self._tail, self.metrics)
         self._reader = SpoolReader(folder, *shared)
-        self._writer = SegmentWriter(folder, config, recovered, *shared)
-        self._committer = Committer(self._writer.flush, queue_bytes=config.queue_bytes)
+        self._writer = SegmentWriter(folder, config, recovered, *shared, ownership)
+        self._committer = Committer(
+            self._writer.flush, queue_bytes=config.queue_bytes, on_broken=self._state.end
+        )
         self.metrics.torn_bytes = 0 if self.torn is None else self.torn.size_bytes
 
     @classmethod
@@ -84,14 +93,29 @@ class Spool:
         says. A torn end is cut off, logged and told by `torn`; damage in what was synced is
         `SpoolCorrupt`, and changes nothing.
         """
-        if first_lsn is not None and first_lsn < 1:
-            raise Refused(f"first_lsn is {first_lsn}: LSNs begin at 1")
+        if first_lsn is not None:
+            first_lsn = _number("first_lsn", first_lsn, 1, LSN_MAX)
         folder = Folder(disk or OsDisk(), os.path.abspath(path))
         folder.make()
-        with contextlib.ExitStack() as held:
-            held.enter_context(folder.disk.lock(folder.file("lock")))
+        ownership = Ownership(folder)
+        try:
             recovered = recover(folder, first_lsn=first_lsn)
-            return cls(folder, config or SpoolConfig(), recovered, held.pop_all())
+            return cls(folder, config or SpoolConfig(), recovered, ownership)
+        except BaseException:
+            ownership.release()
+            raise
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_blocking()
+
+    async def __aenter__(self) -> Spool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     @property
     def path(self) -> str:
@@ -152,7 +176,8 @@ class Spool:
         below one that has written is `Fenced`. After `NoSpace` nothing has changed. After
         `DiskFailed` the outcome is not known, and the spool has to be opened again.
         """
-        if isinstance(records, Draft) or records.nbytes <= DECODE_INLINE_BYTES:
+        self._ownership.check_open()
+        if isinstance(records, Draft) or _checked(records).nbytes <= DECODE_INLINE_BYTES:
             draft = self._drafted(records)
         else:
             draft = await runtime.run_blocking(self._drafted, records)
@@ -167,17 +192,20 @@ class Spool:
         timestamp_ms: int | None = None,
     ) -> Appended:
         """As `append`, from a thread."""
+        self._ownership.check_open()
         ticket = _ticket(self._drafted(records), term, first_lsn, timestamp_ms)
         return self._committer.append_from_thread(ticket)
 
     def _drafted(self, records: pa.RecordBatch | Draft) -> Draft:
-        given = isinstance(records, Draft)
-        return records if given else draft_of(records, group_bytes=self.config.group_bytes)
+        if isinstance(records, Draft):
+            return records
+        return draft_of(_checked(records), group_bytes=self.config.group_bytes)
 
     async def read_since(
         self, lsn: int, *, max_records: int = LOG_READ_RECORDS, max_bytes: int = LOG_READ_BYTES
     ) -> Sequence[Group]:
         """Groups with LSNs above `lsn` and above the floor, in order and without gaps."""
+        self._ownership.check_open()
         taking = self._reader.taking(lsn, max_records, max_bytes)
         if not self._reader.read_tail(taking):
             await runtime.run_blocking(self._reader.read_disk, taking)
@@ -187,6 +215,7 @@ class Spool:
         self, lsn: int, *, max_records: int = LOG_READ_RECORDS, max_bytes: int = LOG_READ_BYTES
     ) -> Sequence[Group]:
         """As `read_since`, from a thread."""
+        self._ownership.check_open()
         taking = self._reader.taking(lsn, max_records, max_bytes)
         if not self._reader.read_tail(taking):
             self._reader.read_disk(taking)
@@ -202,7 +231,7 @@ class Spool:
 
     def prune_through_blocking(self, lsn: int) -> Pruned:
         """As `prune_through`, from a thread."""
-        with self._marking:
+        with self._touching():
             lsn = min(lsn, self._state.current_lsn)
             if lsn > self._state.floor_lsn:
                 self._mark(floor_lsn=lsn)
@@ -217,7 +246,8 @@ class Spool:
 
     def start_over_blocking(self, first_lsn: int) -> Pruned:
         """As `start_over`, from a thread."""
-        with self._marking:
+        first_lsn = _number("first_lsn", first_lsn, 1, LSN_MAX)
+        with self._touching():
             if first_lsn <= self._state.current_lsn + 1:
                 raise Refused(
                     f"the log goes on with LSN {self._state.current_lsn + 1}: it starts over only "
@@ -233,50 +263,80 @@ class Spool:
 
     def seal_blocking(self) -> None:
         """As `seal`, from a thread."""
-        self._writer.seal("hand-over")
+        self._ownership.check_open()
+        with interrupts.held():
+            self._writer.seal("hand-over")
 
     def tend_blocking(self) -> None:
         """Do what is due though nobody appends: sync by interval, seal by age, renew the marks."""
-        self._writer.tend()
-        with self._marking:
+        self._ownership.check_open()
+        with interrupts.held():
+            self._writer.tend()
+        with self._touching():
             if self._state.synced_lsn > self._marks.synced_lsn:
                 self._mark()
 
     async def keep(self) -> None:
-        """Tend the spool for ever; to be run as a task beside whoever appends."""
-        while True:
+        """Tend the spool until it is closed; to be run as a task beside whoever appends."""
+        while not self._ownership.is_closed:
             await runtime.sleep(LOG_TEND_EVERY_S)
-            await runtime.run_blocking(self.tend_blocking)
+            try:
+                await runtime.run_blocking(self.tend_blocking)
+            except (NoSpace, Unavailable) as error:
+                # The log is still written, and so it is still to be synced.
+                _log.warning("%s was not tended, and will be later: %s", self.path, error)
+            except HeadwaterError as error:
+                if not self._ownership.is_closed:
+                    _log.error("%s is not tended any more: %s", self.path, error)
+                    raise
 
     def close_blocking(self) -> None:
         """Sync, mark how far, and let the next one in. What was appended before is written."""
-        if self._closed:
+        if not self._ownership.is_forked:
+            with interrupts.held():
+                self._close()
+
+    def _close(self) -> None:
+        if not self._ownership.end():
             return
-        self._closed = True
-        self._committer.close(f"{self.path} is closed: open it again")
         try:
-            self._writer.close()
+            try:
+                self._committer.close(f"{self.path} is closed: open it again")
+            finally:
+                self._writer.close()
             with self._marking:
                 if self._state.failure is None and self._state.synced_lsn > self._marks.synced_lsn:
+                    self._ownership.check_held()
                     self._mark()
         finally:
             self._state.end(Refused(f"{self.path} is closed: open it again"))
-            self._held.close()
+            self._ownership.release()
 
     async def close(self) -> None:
         """As `close_blocking`, from a task."""
         await runtime.run_blocking(self.close_blocking)
+
+    @contextlib.contextmanager
+    def _touching(self) -> Iterator[None]:
+        """Within this the names in the folder are changed, by nobody else."""
+        self._ownership.check_open()
+        with interrupts.held(), self._marking:
+            # Closed meanwhile, perhaps: whoever closes it waits for those who are in here.
+            self._ownership.check_open()
+            self._ownership.check_held()
+            yield
 
     def _mark(self, *, floor_lsn: int | None = None) -> None:
         """Keep beside the segments how far the log was pruned and synced."""
         floor_lsn = self._state.floor_lsn if floor_lsn is None else floor_lsn
         marks = Marks(self._marks.began_lsn, floor_lsn, self._state.synced_lsn, self.term)
         try:
-            self._folder.set_marks(self._marks, marks)
+            self._folder.rename_marks(self._marks, marks)
+            self._marks = marks  # the name they have, though the next step may fail
+            self._folder.disk.sync_dir(self._folder.path)
         except DiskFailed as error:
             self._state.fail(error)
             raise
-        self._marks = marks
 
     def _removed(self, gone: list[Segment]) -> Pruned:
         for segment in gone:
@@ -289,8 +349,31 @@ class Spool:
 
 
 def _ticket(draft: Draft, term: int, first_lsn: int | None, timestamp_ms: int | None) -> Ticket:
-    if term < 1:
-        raise Refused(f"term is {term}: terms begin at 1")
-    written_ms = runtime.wall_ms() if timestamp_ms is None else timestamp_ms
-    bodies = draft.take()
-    return Ticket(bodies, term=term, first_lsn=first_lsn, timestamp_ms=written_ms)
+    """One append, of which everything fits into a frame: what does not must harm nobody else."""
+    term = _number("term", term, 1, _U64_MAX)
+    if first_lsn is not None:
+        first_lsn = _number("first_lsn", first_lsn, 0, _U64_MAX)
+    if timestamp_ms is None:
+        written_ms = max(0, runtime.wall_ms())
+    else:
+        written_ms = _number("timestamp_ms", timestamp_ms, 0, _U64_MAX)
+    return Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=written_ms)
+
+
+def _number(name: str, value: object, lowest: int, highest: int) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise Refused(f"{name} is {value!r}, not a whole number") from None
+    if not lowest <= number <= highest:
+        raise Refused(f"{name} is {number}: they begin at {lowest} and end at {highest}")
+    return number
+
+
+def _checked(records: object) -> pa.RecordBatch:
+    if not isinstance(records, pa.RecordBatch):
+        raise Refused(
+            f"a log takes a pyarrow.RecordBatch or a Draft, not {type(records).__name__}: a "
+            "table has them in to_batches()"
+        )
+    return records

@@ -15,8 +15,6 @@ from headwater.core.errors import HeadwaterError
 from headwater.log.spool.index import SparseIndex
 from headwater.log.spool.wake import wake
 
-Waiter = tuple[int, asyncio.Future[None]]
-
 
 @dataclass(slots=True, eq=False)
 class Segment:
@@ -57,7 +55,8 @@ class SpoolState:
         self.current_lsn = current_lsn
         self.synced_lsn = synced_lsn
         self.failure: HeadwaterError | None = None
-        self._waiters: list[Waiter] = []
+        self._waiters: dict[asyncio.Future[None], int] = {}
+        """Who waits, and for more than which LSN."""
 
     @property
     def active(self) -> Segment:
@@ -137,11 +136,10 @@ class SpoolState:
         if self.current_lsn > lsn or (timeout_s is not None and timeout_s <= 0):
             return self.current_lsn
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = (lsn, future)
         with self.mutex:
             if self.current_lsn > lsn:
                 return self.current_lsn
-            self._waiters.append(waiter)
+            self._waiters[future] = lsn
         if self.failure is not None:
             self._tell()
         try:
@@ -151,14 +149,16 @@ class SpoolState:
             pass
         finally:
             with self.mutex:
-                self._waiters = [one for one in self._waiters if one is not waiter]
+                self._waiters.pop(future, None)
         if self.failure is not None and self.current_lsn <= lsn:
             raise self.failure
         return self.current_lsn
 
     def _tell(self) -> None:
         with self.mutex:
-            due = [one for one in self._waiters if self.failure or one[0] < self.current_lsn]
-            self._waiters = [one for one in self._waiters if one not in due]
-        for _, future in due:
+            ended, reached = self.failure is not None, self.current_lsn
+            due = [one for one, lsn in self._waiters.items() if ended or lsn < reached]
+            for future in due:
+                del self._waiters[future]
+        for future in due:
             wake(future)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Final
 
+from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
 from headwater.log.spool.taking import Taking
+
+# Measured: what a group of one small record takes, beyond its records.
+_GROUP_COST_BYTES: Final = 1_700
+_COLUMN_COST_BYTES: Final = 850
+_DROPPED: Final = Group(0, 0, 0, NO_RECORDS, 0, "no longer held")
+"""Stands where a group stood, whose memory is free at once."""
 
 
 class Tail:
@@ -29,7 +37,7 @@ class Tail:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of records that are held."""
+        """Bytes of records that are held, with what holds them."""
         return self._size_bytes
 
     def extend(self, groups: Iterable[Group]) -> None:
@@ -39,7 +47,7 @@ class Tail:
                 self._groups.append(group)
                 self._lasts.append(group.last_lsn)
                 self._next_lsn = group.last_lsn + 1
-                self._size_bytes += group.nbytes
+                self._size_bytes += _cost_bytes(group)
             while self._size_bytes > self._max_bytes and self._gone < len(self._groups):
                 self._drop_first()
             self._compact()
@@ -75,10 +83,17 @@ class Tail:
         return True
 
     def _drop_first(self) -> None:
-        self._size_bytes -= self._groups[self._gone].nbytes
+        self._size_bytes -= _cost_bytes(self._groups[self._gone])
+        self._groups[self._gone] = _DROPPED
         self._gone += 1
 
     def _compact(self) -> None:
         if 2 * self._gone > len(self._groups):
             del self._groups[: self._gone], self._lasts[: self._gone]
             self._gone = 0
+
+
+def _cost_bytes(group: Group) -> int:
+    """What it takes in memory: of many small groups, that is far more than their records."""
+    columns = int(group.records.num_columns)
+    return group.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 
 def wake(future: asyncio.Future[None]) -> None:
@@ -10,8 +11,10 @@ def wake(future: asyncio.Future[None]) -> None:
     loop = future.get_loop()
     if loop is _running_loop():
         _resolve(future)
-    elif not loop.is_closed():
-        loop.call_soon_threadsafe(_resolve, future)
+    else:
+        # Closed, perhaps in this very moment: whoever waited there was cancelled.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, future)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

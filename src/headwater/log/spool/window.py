@@ -85,7 +85,7 @@ def frames_after(
     # What stands behind `last_lsn` was moved to the next segment, and is no part of this one.
     while offset < window.end and reached < last_lsn:
         peeked = window.peek(offset)
-        good = peeked is not None and _belongs(peeked, reached)
+        good = peeked is not None and _belongs(peeked, reached, lsn)
         if peeked is None or not good or peeked.end > window.end:
             raise _corrupt(window, offset, max(reached, lsn) + 1, "no frame begins here")
         if peeked.header.lsn > lsn:
@@ -98,13 +98,17 @@ def frames_after(
         raise _corrupt(window, offset, max(reached, lsn) + 1, f"it ends before LSN {last_lsn}")
 
 
-def _belongs(peeked: Peeked, reached: int) -> bool:
+def _belongs(peeked: Peeked, reached: int, lsn: int) -> bool:
+    """Whether a frame stands where it says, and follows the one before, or what was asked for."""
     if peeked.header.lsn <= reached:
         return False
     envelope = peeked.envelope
     if envelope is None:
         return True
-    dense = reached < 0 or envelope.first_lsn == reached + 1
+    if reached < 0:
+        dense = envelope.first_lsn <= lsn + 1
+    else:
+        dense = envelope.first_lsn == reached + 1
     return dense and envelope.first_lsn <= peeked.header.lsn and envelope.offset == peeked.offset
 
 

@@ -25,14 +25,19 @@ from headwater.core.errors import (
     HeadwaterError,
     LimitExceeded,
     NoSpace,
+    OutcomeUnknown,
+    Unavailable,
 )
-from headwater.core.limits import KIB
+from headwater.core.limits import KIB, LSN_MAX
 from headwater.log.record.group import Group
 from headwater.log.spool.commit import Appended, Ticket
 from headwater.log.spool.config import SpoolConfig
+from headwater.log.spool.conform import filled, merged
+from headwater.log.spool.envelope import Body
 from headwater.log.spool.folder import Folder
 from headwater.log.spool.index import SparseIndex
 from headwater.log.spool.metrics import SpoolMetrics
+from headwater.log.spool.ownership import Ownership
 from headwater.log.spool.recovery import Recovered
 from headwater.log.spool.state import Segment, SpoolState
 from headwater.log.spool.tail import Tail
@@ -53,12 +58,14 @@ class SegmentWriter:
         state: SpoolState,
         tail: Tail,
         metrics: SpoolMetrics,
+        ownership: Ownership,
     ) -> None:
         self._folder = folder
         self._config = config
         self._state = state
         self._tail = tail
         self._metrics = metrics
+        self._ownership = ownership
         self.lock = threading.Lock()
         """Held by whoever changes the active segment."""
         self._file: DiskFile = recovered.file
@@ -82,9 +89,12 @@ class SegmentWriter:
                         run = self._commit(run)
                         reason = self._seal_reason(ticket, run)
                         if reason is not None:
+                            schema = _merged(run, ticket) if reason == "schema" else None
                             self._seal(reason)
                             run = self._run()
+                            run.schema = schema
                     self._check(ticket, run)
+                    _conform(ticket, run)
                 except HeadwaterError as error:
                     ticket.fail(error)
                     continue
@@ -96,6 +106,7 @@ class SegmentWriter:
         """Close the active segment and begin the next, if it holds anything."""
         with self.lock:
             self._check_usable()
+            self._check_owned()
             if not self._state.active.is_empty:
                 self._seal(reason)
 
@@ -103,12 +114,20 @@ class SegmentWriter:
         """Sync and seal what is due though nothing is appended."""
         with self.lock:
             self._check_usable()
+            self._check_owned()
             interval_s = self._config.sync_interval_s
             due = interval_s is not None and runtime.monotonic_s() - self._synced_s >= interval_s
             if due and self._synced_bytes < self._size_bytes:
                 self._sync()
             if not self._state.active.is_empty and self._is_old():
-                self._seal("age")
+                self._seal_by_age()
+
+    def _seal_by_age(self) -> None:
+        try:
+            self._seal("age")
+        except (NoSpace, Unavailable) as error:
+            # It is written on, and sealed when there is room for another one.
+            _log.warning("%s is old, and was not sealed: %s", self._where, error)
 
     def restart(self, first_lsn: int) -> list[Segment]:
         """Begin anew at another LSN; the segments that were there, which may be removed."""
@@ -138,6 +157,20 @@ class SegmentWriter:
         if self._state.failure is not None:
             raise self._state.failure
 
+    def _check_owned(self) -> None:
+        try:
+            self._ownership.check_held()
+        except HeadwaterError as error:
+            self._state.fail(error)
+            _log.error("%s", error)
+            raise
+
+    def _check_still_owned(self) -> None:
+        try:
+            self._check_owned()
+        except Fenced as error:
+            raise OutcomeUnknown(f"{error}. What was just written may be in it, or not") from error
+
     def _check(self, ticket: Ticket, run: _Run) -> None:
         self._check_usable()
         if ticket.term < run.term:
@@ -150,14 +183,17 @@ class SegmentWriter:
                 "and writes nothing twice",
                 current=run.next_lsn,
             )
+        last_lsn = run.next_lsn + sum(body.lsns for body in ticket.bodies) - 1
+        if last_lsn > LSN_MAX:
+            self._metrics.appends_refused["order"] += 1
+            raise LimitExceeded(f"LSN {last_lsn} is beyond the last one, {LSN_MAX}")
 
     def _seal_reason(self, ticket: Ticket, run: _Run) -> str | None:
         if (self._state.active.is_empty and not run.tickets) or ticket.term < run.term:
             return None
         if ticket.term != run.term:
             return "hand-over"
-        schema = _schema(ticket)
-        if schema is not None and run.schema is not None and schema != run.schema:
+        if run.schema is not None and _schema(ticket) and _merged(run, ticket) != run.schema:
             return "schema"
         if run.size_bytes >= self._config.segment_bytes:
             return "size"
@@ -189,9 +225,11 @@ class SegmentWriter:
         """Write a run, sync it where that is promised, publish it, and settle its tickets."""
         if run.tickets:
             try:
+                self._check_owned()
                 self._write(run)
                 if self._config.sync_always or self._interval_over():
                     self._sync(through_lsn=run.next_lsn - 1)
+                self._check_still_owned()
             except HeadwaterError as error:
                 for ticket, _ in run.tickets:
                     ticket.fail(error)
@@ -339,6 +377,23 @@ class _Run:
 def _schema(ticket: Ticket) -> pa.Schema | None:
     """The one schema of an append's records; None where there are none."""
     return next((body.records.schema for body in ticket.bodies if body.lost is None), None)
+
+
+def _merged(run: _Run, ticket: Ticket) -> pa.Schema | None:
+    """What a segment would have that takes this append as well; None if that cannot be."""
+    schema = _schema(ticket)
+    assert schema is not None
+    return schema if schema == run.schema or run.schema is None else merged(run.schema, schema)
+
+
+def _conform(ticket: Ticket, run: _Run) -> None:
+    """Give an append the columns that its segment has."""
+    schema = _schema(ticket)
+    if schema is not None and run.schema is not None and schema != run.schema:
+        ticket.bodies = [
+            body if body.lost is not None else Body.of_records(filled(body.records, run.schema))
+            for body in ticket.bodies
+        ]
 
 
 def _joined(frames: list[bytearray]) -> list[bytes | bytearray]:

@@ -1,0 +1,145 @@
+"""Whose log it is: closed ones, forked ones, and ones whose lock somebody tidied away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.core import runtime
+from headwater.core.disk import OsDisk
+from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
+from headwater.log.spool import Spool, SpoolConfig
+from headwater.testing import Simulation, simulate
+from headwater.testing.disk import FaultyDisk
+from tests.log.given import PATH, contents, everything, numbered, opened
+
+Use = Callable[[Spool], object]
+USES: dict[str, Use] = {
+    "append": lambda spool: spool.append_blocking(numbered(1, 1), term=1),
+    "read": lambda spool: spool.read_since_blocking(0),
+    "prune": lambda spool: spool.prune_through_blocking(8),
+    "start over": lambda spool: spool.start_over_blocking(5000),
+    "seal": lambda spool: spool.seal_blocking(),
+    "tend": lambda spool: spool.tend_blocking(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_closed_spool_does_nothing_to_the_log_of_whoever_opened_it_next(use: str) -> None:
+    disk = FaultyDisk()
+    closed = opened(disk, config=SpoolConfig(segment_bytes=1))
+    for lsn in range(1, 11):
+        closed.append_blocking(numbered(lsn, 1), term=1)
+    closed.close_blocking()
+    owner = opened(disk)
+    before = contents(disk)
+    with pytest.raises(Refused, match="closed"):
+        USES[use](closed)
+    assert contents(disk) == before
+    assert owner.append_blocking(numbered(11, 1), term=1) == (11, 11)
+    owner.close_blocking()
+    assert list(everything(opened(disk))) == list(range(1, 12))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_forked_child_does_nothing_to_its_parents_log(use: str, tmp_path: Path) -> None:
+    spool = Spool.open(str(tmp_path))
+    spool.append_blocking(numbered(1, 1), term=1)
+    said = _in_child(lambda: USES[use](spool), closing=spool)
+    assert "before the process forked" in said
+    assert spool.append_blocking(numbered(2, 1), term=1) == (2, 2)
+    spool.close_blocking()
+    again = Spool.open(str(tmp_path))
+    assert again.torn is None
+    assert list(everything(again)) == [1, 2]
+    again.close_blocking()
+
+
+def _in_child(use: Callable[[], object], *, closing: Spool) -> str:
+    """What a forked child is told."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            use()
+        except HeadwaterError as error:
+            os.write(write, str(error).encode())
+        finally:
+            closing.close_blocking()
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.mark.parametrize("use", ["append", "prune", "start over", "seal", "tend"])
+def test_a_log_whose_lock_was_removed_is_left_to_whoever_took_the_next(use: str) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 1), term=1)
+    disk.unlink(f"{PATH}/lock")
+    other = opened(disk)
+    other.append_blocking(numbered(2, 1), term=1)
+    with pytest.raises(Fenced, match="removed while this log was open"):
+        USES[use](spool)
+    other.append_blocking(numbered(3, 1), term=1)
+    other.close_blocking()
+    again = opened(disk)
+    assert again.torn is None
+    assert list(everything(again)) == [1, 2, 3]
+
+
+def test_what_was_written_while_the_lock_went_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool.open(str(tmp_path), disk=OsDisk())
+    sync = type(spool._writer._file).sync_data
+
+    def synced(file: object) -> None:
+        sync(file)  # type: ignore[arg-type]
+        (tmp_path / "lock").unlink()
+
+    monkeypatch.setattr(type(spool._writer._file), "sync_data", synced)
+    with pytest.raises(OutcomeUnknown, match="may be in it"):
+        spool.append_blocking(numbered(1, 1), term=1)
+
+
+def test_a_spool_is_closed_at_the_end_of_a_block() -> None:
+    disk = FaultyDisk()
+    with opened(disk) as spool:
+        spool.append_blocking(numbered(1, 1), term=1)
+    with pytest.raises(Refused, match="closed"):
+        spool.append_blocking(numbered(2, 1), term=1)
+
+    async def main(_: Simulation) -> None:
+        async with opened(disk) as again:
+            await again.append(numbered(2, 1), term=1)
+        with pytest.raises(Refused, match="closed"):
+            await again.append(numbered(3, 1), term=1)
+
+    simulate(main, seed=1)
+
+
+def test_tending_ends_with_the_log_and_says_what_else_ended_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(_: Simulation) -> None:
+        disk = FaultyDisk()
+        spool = opened(disk)
+        keeping = runtime.spawn(spool.keep(), name="keep")
+        await spool.close()
+        await keeping
+        assert caplog.records == []
+        spool = opened(disk)
+        keeping = runtime.spawn(spool.keep(), name="keep")
+        disk.unlink(f"{PATH}/lock")
+        with pytest.raises(Fenced):
+            await keeping
+        assert "is not tended any more" in caplog.text
+
+    simulate(main, seed=1)
