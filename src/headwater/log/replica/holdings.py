@@ -13,6 +13,7 @@ import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, Unavailable
+from headwater.log.replica.errors import Diverged
 from headwater.log.replica.held_copy import HeldCopy
 from headwater.log.replica.kept import Kept, KeptFile
 from headwater.log.replica.target import Target, Targets
@@ -71,6 +72,16 @@ class Holdings:
             return False
         await self._keep(msgspec.structs.replace(self._kept, term=term))
         return True
+
+    def check_sound(self, name: str) -> None:
+        """Raise `Diverged` if the copy holds another record than the log."""
+        lsn = self._kept.diverged_lsn
+        if lsn is not None:
+            raise Diverged(
+                f"replica {name!r} holds another record under LSN {lsn} than the log: find out "
+                "which is right, then let it rebootstrap",
+                lsn=lsn,
+            )
 
     async def mark_diverged(self, lsn: int) -> None:
         """Say for good that the copy is not one."""

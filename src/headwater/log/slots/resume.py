@@ -16,6 +16,8 @@ class PartialResync(msgspec.Struct, frozen=True, tag="partial"):
     """The log still has what follows: go on after `resume_lsn`."""
 
     resume_lsn: int
+    """Where the replica is, or the end of the log where that is lower: what the replica has beyond
+    it may turn out to be other records than those that come."""
 
 
 class FullRebootstrap(msgspec.Struct, frozen=True, tag="rebootstrap"):
@@ -27,13 +29,16 @@ class FullRebootstrap(msgspec.Struct, frozen=True, tag="rebootstrap"):
 ResumeMode = PartialResync | FullRebootstrap
 
 
-def plan_resume(slot: Slot | None, position_lsn: int | None, *, oldest_lsn: int) -> ResumeMode:
+def plan_resume(
+    slot: Slot | None, position_lsn: int | None, *, oldest_lsn: int, current_lsn: int
+) -> ResumeMode:
     """Decide how a replica goes on.
 
     `position_lsn` is the last record that the replica has; None for "wherever my slot is".
     `oldest_lsn` is the first record that can be read. An empty log has one, too: the record that
     will come next. Were an empty log no reason to bootstrap, a replica at 500 would go on silently
-    at 1,001 after the leader lost its disk.
+    at 1,001 after the leader lost its disk. And none is told to go on beyond `current_lsn`, the
+    end of the log: a leader that lost its last records would go on over the replica's.
     """
     if slot is not None and slot.invalidation is not None:
         return FullRebootstrap(slot.invalidation.cause)
@@ -44,7 +49,7 @@ def plan_resume(slot: Slot | None, position_lsn: int | None, *, oldest_lsn: int)
         resume_lsn = 0 if slot is None else slot.restart_lsn
     if oldest_lsn > resume_lsn + 1:
         return FullRebootstrap(InvalidationCause.WAL_REMOVED)
-    return PartialResync(resume_lsn)
+    return PartialResync(min(resume_lsn, current_lsn))
 
 
 class BootstrapPlan(msgspec.Struct, frozen=True):
@@ -65,6 +70,11 @@ def plan_bootstrap(
     image_lsn: int | None, *, oldest_lsn: int, current_lsn: int
 ) -> BootstrapPlan | NoBootstrap:
     """Where a replica with this image of everything through `image_lsn`, or with none, begins."""
+    if image_lsn is not None and image_lsn > current_lsn:
+        return NoBootstrap(
+            f"the log ends at LSN {current_lsn}, and what it would begin from at {image_lsn}: it "
+            "waits until the log is there, and compares"
+        )
     if image_lsn is not None and oldest_lsn <= image_lsn + 1:
         return BootstrapPlan(image_lsn, current_lsn)
     if oldest_lsn <= 1:
