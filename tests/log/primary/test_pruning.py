@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Damaged, Fenced, OutcomeUnknown, Refused
+from headwater.core.errors import Damaged, Fenced, OutcomeUnknown, Refused, RolledBack
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync, SlotStatus
 from headwater.store import Store
 from headwater.testing import MemoryWal
@@ -258,8 +258,10 @@ async def test_a_slot_that_was_dropped_from_outside_frees_the_log_and_its_replic
     assert one.primary.replica_count == 0
     assert await one.primary.prune_retained_wal_through(9) == 9
     again = await one.service.register("r1", 9)
-    assert again.resume == PartialResync(9)
+    assert again.resume == FullRebootstrap(InvalidationCause.NOT_BOOTSTRAPPED), "nothing to compare"
     assert again.session != session
+    one.wal.append(1)
+    assert (await one.service.register("r2", 10)).resume == PartialResync(10)
     await one.primary.close()
 
 
@@ -288,3 +290,26 @@ async def test_status_lag_and_silence_can_be_seen() -> None:
     (view,) = one.primary.slot_views()
     assert (view.status, view.cause) == (SlotStatus.LOST, InvalidationCause.HORIZON)
     assert one.primary.metrics.slots_invalidated == {"horizon": 1}
+
+
+@virtual
+async def test_slots_that_are_gone_do_not_free_a_log_that_holds_records() -> None:
+    one = await leader(must_exist=None)
+    one.wal.append(9)
+    await one.service.register("away", 3)
+    await one.store.delete(SLOTS_KEY)
+    with pytest.raises(RolledBack, match="group reset"):
+        await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
+    await slot_register(one.store).reset_damaged()
+    second = await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
+    assert second.primary.slots() == []
+
+
+@virtual
+async def test_a_replica_that_has_nothing_is_behind_by_the_whole_log() -> None:
+    one = await leader(wal=MemoryWal(first_lsn=51))
+    one.wal.append(50)
+    await one.service.register("late", 0)
+    (view,) = one.primary.slot_views()
+    assert view.bootstrapping
+    assert (view.confirmed_lsn, view.lag_lsn) == (0, 100)

@@ -36,7 +36,18 @@ def test_an_empty_log_that_begins_above_the_slot_is_no_partial_resync() -> None:
 
 
 def test_a_replica_that_went_on_after_its_slot_was_stored_goes_on_from_where_it_is() -> None:
-    assert plan_resume(AT_500, 520, oldest_lsn=521, current_lsn=2000) == PartialResync(520)
+    assert plan_resume(AT_500, 520, oldest_lsn=520, current_lsn=2000) == PartialResync(520)
+
+
+def test_what_no_leader_has_compared_and_none_can_is_not_gone_on_with() -> None:
+    assert plan_resume(AT_500, 500, oldest_lsn=501, current_lsn=2000) == PartialResync(500)
+    assert plan_resume(AT_500, 520, oldest_lsn=521, current_lsn=2000) == REMOVED
+    assert plan_resume(None, 520, oldest_lsn=521, current_lsn=2000) == REMOVED
+
+
+def test_nobody_goes_on_beyond_the_end_of_the_log() -> None:
+    assert plan_resume(AT_500, 520, oldest_lsn=1, current_lsn=300) == PartialResync(300)
+    assert plan_resume(AT_500, None, oldest_lsn=1, current_lsn=300) == PartialResync(300)
 
 
 def test_a_replica_that_lost_what_it_acknowledged_is_sent_it_again_or_made_anew() -> None:

@@ -28,6 +28,7 @@ from headwater.log.slots import (
     SlotKeeper,
     SlotLag,
     breach,
+    is_comparable,
     plan_bootstrap,
     plan_resume,
 )
@@ -74,8 +75,15 @@ class LogRetention:
         """
         current_lsn = self.wal.current_lsn()
         for slot in self.book.slots():
-            if slot.is_valid and not slot.bootstrapping and slot.restart_lsn > current_lsn:
-                self.book.create(slot.name, current_lsn)
+            if slot.bootstrapping or max(slot.restart_lsn, slot.confirmed_lsn) <= current_lsn:
+                continue
+            self.book.create(
+                slot.name,
+                min(slot.restart_lsn, current_lsn),
+                confirmed_lsn=min(slot.confirmed_lsn, current_lsn),
+            )
+            if slot.invalidation is not None:
+                self.book.invalidate(slot.name, slot.invalidation.cause)
 
     def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
         """Give up slots that are beyond a limit; which, and why."""
@@ -193,10 +201,10 @@ class LogRetention:
         current_lsn = self.wal.current_lsn()
         if position_lsn is None:
             return self.book.create(name, current_lsn)
-        if self.oldest_lsn() <= position_lsn + 1:
+        if is_comparable(position_lsn, confirmed_lsn=0, oldest_lsn=self.oldest_lsn()):
             return self.book.create(name, min(position_lsn, current_lsn))
         # What the replica has does not reach the log: it needs a copy, and its slot says so.
-        return self.book.create(name, current_lsn, bootstrapping=True, confirmed_lsn=position_lsn)
+        return self.book.create(name, current_lsn, bootstrapping=True, confirmed_lsn=0)
 
     def _plan(self, slot: Slot | None, position_lsn: int | None) -> ResumeMode:
         return plan_resume(

@@ -32,6 +32,7 @@ from headwater.log.primary import (
     ReplicationSource,
 )
 from headwater.log.replica.config import ReplicaConfig
+from headwater.log.slots import is_comparable
 
 
 class _Answer(Protocol):
@@ -66,6 +67,11 @@ class Link:
         if self._told is None:
             raise Bug(f"replica {self._name!r} is not registered")
         return self._told
+
+    def reaches(self, lsn: int) -> bool:
+        """Whether the log can go on after a copy that ends here."""
+        told = self.told
+        return is_comparable(lsn, confirmed_lsn=told.confirmed_lsn, oldest_lsn=told.oldest_lsn)
 
     @property
     def _session(self) -> int | None:

@@ -283,10 +283,10 @@ class Replica:
             await self._bootstrap()
         while True:
             pulled = await self._pull()
-            if pulled.rebootstrap is not None:
-                await self._bootstrap()
-            else:
+            if pulled.rebootstrap is None:
                 await self._take(pulled)
+            elif await self._register():
+                await self._bootstrap()
             await self.target.tend()
             await self._acknowledge()
             self._retries.failures = 0
@@ -398,7 +398,8 @@ class Replica:
     async def _bootstrap(self, *, anew: bool = False) -> None:
         self._set_phase(ReplicaPhase.BOOTSTRAPPING)
         diverged_lsn = self._holdings.diverged_lsn
-        own = None if anew or self.is_diverged else self.target
+        is_useless = anew or self.is_diverged or not self._link.reaches(self.target.applied_lsn)
+        own = None if is_useless else self.target
         try:
             beginning = await self._bootstrapper.begin(own, below_lsn=diverged_lsn)
         except Refused:
@@ -406,17 +407,17 @@ class Replica:
             raise
         if beginning.kind != "own":
             await self._replace_copy(beginning)
-        await self._link.complete_bootstrap(self.target.durable_lsn)
+        # What came after that is this leader's own.
+        is_own = beginning.kind == "own"
+        self._begin_proof(self.target.applied_lsn if is_own else beginning.after_lsn)
+        await self._link.complete_bootstrap(self._proof.proven_lsn(self.target.durable_lsn))
         self.metrics.bootstraps[beginning.kind] += 1
-        if beginning.kind == "own":
-            self._begin_proof(self.target.applied_lsn)
-        else:
-            await self._prove_through(beginning.after_lsn)
+        if not is_own:
+            await self._prove()
         self._set_phase(ReplicaPhase.FOLLOWING)
 
-    async def _prove_through(self, lsn: int) -> None:
-        """Compare what a fresh copy began from; what came after it is this leader's own."""
-        self._begin_proof(lsn)
+    async def _prove(self) -> None:
+        """Compare what a fresh copy began from, before anybody is told that it is there."""
         while not self._proof.is_done:
             pulled = await self._pull()
             if pulled.rebootstrap is not None:

@@ -47,9 +47,19 @@ def plan_resume(
     resume_lsn = position_lsn
     if resume_lsn is None:
         resume_lsn = 0 if slot is None else slot.restart_lsn
-    if oldest_lsn > resume_lsn + 1:
+    confirmed_lsn = 0 if slot is None else slot.confirmed_lsn
+    if not is_comparable(resume_lsn, confirmed_lsn=confirmed_lsn, oldest_lsn=oldest_lsn):
         return FullRebootstrap(InvalidationCause.WAL_REMOVED)
     return PartialResync(min(resume_lsn, current_lsn))
+
+
+def is_comparable(lsn: int, *, confirmed_lsn: int, oldest_lsn: int) -> bool:
+    """Whether a log that begins at `oldest_lsn` can go on after a copy that ends at `lsn`.
+
+    It has the copy's last record, to compare it with. Or it has the very next one, and the slot
+    knows the copy to be acknowledged that far: an earlier leader's log was compared with it then.
+    """
+    return oldest_lsn <= lsn or (oldest_lsn == lsn + 1 and confirmed_lsn >= lsn)
 
 
 class BootstrapPlan(msgspec.Struct, frozen=True):
