@@ -26,14 +26,12 @@ async def reads_all(self: PrimaryService, since_lsn: int, **how: int) -> Sequenc
     return await self._primary.wal.read_since(since_lsn, **how)
 
 
-def trusts(told: Registered, through_lsn: int, *, compare_records: int) -> Proof:
+def trusts(told: Registered, through_lsn: int, compare_records: int) -> Proof:
     """Takes a copy for a prefix of whatever log it meets."""
     return Proof(through_lsn, through_lsn)
 
 
-def compares_what_the_slot_holds(
-    told: Registered, through_lsn: int, *, compare_records: int
-) -> Proof:
+def compares_what_the_slot_holds(told: Registered, through_lsn: int, compare_records: int) -> Proof:
     """Has only that sent again which the log is kept for."""
     after_lsn = max(told.restart_lsn, told.oldest_lsn - 1, through_lsn - compare_records)
     return Proof(min(after_lsn, through_lsn), through_lsn)

@@ -27,6 +27,8 @@ VARIANTS = 24
 LIVES = 3
 STEPS = 14
 PAYLOAD_MAX_BYTES = 20_000
+AT_ONCE_S, NEVER_S = 1e-9, 1e9
+"""Intervals that are over, or not, whatever the clock says."""
 
 
 @functools.cache
@@ -142,6 +144,7 @@ class _Life:
                 }
             if self.random.random() < 0.3:
                 spool.close_blocking()
+                self.acknowledged |= self._written
 
     def _step(self, spool: Spool, disk: FaultyDisk) -> None:
         kind = self.random.random()
@@ -196,6 +199,7 @@ def _power_loss_history(seed: int) -> None:
     random = Random(seed)
     disk = FaultyDisk(seed=seed, journaled=random.random() < 0.5)
     config = SpoolConfig(
+        sync=random.choice(("always", "always", "none", AT_ONCE_S, NEVER_S)),
         segment_bytes=random.choice((600, 4000, 1 << 20)),
         group_bytes=random.choice((60, 60, 1 << 20)),
     )

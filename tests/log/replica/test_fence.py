@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import random
+import threading
+from unittest import mock
 
 import msgspec
 import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, DiskFailed, NotSupported
-from headwater.log.replica import ReplicaPhase
+from headwater.log.replica import LogCopies, ReplicaPhase
+from headwater.log.replica.holdings import Holdings
 from headwater.log.replica.kept import Kept, KeptFile, decode, encode
 from headwater.testing import MemoryWal
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
@@ -107,6 +111,63 @@ def test_what_is_kept_is_there_wholly_or_as_it_was_whenever_the_power_fails() ->
             with contextlib.suppress(Crashed):
                 body(disk)
             check(disk.after_crash(random.Random(seed), CrashKind.POWER_LOSS), disk.trail)
+
+
+def test_whoever_is_cancelled_while_a_term_is_kept_goes_only_when_it_is_known_whether_it_is() -> (
+    None
+):
+    entered, go_on = threading.Event(), threading.Event()
+    write = KeptFile.write
+
+    def slowly(self: KeptFile, kept: Kept) -> None:
+        entered.set()
+        go_on.wait()
+        write(self, kept)
+
+    async def main() -> None:
+        disk = FaultyDisk()
+        files = KeptFile(disk, PATH)
+        files.folder.make()
+        holdings = await Holdings.load(files, LogCopies(disk=disk))
+        with mock.patch.object(KeptFile, "write", slowly):
+            heeding = runtime.spawn(holdings.heed(5), name="heed")
+            await runtime.run_blocking(entered.wait)
+            heeding.cancel()
+            for _ in range(3):
+                await runtime.sleep(0)
+            assert not heeding.done()
+            go_on.set()
+            await asyncio.wait((heeding,))
+        assert heeding.cancelled()
+        assert holdings.term == 5
+        assert files.read() == Kept(term=5)
+        await holdings.target.close()
+
+    asyncio.run(main())
+
+
+def test_a_term_that_was_found_once_is_found_again_though_its_name_was_never_synced() -> None:
+    async def found(disk: FaultyDisk) -> int:
+        holdings = await Holdings.load(KeptFile(disk, PATH), LogCopies(disk=disk))
+        return holdings.term
+
+    seen = set()
+    for seed in range(20):
+        disk = FaultyDisk(seed=seed)
+        files = KeptFile(disk, PATH)
+        files.folder.make()
+        files.write(Kept(term=4))
+        disk.fail_next("sync_dir", errno.EIO)
+        with pytest.raises(DiskFailed):
+            files.write(Kept(term=7))
+        disk.crash()
+        disk = disk.after_crash(random.Random(seed), CrashKind.PROCESS_KILL)
+        before = asyncio.run(found(disk))
+        disk.crash()
+        disk = disk.after_crash(random.Random(seed), CrashKind.POWER_LOSS)
+        assert asyncio.run(found(disk)) >= before
+        seen.add(before)
+    assert 7 in seen
 
 
 @virtual

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
 from dataclasses import replace
 from unittest import mock
 
@@ -10,6 +12,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log.primary import AckN, Pulled
+from headwater.log.record import Group
 from headwater.log.replica import LogCopies, LogCopy, LogGap, ReplicaPhase
 from headwater.log.replica.intake import take_in
 from headwater.log.spool import SpoolConfig
@@ -263,6 +266,63 @@ async def test_a_replica_that_comes_back_goes_on_where_it_was() -> None:
     assert await is_prefix(replica, one.wal)
     assert replica.metrics.records_applied == 5
     assert one.primary.metrics.partial_resyncs == 2
+    await replica.close()
+
+
+@virtual
+async def test_the_next_answer_is_asked_for_while_the_last_is_applied_but_not_at_the_end() -> None:
+    one = await leader()
+    one.wal.append(6)
+    source = Tampering(one.service)
+    asked_for: list[int] = []
+    apply = LogCopy.apply
+
+    async def slowly(self: LogCopy, groups: Sequence[Group], through_lsn: int) -> None:
+        await runtime.sleep(0.5)
+        asked_for.append(source.pulls)
+        await apply(self, groups, through_lsn)
+
+    with mock.patch.object(LogCopy, "apply", slowly):
+        replica = await standby(source, FaultyDisk(), max_records=2)
+        await reaches(replica, 6)
+    assert asked_for == [2, 3, 3]
+    assert await is_prefix(replica, one.wal)
+    await replica.close()
+
+
+@virtual
+async def test_an_answer_that_was_asked_for_ahead_is_dropped_with_what_it_was_to_follow() -> None:
+    one = await leader()
+    one.wal.append(6)
+    disk, tries = FaultyDisk(), 0
+    apply = LogCopy.apply
+
+    async def full_at_first(self: LogCopy, groups: Sequence[Group], through_lsn: int) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            disk.fail_next("append", errno.ENOSPC)
+        await apply(self, groups, through_lsn)
+
+    with mock.patch.object(LogCopy, "apply", full_at_first):
+        replica = await standby(one.service, disk, max_records=2)
+        await reaches(replica, 6)
+    assert (tries, replica.metrics.retries) == (4, {"NoSpace": 1})
+    assert await is_prefix(replica, one.wal)
+    await replica.close()
+
+
+@virtual
+async def test_a_new_leader_is_told_at_once_how_far_the_copy_is() -> None:
+    old, new = await leader(epoch=1), await leader(epoch=2)
+    old.wal.append(3)
+    new.wal.append(3)
+    source = Tampering(old.service)
+    replica = await standby(source, FaultyDisk(), wait_s=1.0, ack_interval_s=3600.0)
+    await reaches(replica, 3)
+    source.to = new.service
+    await runtime.sleep(60.0)
+    assert new.replica("r1").last_durable_lsn == 3
     await replica.close()
 
 

@@ -214,6 +214,25 @@ async def test_the_old_copy_is_read_until_the_fresh_one_shows_as_much() -> None:
 
 
 @virtual
+async def test_a_fresh_copy_shows_no_less_though_its_leader_has_not_come_so_far_again() -> None:
+    old, new = await leader(epoch=1), await leader(epoch=2)
+    old.wal.append(10)
+    replica = await standby(old.service, FaultyDisk())
+    await reaches(replica, 10)
+    await replica.close()
+    new.wal.append(4)
+    replica = await standby(new.service, replica_disk(replica), start=False, wait_s=1.0)
+    making = runtime.spawn(replica.rebootstrap(), name="rebootstrap")
+    await runtime.sleep(30.0)
+    assert not making.done()
+    assert replica.target.applied_lsn == 10
+    new.wal.append(6)
+    await making
+    assert replica.target.applied_lsn == 10
+    await replica.close()
+
+
+@virtual
 async def test_a_reader_that_is_stopped_while_it_leaves_a_copy_is_in_nobodys_way() -> None:
     one = await leader()
     one.wal.append(10)

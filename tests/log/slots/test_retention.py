@@ -91,5 +91,11 @@ def test_an_acknowledgement_never_moves_a_slot_back() -> None:
     assert durable_alone.confirmed_lsn == 12, "what is on disk has been applied"
 
 
+def test_an_acknowledgement_moves_no_slot_that_is_kept_for_a_bootstrap() -> None:
+    kept = msgspec.structs.replace(slot("a", 5), bootstrapping=True)
+    assert kept.advanced(applied_lsn=9, durable_lsn=9) == kept
+    assert kept.bootstrapped(7) == slot("a", 7)
+
+
 def test_a_default_is_left_out_of_what_is_stored() -> None:
     assert b"bootstrapping" not in msgspec.json.encode(slot("a", 1))

@@ -289,6 +289,22 @@ def test_what_waits_is_written_before_the_log_is_closed() -> None:
     assert list(everything(opened(disk))) == [1, 2]
 
 
+def test_batches_are_written_one_after_the_other_whoever_leads() -> None:
+    held: list[bool] = []
+
+    def flush(tickets: list[Ticket]) -> None:
+        held.append(committer._flushing.locked())
+        for ticket in tickets:
+            ticket.settle(Appended(1, 1))
+
+    committer = Committer(flush, queue_bytes=1000)
+    committer.append_from_thread(_waiting_ticket())
+    committer._led = True
+    committer._enter(_waiting_ticket())
+    committer.close("it ends")
+    assert held == [True, True]
+
+
 def test_a_loop_that_ends_before_anybody_led_leaves_nobody_waiting() -> None:
     spool = opened(FaultyDisk())
 
@@ -452,7 +468,14 @@ def test_a_closed_spool_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sync": "sometimes"}, {"sync": 0.0}, {"segment_bytes": 0}, {"tail_bytes": -1}]
+    "wrong",
+    [
+        {"sync": "sometimes"},
+        {"sync": 0.0},
+        {"sync": True},
+        {"segment_bytes": 0},
+        {"tail_bytes": -1},
+    ],
 )
 def test_a_setting_that_cannot_work_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(Refused):

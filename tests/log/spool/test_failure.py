@@ -170,6 +170,19 @@ def test_a_folder_that_could_not_be_opened_to_be_synced_can_be_pruned_later() ->
     assert opened(disk.after_crash(Random(1))).oldest_lsn() == 5
 
 
+def test_a_segment_whose_name_could_not_be_synced_for_lack_of_files_is_begun_again() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 2), term=1)
+    disk.fail_next("sync_dir", errno.EMFILE)
+    with pytest.raises(Unavailable, match="ulimit"):
+        spool.seal_blocking()
+    spool.seal_blocking()
+    spool.append_blocking(numbered(3, 1), term=1)
+    assert [segment.first_lsn for segment in spool.segments()] == [1, 3]
+    assert list(everything(spool)) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
 def test_a_segment_that_cannot_be_sealed_is_synced_all_the_same(number: int) -> None:
     async def main(simulation: Simulation) -> None:
@@ -226,7 +239,13 @@ def _keep_torn_tail(self: DiskFile, size_bytes: int) -> None:
         _real_truncate(self, size_bytes)  # type: ignore[arg-type]
 
 
-_real_write, _real_recover = SegmentWriter._write, recovery.recover
+_real_write, _real_seal = SegmentWriter._write, SegmentWriter._seal
+_real_recover = recovery.recover
+
+
+def _seal_unsynced(self: SegmentWriter, reason: str) -> None:
+    with replaced(self, "_sync", _nothing):
+        _real_seal(self, reason)
 
 
 def _write_in_hope(self: SegmentWriter, run: _Run) -> None:
@@ -303,6 +322,14 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], object]]] = {
     ),
     "a refused write is left where it stands": (
         lambda: replaced(SegmentWriter, "_cut_back", _nothing),
+        power_loss_history,
+    ),
+    "a segment is sealed without a sync": (
+        lambda: replaced(SegmentWriter, "_seal", _seal_unsynced),
+        power_loss_history,
+    ),
+    "a log is closed without a sync": (
+        lambda: replaced(SegmentWriter, "close", lambda self: self._file.close()),
         power_loss_history,
     ),
     "an error of a write is not told": (

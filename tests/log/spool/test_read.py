@@ -132,6 +132,21 @@ def test_the_floor_moves_at_once_and_stays_over_a_restart() -> None:
     assert list(everything(again)) == list(range(18, 31))
 
 
+def test_what_an_interrupted_prune_left_is_removed_when_the_log_is_opened() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SMALL)
+    for lsn in range(1, 31):
+        spool.append_blocking(numbered(lsn, 1), term=1)
+    before = {name: data for name, data in contents(disk).items() if not name.endswith(".marks")}
+    spool.prune_through_blocking(20)
+    spool.close_blocking()
+    after = contents(disk)
+    assert before.keys() - after.keys(), "whole segments went, and their indexes"
+    again = planted({**before, **after})
+    assert list(everything(opened(again))) == list(range(21, 31))
+    assert contents(again).keys() <= after.keys() | {"lock"}
+
+
 def test_an_empty_and_a_fully_pruned_spool_know_their_place() -> None:
     disk = FaultyDisk()
     spool = opened(disk, first_lsn=1001)
@@ -278,6 +293,11 @@ def test_a_segment_that_is_gone_is_damage() -> None:
         left = {name: data for name, data in files.items() if name != gone}
         with pytest.raises(SpoolCorrupt):
             everything(opened(planted(left), config=SMALL))
+    left = {name: data for name, data in files.items() if name != names[0]}
+    with pytest.raises(
+        SpoolCorrupt, match=f"the first one left begins at LSN {int(names[2][:20])}"
+    ):
+        opened(planted(left), config=SMALL)
     with pytest.raises(SpoolCorrupt, match="every segment is gone"):
         opened(planted({name: b"" for name in files if name.endswith(".marks")}))
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
 from headwater.core.errors import Refused
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.frame import encode_frame, read_header
+from headwater.log.spool.envelope import _ENVELOPE, GROUP_MAGIC, HEAD_BYTES, Body
+from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, encode_frame, read_header
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
-from tests.log.given import PATH, contents, everything, numbered, opened, planted, values
+from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, values
 from tests.torture.log_scenarios import BITFLIPS, CUTS, POWER_LOSS
 
 SEGMENT = f"{1:020d}.wal"
@@ -111,10 +113,71 @@ def test_a_record_that_says_the_magic_over_and_over_costs_no_more_than_its_bytes
     assert opened(planted({SEGMENT: torn, MARKS: b""})).current_lsn() == 0
 
 
+def test_an_end_that_looks_like_too_many_frames_is_not_cut_off() -> None:
+    places, size = 64, 64 * HEAD_BYTES
+    end = bytearray(HEAD_BYTES)
+    for offset in range(HEAD_BYTES, size, HEAD_BYTES):
+        payload_bytes = size - offset - V3.size - CRC_BYTES
+        end += V3.pack(MAGIC, 3, 1, 10, 0, payload_bytes)
+        end += _ENVELOPE.pack(GROUP_MAGIC, 0, 10, 0, offset)
+    assert len(end) == places * HEAD_BYTES
+    disk = planted({SEGMENT: bytes(end), MARKS: b""})
+    with pytest.raises(SpoolCorrupt, match=r"offset 0, from LSN 1 on.*cut the file off"):
+        opened(disk)
+    assert contents(disk)[SEGMENT] == bytes(end)
+
+
+def framed(first_lsn: int, *, synced_lsn: int, offset: int) -> bytes:
+    """A whole frame of two records that says this of itself."""
+    body = Body.of_records(numbered(first_lsn, 2))
+    body.place(term=1, first_lsn=first_lsn, timestamp_ms=0, synced_lsn=synced_lsn, offset=offset)
+    return bytes(body.frame)
+
+
+FIRST = framed(1, synced_lsn=0, offset=0)
+STRANGE = {
+    "after a gap": framed(5, synced_lsn=0, offset=len(FIRST)),
+    "written elsewhere": framed(3, synced_lsn=0, offset=len(FIRST) + 8),
+    "synced before it was written": framed(3, synced_lsn=4, offset=len(FIRST)),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_whole_frame_that_cannot_stand_there_is_none_of_this_log(what: str) -> None:
+    spool = opened(planted({SEGMENT: FIRST + STRANGE[what]}))
+    assert list(everything(spool)) == [1, 2]
+    assert spool.torn is not None
+    assert spool.torn.first_lsn == 3
+
+
+@pytest.mark.parametrize("what", ["after a gap", "written elsewhere", "missing"])
+def test_a_sealed_segment_of_frames_that_cannot_stand_there_is_damage(what: str) -> None:
+    files = {SEGMENT: FIRST + STRANGE.get(what, b""), f"{7:020d}.wal": b""}
+    spool = opened(planted(files))
+    with pytest.raises(SpoolCorrupt, match="from LSN 3 on"):
+        everything(spool)
+    assert list(found(spool.read_since_blocking(0, max_records=2))) == [1, 2]
+
+
 def test_a_process_that_died_while_it_began_left_nothing_in_the_way() -> None:
     for files in ({MARKS: b""}, {SEGMENT: b""}, {f"{7:020d}.wal": b""}, {"x.new": b"half"}):
         spool = opened(planted(files), first_lsn=9)
         assert spool.append_blocking(numbered(9, 1), term=1) == (9, 9)
+
+
+def test_what_is_written_above_a_floor_that_outlived_its_records_is_safe() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(sync="none"))
+    spool.append_blocking(numbered(1, 5), term=1)
+    spool.prune_through_blocking(5)
+    disk.crash()
+    for seed in range(20):
+        left = disk.after_crash(Random(seed))
+        again = opened(left)
+        assert (again.oldest_lsn(), again.current_lsn()) == (6, 5)
+        again.append_blocking(numbered(6, 1), term=1)
+        left.crash()
+        assert list(everything(opened(left.after_crash(Random(seed))))) == [6]
 
 
 def test_a_segment_without_marks_is_opened_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -16,6 +17,7 @@ from headwater.log.spool.repair import repair
 from headwater.log.spool.repair_source import BufferSource, SpoolSource
 from headwater.store import MemoryBackend, Store
 from headwater.testing.disk import FaultyDisk
+from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, contents, everything, numbered, opened, planted
 
 CONFIG = SpoolConfig(segment_bytes=1500, group_bytes=100)
@@ -162,6 +164,33 @@ def test_a_log_of_which_everything_is_gone_is_made_again_segment_by_segment() ->
     report = repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
     assert len(report.mended) == len(segments(contents(disk))) > 1
     assert everything(opened(disk)) == RECORDS
+
+
+def test_a_repair_is_safe_at_every_point() -> None:
+    files, copy = contents(grown()), grown(step=5)
+    first, second = segments(files)[:2]
+    damaged = flipped(files, first, 100)
+    del damaged[second]
+
+    def body(disk: FaultyDisk, ack: Callable[[str], None]) -> None:
+        disk.make_dir(PATH)
+        for name, data in damaged.items():
+            with disk.create(f"{PATH}/{name}") as file:
+                file.append(data)
+                file.sync()
+        disk.sync_dir(PATH)
+        disk.sync_dir("/")
+        ack("damaged")
+        assert repair(PATH, [SpoolSource(PATH, copy)], disk=disk).missing == []
+        ack("mended")
+
+    def check(disk: FaultyDisk, said: list[str]) -> None:
+        if said[-1:] == ["damaged"]:
+            assert repair(PATH, [SpoolSource(PATH, copy)], disk=disk).missing == []
+        if said:
+            assert everything(opened(disk)) == RECORDS
+
+    explore(body, check, states=2)
 
 
 def test_the_buffer_has_what_is_retained_there() -> None:

@@ -6,10 +6,11 @@ import struct
 import zlib
 
 from headwater.buffer.records import Operation
+from headwater.core.limits import LOG_INDEX_BYTES
 from headwater.log.record import ChangeRecord, changes_of, group_of
 from headwater.log.record.change import DEFAULT_TERM
 from headwater.log.spool import Spool
-from headwater.log.spool.index import SparseIndex
+from headwater.log.spool.index import SparseIndex, decode_index
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import contents, opened, planted, spans, values
 
@@ -104,6 +105,18 @@ def _check_resume(spool: Spool) -> None:
     resumed = spool.read_since_blocking(130)
     assert spans(resumed) == [(lsn, lsn) for lsn in range(131, 201)]
     assert spool.seek_offset(130) > 0
+
+
+def test_a_flipped_bit_anywhere_in_an_index_is_noticed() -> None:
+    index = SparseIndex(1)
+    for place in range(3):
+        index.note(1 + 100 * place, LOG_INDEX_BYTES * place)
+    data = index.encode(last_lsn=300, segment_bytes=1 << 22)
+    assert decode_index(data, first_lsn=1, segment_bytes=1 << 22) is not None
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert decode_index(bytes(flipped), first_lsn=1, segment_bytes=1 << 22) is None
 
 
 def test_the_index_of_a_sealed_segment_is_kept_or_made_again() -> None:

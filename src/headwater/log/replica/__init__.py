@@ -5,6 +5,7 @@ that is read, by bookmark where a reader must see what it saw elsewhere.
 
     replica           follows, compares, acknowledges; begins anew where it must
     link              what it says to its source, and the fence in front of the answers
+    pull_ahead        the next answer, asked for while the last one is applied
     intake            what of an answer is new, came again, or is missing
     bootstrapper      beginning anew; held_copy, which stays as long as it is read
     bookmark          (term, LSN); bookmark_readers, who wait for one

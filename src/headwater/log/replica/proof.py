@@ -31,7 +31,7 @@ class Proof:
     """Up to here the copy may hold other records than the log."""
 
     @classmethod
-    def of_copy(cls, told: Registered, through_lsn: int, *, compare_records: int) -> Proof:
+    def of_copy(cls, told: Registered, through_lsn: int, compare_records: int) -> Proof:
         """For a copy that ends at `through_lsn` and was told this: all that nobody acknowledged to
         such a log, and some records more, as far as the log reaches back."""
         wanted_lsn = min(told.confirmed_lsn, told.current_lsn, through_lsn - compare_records)

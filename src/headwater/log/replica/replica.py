@@ -49,6 +49,7 @@ from headwater.log.replica.kept import KeptFile
 from headwater.log.replica.link import Link
 from headwater.log.replica.metrics import ReplicaMetrics
 from headwater.log.replica.proof import UNPROVEN, Proof, compare
+from headwater.log.replica.pull_ahead import PullAhead
 from headwater.log.replica.retries import Retries
 from headwater.log.replica.status import ReplicaPhase, ReplicaStatus
 from headwater.log.replica.target import Target, Targets
@@ -80,6 +81,7 @@ class Replica:
         self._holdings = holdings
         self._held = held
         self._link = Link(name, source, config, self._heed)
+        self._ahead = PullAhead(lambda since_lsn: self._link.pull(since_lsn, wait_s=0.0))
         self._bootstrapper = Bootstrapper(self._link, targets, config, self._apply)
         self._phase = ReplicaPhase.STOPPED
         self._current_lsn = 0
@@ -188,12 +190,7 @@ class Replica:
             return self.bookmark
         self.metrics.reads_sent_elsewhere += 1
         why = self._why_not(bookmark) or f"and is not at {bookmark} after {timeout_s:.1f} s"
-        raise GoElsewhere(
-            f"replica {self.name!r} is at {self.bookmark} {why}: read from another copy, or from "
-            "the leader",
-            bookmark=bookmark,
-            at=self.bookmark,
-        )
+        raise GoElsewhere.of(self.name, why, bookmark=bookmark, at=self.bookmark)
 
     def _shows(self, bookmark: Bookmark) -> bool:
         if self.is_diverged or self.target.applied_lsn < bookmark.lsn:
@@ -281,16 +278,20 @@ class Replica:
         self._holdings.check_sound(self.name)
         if await self._register():
             await self._bootstrap()
-        while True:
-            pulled = await self._pull()
-            if pulled.rebootstrap is None:
-                await self._take(pulled)
-            elif await self._register():
-                await self._bootstrap()
-            await self.target.tend()
-            await self._acknowledge()
-            self._retries.failures = 0
-            self.problem = self._proof.waits_for(pulled.current_lsn)
+        try:
+            while True:
+                pulled = await self._pull()
+                if pulled.rebootstrap is None:
+                    self._ahead.begin(pulled)
+                    await self._take(pulled)
+                elif await self._register():
+                    await self._bootstrap()
+                await self.target.tend()
+                await self._acknowledge()
+                self._retries.failures = 0
+                self.problem = self._proof.waits_for(pulled.current_lsn)
+        finally:
+            await self._ahead.drop()
 
     async def _register(self) -> bool:
         """Come, or come back; whether a fresh copy is wanted."""
@@ -307,8 +308,8 @@ class Replica:
         return False
 
     def _begin_proof(self, through_lsn: int) -> None:
-        told, compare_records = self._link.told, self.config.compare_records
-        self._note_proof(Proof.of_copy(told, through_lsn, compare_records=compare_records))
+        compare_records = self.config.compare_records
+        self._note_proof(Proof.of_copy(self._link.told, through_lsn, compare_records))
 
     def _note_proof(self, proof: Proof) -> None:
         self._proof = proof
@@ -322,7 +323,9 @@ class Replica:
         began_s = runtime.monotonic_s()
         due_s = self.target.tend_within_s
         wait_s = self.config.wait_s if due_s is None else min(self.config.wait_s, due_s)
-        pulled = await self._link.pull(since_lsn, wait_s=wait_s)
+        pulled = await self._ahead.take(since_lsn)
+        if pulled is None:
+            pulled = await self._link.pull(since_lsn, wait_s=wait_s)
         self.metrics.pulls += 1
         self._current_lsn = pulled.current_lsn
         if pulled.through_lsn <= since_lsn and pulled.rebootstrap is None:
@@ -398,8 +401,8 @@ class Replica:
     async def _bootstrap(self, *, anew: bool = False) -> None:
         self._set_phase(ReplicaPhase.BOOTSTRAPPING)
         diverged_lsn = self._holdings.diverged_lsn
-        is_useless = anew or self.is_diverged or not self._link.reaches(self.target.applied_lsn)
-        own = None if is_useless else self.target
+        is_good = not self.is_diverged and self._link.reaches(self.target.applied_lsn)
+        own = self.target if is_good and not anew else None
         try:
             beginning = await self._bootstrapper.begin(own, below_lsn=diverged_lsn)
         except Refused:
@@ -412,17 +415,12 @@ class Replica:
         self._begin_proof(self.target.applied_lsn if is_own else beginning.after_lsn)
         await self._link.complete_bootstrap(self._proof.proven_lsn(self.target.durable_lsn))
         self.metrics.bootstraps[beginning.kind] += 1
-        if not is_own:
-            await self._prove()
-        self._set_phase(ReplicaPhase.FOLLOWING)
-
-    async def _prove(self) -> None:
-        """Compare what a fresh copy began from, before anybody is told that it is there."""
-        while not self._proof.is_done:
+        while not is_own and not self._proof.is_done:
             pulled = await self._pull()
             if pulled.rebootstrap is not None:
                 raise Unavailable("the log went on before the copy was compared with it")
             await self._take(pulled)
+        self._set_phase(ReplicaPhase.FOLLOWING)
 
     async def _replace_copy(self, beginning: Beginning) -> None:
         async def begin(path: str) -> Target:

@@ -31,7 +31,10 @@ class SpoolConfig:
     """What may wait to be written; beyond it appends are turned away."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.sync, str) and self.sync not in ("always", "none"):
+        # True would be an interval of a second, which is not what anybody means by it.
+        given: object = self.sync
+        known = given in ("always", "none")
+        if isinstance(given, bool) or (isinstance(given, str) and not known):
             raise Refused(f"sync is {self.sync!r}: always, none, or a number of seconds")
         if not isinstance(self.sync, str) and not self.sync > 0:
             raise Refused(f"sync is {self.sync}: an interval is above 0")

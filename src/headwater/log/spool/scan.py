@@ -64,6 +64,8 @@ class Scan:
     """Whole frames after the bad place."""
     said_lsn: int | None = None
     """The last LSN of the bad frame, as its head says, which nothing proves."""
+    gave_up: bool = False
+    """Too much looked like frames after the bad place to look at all of it."""
 
 
 def scan(window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True) -> Scan:
@@ -75,8 +77,8 @@ def scan(window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = 
         peeked = _whole(window, offset, found.last_lsn, native=native)
         if peeked is None:
             found.said_lsn = _said(window, offset, found.last_lsn)
-            exhausted = _look_further(window, offset + 1, found, native=native)
-            corrupt = found.synced_lsn > found.last_lsn or exhausted
+            found.gave_up = _look_further(window, offset + 1, found, native=native)
+            corrupt = found.synced_lsn > found.last_lsn or found.gave_up
             found.ending = Ending.CORRUPT if corrupt else Ending.TORN
             break
         _take(found, peeked, native=native)

@@ -37,6 +37,16 @@ def mend(file: DiskFile, path: str, found: Scan, *, floor_lsn: int = 0) -> TornT
     """Cut off a torn end; refuse a corrupt one. What was pruned cannot be corrupt."""
     if found.ending is Ending.CLEAN:
         return None
+    if found.gave_up:
+        raise SpoolCorrupt(
+            "these bytes are no whole frame, and too much after them looks like frames to tell "
+            "whether they were synced",
+            path=path,
+            offset=found.valid_bytes,
+            lsn=found.last_lsn + 1,
+            advice="look at it with: headwater inspect wal FILE. If nothing from there on is "
+            "needed, cut the file off at this offset by hand",
+        )
     if found.ending is Ending.CORRUPT and found.synced_lsn > floor_lsn:
         raise SpoolCorrupt(
             f"these bytes were synced (through LSN {found.synced_lsn}) and are no whole frame",
