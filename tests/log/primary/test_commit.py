@@ -296,4 +296,6 @@ async def test_a_wait_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(Refused, match="timeout_s is nan"):
         await one.primary.wait_committed(5, policy=AckN(1), timeout_s=float("nan"))
     with pytest.raises(Refused, match="parse_policy"):
+        await one.primary.wait_committed(5, policy="quorum:3")  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="parse_policy"):
         ReplicationConfig(commit_policy="quorum:3")  # type: ignore[arg-type]

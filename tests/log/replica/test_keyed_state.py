@@ -329,3 +329,13 @@ async def test_a_state_of_several_schemas_is_scanned_in_the_order_of_the_log() -
 def test_a_key_that_is_neither_bytes_nor_a_number_is_refused() -> None:
     with pytest.raises(Refused, match="keys are bytes"):
         state().get("k1")  # type: ignore[arg-type]
+
+
+@virtual
+async def test_views_are_kept_as_plain_values() -> None:
+    one = state()
+    batch = pa.record_batch({"_key": pa.array([b"a"]), "v": pa.array(["s"], pa.string_view())})
+    await one.apply([Group(1, 1, 1, batch)], 1)
+    assert one.scan().column("v").to_pylist() == ["s"]
+    await one.sync()
+    assert one.durable_lsn == 1

@@ -364,6 +364,8 @@ class PrimaryReplication:
         """
         chosen = policy or self.config.commit_policy
         timeout_s = self.config.commit_timeout_s if timeout_s is None else timeout_s
+        if not isinstance(chosen, CommitPolicy):
+            raise Refused(f"policy is {chosen!r}: give one, as AckN(2), or parse_policy of words")
         if not timeout_s >= 0:
             raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
         if lsn > self.wal.current_lsn():

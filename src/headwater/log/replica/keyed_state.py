@@ -33,7 +33,7 @@ from headwater.log.record import Group, record_hashes
 from headwater.log.record.columns import COLLECTION, REFRESH_RECORDS
 from headwater.log.replica.image import decode_image, encode_image
 from headwater.log.replica.image_store import ImageStore
-from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable
+from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable, without_views
 from headwater.log.replica.target import Image, Target
 
 _log: Final = logging.getLogger("headwater")
@@ -176,7 +176,7 @@ class KeyedState:
 
     def _apply(self, group: Group) -> None:
         lsns = pa.arange(group.first_lsn, group.last_lsn + 1)
-        records = group.records.append_column(LSN, lsns)
+        records = without_views(group.records).append_column(LSN, lsns)
         with self._mutex:
             begins = 0
             for place in _refreshes(records):

@@ -27,6 +27,9 @@ Identity = bytes | int
 """A key; where a record has none, its row id; below 0, the place in a refresh."""
 
 
+_PLAIN: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
+
 class KeyedTable:
     """The latest record of each key."""
 
@@ -165,6 +168,15 @@ def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
     """Those that are known by something; where all are, they are not copied."""
     known = has_identity(records)
     return records if pc.all(known).as_py() is not False else records.filter(known)
+
+
+def without_views(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The same values in types that rows can be picked from: Arrow cannot do that with views."""
+    for place, field in enumerate(records.schema):
+        plain = _PLAIN.get(field.type)
+        if plain is not None:
+            records = records.set_column(place, field.name, records.column(place).cast(plain))
+    return records
 
 
 def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:

@@ -224,6 +224,7 @@ class Replica:
 
     def start(self) -> None:
         """Follow the log until `close`."""
+        self._holdings.check_open(self.name)
         if self._running is None or self._running.done():
             self._set_phase(ReplicaPhase.CONNECTING)
             self._running = runtime.spawn(self._run_beside(), name=f"replica-{self.name}")
@@ -252,7 +253,7 @@ class Replica:
             await asyncio.wait((running,))
         self._set_phase(ReplicaPhase.STOPPED)
         with self._held:
-            await self.target.close()
+            await self._holdings.close()
 
     async def rebootstrap(self) -> None:
         """Make a copy anew and put it in the place of this one, whatever is wrong with this one.
@@ -262,6 +263,7 @@ class Replica:
         """
         if self._phase is not ReplicaPhase.STOPPED:
             raise Refused(f"replica {self.name!r} is running: close it before it is made anew")
+        self._holdings.check_open(self.name)
         try:
             await self._register()
             await self._bootstrap(anew=True)
