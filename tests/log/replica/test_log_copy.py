@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pyarrow as pa
 import pytest
 
-from headwater.core.errors import Refused
+from headwater.core.errors import Damaged, Refused
 from headwater.log.record import Group, range_hash, record_hashes
 from headwater.log.replica import Image, LogCopies, LogCopy, ReplicaConfig
 from headwater.log.spool import SpoolConfig
@@ -22,6 +24,21 @@ async def copy(**config: object) -> LogCopy:
     made = await kind.begin("/copy", None)
     assert isinstance(made, LogCopy)
     return made
+
+
+@virtual
+async def test_a_folder_that_still_holds_a_log_is_not_begun_in() -> None:
+    kind = LogCopies(disk=FaultyDisk())
+    before = await kind.begin("/copy", None)
+    await before.apply([rows(1, (b"k", 0, b"v"))], 1)
+    await before.close()
+
+    async def in_vain(self: LogCopies, path: str) -> None:
+        """A disk that does not forget."""
+
+    with mock.patch.object(LogCopies, "discard", in_vain), pytest.raises(Damaged, match="emptied"):
+        await kind.begin("/copy", None)
+    assert (await kind.begin("/copy", None)).applied_lsn == 0
 
 
 @virtual

@@ -14,10 +14,11 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.log.primary import Acknowledged, Pulled, ReplicationSource
-from headwater.log.replica import GoElsewhere, LogCopies, LogCopy, ReplicaPhase
+from headwater.log.replica import GoElsewhere, LogCopies, LogCopy, ReplicaPhase, bootstrapper
 from headwater.log.replica.bookmark import Bookmark
 from headwater.log.replica.kept import Kept, KeptFile
 from headwater.log.slots import InvalidationCause
+from headwater.log.spool import SpoolConfig
 from headwater.testing import MemoryWal, Process, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk
 from tests.log.leaders import leader, memory_store, virtual
@@ -229,6 +230,45 @@ async def test_a_fresh_copy_shows_no_less_though_its_leader_has_not_come_so_far_
     new.wal.append(6)
     await making
     assert replica.target.applied_lsn == 10
+    await replica.close()
+
+
+@virtual
+async def test_a_fresh_copy_is_on_disk_before_it_takes_the_place_of_one_that_was() -> None:
+    one = await leader()
+    one.wal.append(10)
+    disk = FaultyDisk()
+    targets = LogCopies(config=SpoolConfig(sync="none"), disk=disk)
+    replica = await standby(one.service, disk, targets=targets)
+    await reaches(replica, 10)
+    await replica.close()
+    replica = await standby(one.service, disk, targets=targets, start=False)
+    await replica.rebootstrap()
+    assert replica.target.durable_lsn == 10
+    await replica.close()
+
+
+@virtual
+async def test_what_cannot_be_synced_now_is_nothing_to_begin_from() -> None:
+    class Unsynced:
+        applied_lsn, durable_lsn = 10, 5
+
+        async def sync(self) -> None:
+            raise Unavailable("the store is away")
+
+    assert await bootstrapper._safe_lsn(Unsynced()) == 5  # type: ignore[arg-type]
+
+
+@virtual
+async def test_a_keyed_state_goes_on_from_its_own_rather_than_from_the_same_image() -> None:
+    store = memory_store()
+    one = await leader(store=store)
+    one.wal.append_group(rows(1, (b"a", 0, b"1"), (b"b", 0, b"2")))
+    replica = await standby(one.service, FaultyDisk(), targets=keyed_states(store), wait_s=1.0)
+    await reaches(replica, 2)
+    one.primary.retention._invalidate("r1", InvalidationCause.HORIZON)
+    await runtime.sleep(60.0)
+    assert replica.metrics.bootstraps == {"own": 1}
     await replica.close()
 
 
