@@ -75,7 +75,7 @@ def _read(spool: Spool) -> float:
 
 async def _caught_up(leader: Spool, path: str, targets: Targets) -> float:
     slots = SlotRegister(open_store("memory://"), "orders", 0, STREAM_ID)
-    primary = await PrimaryReplication.open(leader, slots, leader_epoch=1)
+    primary = await PrimaryReplication.open(leader, slots, leader_epoch=1, must_exist=False)
     replica = await Replica.open("standby", path, PrimaryService(primary), targets)
     started_s = time.perf_counter()
     replica.start()

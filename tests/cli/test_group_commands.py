@@ -151,3 +151,36 @@ def test_deleting_a_stream_deletes_its_slots(invoke: Invoke, url: str, tmp_path:
     assert list(tmp_path.glob("store/**/slots.json"))
     assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 0
     assert not list(tmp_path.glob("store/**/slots.json"))
+
+
+def test_list_tells_slots_from_consumer_groups(invoke: Invoke, url: str) -> None:
+    result = invoke("group", "list", url, "orders", "--partition", "0")
+    assert result.exit_code == 1
+    assert "not consumer groups" in result.stderr.replace("\n", " ")
+    assert f"headwater lag {url} orders --group" in result.stderr
+    assert "not consumer groups" in " ".join(invoke("group", "--help").stdout.split())
+
+
+def test_a_slot_whose_replica_has_nothing_is_listed_with_nothing(invoke: Invoke, url: str) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            keeper = await SlotKeeper.open(await register(store), leader_epoch=8)
+            keeper.book.create("late", 100, bootstrapping=True, confirmed_lsn=0)
+            await keeper.settle()
+
+    asyncio.run(run())
+    rows = json.loads(invoke("group", "list", url, "orders", "--json").stdout)
+    (late,) = (row for row in rows if row["slot"] == "late")
+    assert (late["durable_lsn"], late["confirmed_lsn"], late["restart_lsn"]) == (0, 0, 100)
+
+
+def test_reset_begins_without_slots_where_they_are_gone(invoke: Invoke, url: str) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            await store.delete(await key(store))
+
+    asyncio.run(run())
+    result = invoke("group", "reset", url, "orders", "--partition", "1", "--yes")
+    assert result.exit_code == 0, result.output
+    assert names(url) == []
+    assert invoke("group", "drop", url, "orders", "late", "--yes").exit_code == 1

@@ -90,6 +90,7 @@ async def leader(
     store: Store | None = None,
     epoch: int = 1,
     configured: ReplicationConfig | None = None,
+    must_exist: bool | None = False,
     **changed: Any,
 ) -> Leader:
     """A leader that has taken the slots over; nothing runs beside it unless it is started."""
@@ -99,6 +100,7 @@ async def leader(
         slot_register(place),
         leader_epoch=epoch,
         config=configured or config(**changed),
+        must_exist=must_exist,
     )
     return Leader(primary, log, place)
 

@@ -43,7 +43,7 @@ def replica_history(seed: int) -> str:
         world = ReplicaWorld(simulation)
         await ReplicaHistory(world).run()
 
-    with _quiet():
+    with quiet():
         return simulate(main, seed=seed, replay=SCENARIOS[0].replay).fingerprint
 
 
@@ -127,7 +127,7 @@ class LivingReplica:
         self._check_opened(replica)
         self.replica = replica
         replica.start()
-        runtime.spawn(self._read(replica), name="reader")
+        self._spawn_reader(replica)
         while replica.phase is not ReplicaPhase.STOPPED:
             await pause(world, 5.0)
             self._check(replica)
@@ -140,13 +140,16 @@ class LivingReplica:
         problem = replica.problem or ""
         world.check("sync failed" in problem, f"{self.name} stopped: {problem}")
 
+    def _spawn_reader(self, replica: Replica) -> None:
+        runtime.spawn(self._read(replica), name="reader")
+
     async def _opened(self, targets: Targets) -> Replica:
-        line = Line(self.world, self._tell, slow_s=self._slow_s)
+        line = self._line()
         config = ReplicaConfig(
             max_records=self.world.random.choice((3, 20, 1000)),
             wait_s=5.0,
             call_timeout_s=20.0,
-            compare_records=self.world.random.choice((0, 10, 1000)),
+            compare_records=self.world.random.choice((1, 10, 1000)),
         )
         while True:
             try:
@@ -155,6 +158,9 @@ class LivingReplica:
                 )
             except (Unavailable, OutcomeUnknown):
                 await pause(self.world, 5.0)
+
+    def _line(self) -> Line:
+        return Line(self.world, self._tell, slow_s=self._slow_s)
 
     def _tell(self, durable_lsn: int) -> None:
         """It says to have so much on disk."""
@@ -214,9 +220,12 @@ class ReplicaHistory(History):
     """The leaders of the histories of slots, with replicas that are real."""
 
     world: ReplicaWorld
+    replicas_are = LivingReplica
 
     def __init__(self, world: ReplicaWorld) -> None:
-        replicas = [LivingReplica(world, f"r{number}", kind) for number, kind in enumerate(KINDS)]
+        replicas = [
+            self.replicas_are(world, f"r{number}", kind) for number, kind in enumerate(KINDS)
+        ]
         super().__init__(world, replicas)
         self.living = replicas
 
@@ -224,11 +233,14 @@ class ReplicaHistory(History):
         await super().run()
         for one in self.living:
             if one.replica is not None and one.process is not None and one.process.alive:
-                self.world.check_copy(one.name, one.replica.target)
+                self._check_in_the_end(one, one.replica.target)
+
+    def _check_in_the_end(self, one: LivingReplica, target: Target) -> None:
+        self.world.check_copy(one.name, target)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Replicas that try again by the thousand are what is expected here."""
     logger = logging.getLogger("headwater")
     before = logger.level

@@ -105,6 +105,10 @@ class ReplicaWorld(World):
             return free[-1]
         return TrueWal(self, first_lsn=self.archived_lsn + 1)
 
+    def archived(self, lsn: int) -> Group:
+        """The archive, through this LSN."""
+        return true_group(1, lsn)
+
     def images(self) -> ImageStore:
         """The images of keyed states, over a connection of one's own."""
         return ImageStore(Store(self.network, policy=IMPATIENT), STREAM, 0, STREAM_ID)
@@ -163,7 +167,7 @@ class ArchivedCopies(LogCopies):
     async def begin(self, path: str, image: Image | None) -> Target:
         target = await super().begin(path, None)
         if image is not None:
-            await target.apply([true_group(1, image.lsn)], image.lsn)
+            await target.apply([self._world.archived(image.lsn)], image.lsn)
         return target
 
 
@@ -186,7 +190,7 @@ class ArchivedStates(KeyedStates):
         if image is None or image.key != "archive":
             return await super().begin(path, image)
         target = await super().begin(path, None)
-        await target.apply([true_group(1, image.lsn)], image.lsn)
+        await target.apply([self._world.archived(image.lsn)], image.lsn)
         return target
 
 

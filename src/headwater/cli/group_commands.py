@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 group_app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
-    help="Replication slots: who holds the log, and who no longer may.",
+    help="Replication slots: which replicas hold the log, and which no longer may. These are not "
+    "consumer groups: `headwater lag --group` shows how far one of those is.",
 )
 
-GROUP = typer.Argument(metavar="GROUP", help="The name of the slot: that of its replica.")
+GROUP = typer.Argument(
+    metavar="SLOT", help="The name of the slot: that of its replica, not of a consumer group."
+)
 PARTITION = typer.Option(None, min=0, help="Only this partition.")
 YES = typer.Option(False, "--yes", "-y", help="Do not ask.")
 
@@ -39,6 +42,9 @@ def list_slots(
     option: list[str] = OPTION,
 ) -> None:
     """List replication slots, as the store has them: a leader stores them every few seconds.
+
+    "Behind" counts the records from what a replica has on disk to the end of the stream's queue,
+    those included that the leader has not taken into its log yet. Consumer groups are not listed.
 
     Exit status: 0, or 1 if there are none, or some that cannot be read.
     """
@@ -59,7 +65,12 @@ def list_slots(
     else:
         show_slots(new_console(), rows, problems)
     if not rows and not problems:
-        typer.echo(f"stream {stream} has no replication slots", err=True)
+        typer.echo(
+            f"stream {stream} has no replication slots: no replica follows its log. These are not "
+            f"consumer groups; see how far one of those is: headwater lag {url} {stream} --group "
+            "GROUP",
+            err=True,
+        )
     if problems or not rows:
         raise typer.Exit(EXIT_NO)
 
@@ -93,7 +104,7 @@ def drop(
         for one in dropped:
             typer.echo(f"✓ dropped the slot {group} of partition {one}")
     if not dropped:
-        typer.echo(f"stream {stream} has no slot {group}", err=True)
+        typer.echo(f"stream {stream} has no slot {group} of a replica", err=True)
         raise typer.Exit(EXIT_NO)
 
 
@@ -105,14 +116,14 @@ def reset(
     yes: bool = YES,
     option: list[str] = OPTION,
 ) -> None:
-    """Begin anew where the slots of a partition are damaged and there is no backup to restore.
+    """Begin anew where the slots of a partition are damaged or gone, with no backup to restore.
 
     Until then nothing of its log is deleted. Replicas that come back register again; those that are
     away may find that the log has gone on without them, and bootstrap. Start the leader again
     afterwards.
     """
     if not yes:
-        _ask(f"the damaged slots of partition {partition} of stream {stream}")
+        _ask(f"the slots, damaged or gone, of partition {partition} of stream {stream}")
 
     async def run() -> None:
         async with open_with_options(url, option) as store:

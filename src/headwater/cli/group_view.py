@@ -33,8 +33,9 @@ def as_rows(found: Mapping[int, Found]) -> list[dict[str, Any]]:
                     "slot": slot.name,
                     "state": _state(slot),
                     "restart_lsn": slot.restart_lsn,
+                    "durable_lsn": _durable_lsn(slot),
                     "confirmed_lsn": slot.confirmed_lsn,
-                    "behind_lsn": max(0, next_lsn - 1 - slot.restart_lsn),
+                    "behind_lsn": max(0, next_lsn - 1 - _durable_lsn(slot)),
                     "last_seen_ms": slot.last_seen_ms,
                     "leader_epoch": table.leader_epoch,
                 }
@@ -50,7 +51,7 @@ def show_slots(console: Console, rows: list[dict[str, Any]], problems: Mapping[i
                 str(row["partition"]),
                 row["slot"],
                 Text(row["state"], style="red" if row["state"].startswith("lost") else ""),
-                f"{row['restart_lsn']:,}",
+                f"{row['durable_lsn']:,}",
                 f"{row['confirmed_lsn']:,}",
                 f"{row['behind_lsn']:,}",
                 _time(row["last_seen_ms"]),
@@ -61,6 +62,11 @@ def show_slots(console: Console, rows: list[dict[str, Any]], problems: Mapping[i
     for partition, problem in problems.items():
         line = Text.assemble(("✗ ", "red"), f"partition {partition}: {runnable(problem)}")
         console.print(line, soft_wrap=True)
+
+
+def _durable_lsn(slot: Slot) -> int:
+    """What its replica has on disk: a slot that is bootstrapped keeps the log for later."""
+    return min(slot.restart_lsn, slot.confirmed_lsn)
 
 
 def _state(slot: Slot) -> str:

@@ -177,6 +177,8 @@ REPLICA_READ_TIMEOUT_S: Final = 10.0
 KEYED_IMAGE_INTERVAL_S: Final = 300.0
 KEYED_IMAGE_RECORDS: Final = 1_000_000
 KEYED_IMAGE_RETRY_S: Final = 15.0
+KEYED_IMAGE_HASHES: Final = 64
+"""Of so many of its last records an image knows the hashes, to compare them with a leader's."""
 KEYED_IMAGES_KEPT: Final = 3
 KEYED_CHUNK_ROWS: Final = 65_536
 """Smaller pieces of a keyed state are put together."""

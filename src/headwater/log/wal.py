@@ -1,6 +1,6 @@
 """The log as those who replicate it see it: positions, groups of records, and a floor.
 
-The spool is one, on a local disk; whatever else answers these six questions can be replicated as
+The spool is one, on a local disk; whatever else answers these questions can be replicated as
 well.
 """
 
@@ -39,6 +39,13 @@ class Wal(Protocol):
 
         A log that was pruned wholly still knows it, also when it is opened again.
         """
+
+    @property
+    def synced_lsn(self) -> int:
+        """Through here the log has it after a power loss, too; at most `current_lsn()`."""
+
+    async def sync(self) -> None:
+        """Return once what is in the log at this moment is synced."""
 
     def bytes_since(self, lsn: int) -> int:
         """Bytes of log after `lsn`, to within one step of the index; cheap, for lag."""

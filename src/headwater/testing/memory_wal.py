@@ -60,6 +60,14 @@ class MemoryWal:
         """See `Wal`."""
         return self._current_lsn
 
+    @property
+    def synced_lsn(self) -> int:
+        """See `Wal`."""
+        return self._current_lsn
+
+    async def sync(self) -> None:
+        """See `Wal`. Nothing here survives anything."""
+
     def bytes_since(self, lsn: int) -> int:
         """See `Wal`."""
         after = max(lsn, self._floor_lsn)

@@ -93,6 +93,8 @@ async def test_a_copy_that_is_being_replaced_counts_for_nothing_until_it_is_done
     assert one.primary.replicated_lsn(AckN(1)) == 0
     await one.service.complete_bootstrap("r1", 8, session=session)
     assert not one.replica("r1").rebootstrapping
+    assert one.primary.replicated_lsn(AckN(1)) == 0, "it has not been compared with the log yet"
+    await one.service.acknowledge("r1", Acknowledgement(8, 8), session=session)
     assert one.primary.replicated_lsn(AckN(1)) == 8
 
 
@@ -116,6 +118,7 @@ async def test_a_copy_counts_for_what_it_has_and_not_for_what_the_one_before_had
     await one.service.acknowledge("r1", Acknowledgement(20, 20))
     await one.service.begin_bootstrap("r1", image_lsn=12)
     await one.service.complete_bootstrap("r1", 12)
+    await one.service.acknowledge("r1", Acknowledgement(12, 12))
     assert one.primary.replicated_lsn(AckN(1)) == 12
     assert one.primary.retention_floor_lsn() == 12, "a new generation, further back"
 

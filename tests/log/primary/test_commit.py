@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.log.primary import (
     AckN,
     CommitPolicy,
@@ -270,3 +270,32 @@ async def test_everybody_who_waits_is_told_when_another_leader_took_over() -> No
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Refused, match=next(iter(wrong))):
         ReplicationConfig(**wrong)
+
+
+@virtual
+async def test_an_overtaken_leader_lets_nobody_on_and_calls_nothing_replicated() -> None:
+    old = await leader(epoch=1)
+    old.wal.append(7)
+    assert (await old.primary.wait_committed(7)).is_replicated
+    await leader(wal=old.wal, store=old.store, epoch=2)
+    old.primary.register_replica("r1", position_lsn=7)
+    with pytest.raises(Fenced):
+        await old.primary.settle_slots()
+    with pytest.raises(CommitUnknown, match="stop serving"):
+        await old.primary.wait_committed(7)
+    with pytest.raises(Fenced, match="stop serving"):
+        await old.primary.admit()
+
+
+@virtual
+async def test_a_wait_that_cannot_be_meant_is_refused() -> None:
+    one = await leader()
+    one.wal.append(5)
+    with pytest.raises(Refused, match="LSN 99 is not in the log, which ends at 5"):
+        await one.primary.wait_committed(99)
+    with pytest.raises(Refused, match="timeout_s is nan"):
+        await one.primary.wait_committed(5, policy=AckN(1), timeout_s=float("nan"))
+    with pytest.raises(Refused, match="parse_policy"):
+        await one.primary.wait_committed(5, policy="quorum:3")  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="parse_policy"):
+        ReplicationConfig(commit_policy="quorum:3")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Damaged, Fenced, OutcomeUnknown
+from headwater.core.errors import Damaged, Fenced, OutcomeUnknown, Refused, RolledBack
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync, SlotStatus
 from headwater.store import Store
 from headwater.testing import MemoryWal
@@ -191,11 +191,42 @@ async def test_a_leader_that_lost_its_disk_sends_no_one_over_the_gap() -> None:
 async def test_a_replica_that_is_ahead_of_a_leader_which_derives_again_waits_for_it() -> None:
     one = await leader()
     one.wal.append(3)
-    assert (await one.service.register("r1", 8)).resume == PartialResync(8)
-    assert (await one.service.pull("r1", 8, wait_s=1.0)).groups == []
+    told = await one.service.register("r1", 8)
+    assert told.resume == PartialResync(3), "what it has beyond may be other records"
+    assert (told.confirmed_lsn, told.oldest_lsn, told.current_lsn) == (3, 1, 3)
+    with pytest.raises(Refused, match="nothing beyond 3"):
+        await one.service.pull("r1", 8)
+    assert (await one.service.pull("r1", 3, wait_s=1.0)).groups == []
     one.wal.append(6)
-    pulled = await one.service.pull("r1", 8)
-    assert [group.first_lsn for group in pulled.groups] == [9]
+    assert await one.primary.prune_retained_wal_through(9) == 3, "kept until they are compared"
+    pulled = await one.service.pull("r1", 3)
+    assert [group.first_lsn for group in pulled.groups] == [4]
+
+
+@virtual
+async def test_a_slot_above_the_end_of_the_log_is_brought_back_to_it() -> None:
+    first = await leader(epoch=1)
+    first.wal.append(9)
+    await first.service.register("r1", 9)
+    await first.primary.close()
+    shorter = MemoryWal()
+    shorter.append(5)
+    second = await leader(wal=shorter, store=first.store, epoch=2)
+    assert second.slot("r1").restart_lsn == 5
+    shorter.append(7)
+    assert await second.primary.prune_retained_wal_through(12) == 5, "its replica has not compared"
+
+
+@virtual
+async def test_what_was_pruned_while_a_replica_compares_costs_it_no_slot() -> None:
+    one = await leader()
+    one.wal.append(9)
+    session = (await one.service.register("r1", 9)).session
+    await one.primary.prune_retained_wal_through(7)
+    with pytest.raises(Refused, match="register again"):
+        await one.service.pull("r1", 4, session=session)
+    assert one.slot("r1").is_valid
+    assert (await one.service.register("r1", 9)).oldest_lsn == 8
 
 
 @virtual
@@ -227,8 +258,10 @@ async def test_a_slot_that_was_dropped_from_outside_frees_the_log_and_its_replic
     assert one.primary.replica_count == 0
     assert await one.primary.prune_retained_wal_through(9) == 9
     again = await one.service.register("r1", 9)
-    assert again.resume == PartialResync(9)
+    assert again.resume == FullRebootstrap(InvalidationCause.NOT_BOOTSTRAPPED), "nothing to compare"
     assert again.session != session
+    one.wal.append(1)
+    assert (await one.service.register("r2", 10)).resume == PartialResync(10)
     await one.primary.close()
 
 
@@ -257,3 +290,26 @@ async def test_status_lag_and_silence_can_be_seen() -> None:
     (view,) = one.primary.slot_views()
     assert (view.status, view.cause) == (SlotStatus.LOST, InvalidationCause.HORIZON)
     assert one.primary.metrics.slots_invalidated == {"horizon": 1}
+
+
+@virtual
+async def test_slots_that_are_gone_do_not_free_a_log_that_holds_records() -> None:
+    one = await leader(must_exist=None)
+    one.wal.append(9)
+    await one.service.register("away", 3)
+    await one.store.delete(SLOTS_KEY)
+    with pytest.raises(RolledBack, match="group reset"):
+        await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
+    await slot_register(one.store).reset_damaged()
+    second = await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
+    assert second.primary.slots() == []
+
+
+@virtual
+async def test_a_replica_that_has_nothing_is_behind_by_the_whole_log() -> None:
+    one = await leader(wal=MemoryWal(first_lsn=51))
+    one.wal.append(50)
+    await one.service.register("late", 0)
+    (view,) = one.primary.slot_views()
+    assert view.bootstrapping
+    assert (view.confirmed_lsn, view.lag_lsn) == (0, 100)

@@ -56,12 +56,13 @@ async def test_register_replica_is_idempotent_on_reconnect() -> None:
 async def test_replica_slot_persists_and_reconnect_resumes_from_restart_lsn() -> None:
     first = await leader(epoch=1)
     first.primary.register_replica("r1")
+    first.wal.append(12)
     first.primary.note_replica_pull("r1", 12)
     first.acknowledge("r1", 10, 8)
     assert (first.slot("r1").restart_lsn, first.slot("r1").confirmed_lsn) == (8, 10)
     await first.primary.close()
 
-    reopened = await leader(store=first.store, epoch=2)
+    reopened = await leader(wal=first.wal, store=first.store, epoch=2)
     assert (reopened.slot("r1").restart_lsn, reopened.slot("r1").confirmed_lsn) == (8, 10)
     assert reopened.primary.register_replica("r1").restart_lsn == 8
 

@@ -74,8 +74,10 @@ async def test_a_diverged_replica_begins_anew_when_told_to() -> None:
     disk = FaultyDisk()
     second, source = await diverged(disk)
     replica = await standby(source, disk, start=False)
+    with pytest.raises(Diverged):
+        await replica.run()
     await replica.rebootstrap()
-    assert replica.status().phase is ReplicaPhase.STOPPED
+    assert (replica.status().phase, replica.problem) == (ReplicaPhase.STOPPED, None)
     assert replica.target.applied_lsn == 8
     assert await is_prefix(replica, second.wal)
     assert second.replica("r1").divergence_count == 0

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Corrupt, DiskFailed, NotSupported
+from headwater.core.errors import Corrupt, DiskFailed, NotSupported, Refused
 from headwater.log.replica import LogCopies, ReplicaPhase
 from headwater.log.replica.holdings import Holdings
 from headwater.log.replica.kept import Kept, KeptFile, decode, encode
@@ -216,3 +216,18 @@ async def test_a_new_leader_without_the_session_is_registered_with_again() -> No
     assert await is_prefix(replica, wal)
     assert second.replica("r1").last_durable_lsn <= 7
     await replica.close()
+
+
+@virtual
+async def test_copies_without_the_file_beside_them_are_not_opened() -> None:
+    one, disk = await leader(epoch=4), FaultyDisk()
+    one.wal.append(3)
+    async with await standby(one.service, disk) as replica:
+        await reaches(replica, 3)
+    with pytest.raises(Refused, match="is closed"):
+        replica.start()
+    with pytest.raises(Refused, match="is closed"):
+        await replica.rebootstrap()
+    disk.unlink(f"{PATH}/replica.json")
+    with pytest.raises(Corrupt, match="is gone, and copies are there"):
+        await standby(one.service, disk)

@@ -89,7 +89,7 @@ async def test_slots_that_vanished_are_damage_for_whoever_knows_of_them() -> Non
     keeper.book.create("a", 7)
     with pytest.raises(RolledBack):
         await keeper.settle()
-    with pytest.raises(RolledBack, match="restore it"):
+    with pytest.raises(RolledBack, match="Restore it"):
         await SlotKeeper.open(slot_register(store), leader_epoch=2, must_exist=True)
 
 

@@ -76,10 +76,11 @@ class CommitWaiter:
 
     async def wait(self, lsn: int, policy: CommitPolicy, *, timeout_s: float) -> bool:
         """Whether the record was replicated in time."""
+        if self._ending is not None:
+            # Also under a policy that would be met: an overtaken leader's log is nobody's any more.
+            raise self._ending()
         if self._replicated_lsn(policy) >= lsn:
             return True
-        if self._ending is not None:
-            raise self._ending()
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line = self._waiting.setdefault(policy, _Line())
         line.enter((lsn, next(self._turn), reached))

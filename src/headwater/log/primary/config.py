@@ -39,6 +39,11 @@ class ReplicationConfig:
         ):
             if not getattr(self, name) > 0:
                 raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        if not isinstance(self.commit_policy, CommitPolicy):
+            raise Refused(
+                f"commit_policy is {self.commit_policy!r}: give Local(), AckN(2) and so on, or "
+                "parse_policy of such words"
+            )
         if self.soft_lag_lsn is not None and self.soft_lag_lsn < 1:
             raise Refused(
                 f"soft_lag_lsn is {self.soft_lag_lsn}: above 0, or None to hold nobody up"

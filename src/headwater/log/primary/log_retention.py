@@ -28,6 +28,7 @@ from headwater.log.slots import (
     SlotKeeper,
     SlotLag,
     breach,
+    is_comparable,
     plan_bootstrap,
     plan_resume,
 )
@@ -63,8 +64,26 @@ class LogRetention:
         if slot is None:
             return self._new_slot(name, position_lsn)
         if position_lsn is not None and self._has_lost_some(slot, position_lsn):
-            return self.book.create(name, position_lsn)
+            return self.book.create(name, min(position_lsn, self.wal.current_lsn()))
         return self.book.touch(name)
+
+    def bring_back(self) -> None:
+        """Let no slot stand above the end of the log.
+
+        Its replica has records that this log does not have, and may get others of: they are kept
+        until the replica has compared them, also if it is away for long.
+        """
+        current_lsn = self.wal.current_lsn()
+        for slot in self.book.slots():
+            if slot.bootstrapping or max(slot.restart_lsn, slot.confirmed_lsn) <= current_lsn:
+                continue
+            self.book.create(
+                slot.name,
+                min(slot.restart_lsn, current_lsn),
+                confirmed_lsn=min(slot.confirmed_lsn, current_lsn),
+            )
+            if slot.invalidation is not None:
+                self.book.invalidate(slot.name, slot.invalidation.cause)
 
     def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
         """Give up slots that are beyond a limit; which, and why."""
@@ -97,7 +116,7 @@ class LogRetention:
     def rebootstrap_reason(self, name: str, position_lsn: int | None) -> InvalidationCause | None:
         """Why a replica cannot go on from here; None if it can. A slot found lost is marked so."""
         slot = self.book.find(name)
-        mode = plan_resume(slot, position_lsn, oldest_lsn=self.oldest_lsn())
+        mode = self._plan(slot, position_lsn)
         if isinstance(mode, PartialResync):
             return None
         if slot is not None and mode.cause is InvalidationCause.WAL_REMOVED:
@@ -111,7 +130,7 @@ class LogRetention:
             self._metrics.full_rebootstraps[cause.value] += 1
             return FullRebootstrap(cause)
         self._metrics.partial_resyncs += 1
-        return plan_resume(self.book.find(name), position_lsn, oldest_lsn=self.oldest_lsn())
+        return self._plan(self.book.find(name), position_lsn)
 
     def begin_bootstrap(self, name: str, image_lsn: int | None) -> BootstrapPlan:
         """Plan a fresh copy, and keep the log after it from here on."""
@@ -148,8 +167,19 @@ class LogRetention:
         if slot.bootstrapping and since_lsn < slot.restart_lsn:
             return FullRebootstrap(InvalidationCause.NOT_BOOTSTRAPPED)
         if self.oldest_lsn() > since_lsn + 1:
-            return self.mark_removed(name)
+            return self.pruned_before(name, since_lsn)
         return None
+
+    def pruned_before(self, name: str, since_lsn: int) -> FullRebootstrap:
+        """The log no longer has what follows `since_lsn`. Below its slot a replica only compares:
+        `Refused` then, and registered again it is told from where it can."""
+        slot = self.book.get(name)
+        if since_lsn < slot.restart_lsn and self.oldest_lsn() <= slot.restart_lsn + 1:
+            raise Refused(
+                f"the log begins at LSN {self.oldest_lsn()}, and what follows {since_lsn} was "
+                f"pruned: register again with what replica {name!r} has"
+            )
+        return self.mark_removed(name)
 
     def mark_removed(self, name: str) -> FullRebootstrap:
         """The log no longer had what a replica came for."""
@@ -171,10 +201,15 @@ class LogRetention:
         current_lsn = self.wal.current_lsn()
         if position_lsn is None:
             return self.book.create(name, current_lsn)
-        if self.oldest_lsn() <= position_lsn + 1:
-            return self.book.create(name, position_lsn)
+        if is_comparable(position_lsn, confirmed_lsn=0, oldest_lsn=self.oldest_lsn()):
+            return self.book.create(name, min(position_lsn, current_lsn))
         # What the replica has does not reach the log: it needs a copy, and its slot says so.
-        return self.book.create(name, current_lsn, bootstrapping=True)
+        return self.book.create(name, current_lsn, bootstrapping=True, confirmed_lsn=0)
+
+    def _plan(self, slot: Slot | None, position_lsn: int | None) -> ResumeMode:
+        return plan_resume(
+            slot, position_lsn, oldest_lsn=self.oldest_lsn(), current_lsn=self.wal.current_lsn()
+        )
 
     def _has_lost_some(self, slot: Slot, position_lsn: int) -> bool:
         """Whether a replica has less than it acknowledged, and the log still has the rest.

@@ -133,12 +133,15 @@ class ReplicaRegistry:
         return True
 
     def renew(self, name: str, lsn: int) -> None:
-        """The replica loaded a copy of everything through this LSN in place of what it had."""
+        """The replica loaded a copy of everything through this LSN in place of what it had.
+
+        It counts from its next acknowledgement on, before which it compares that copy.
+        """
         state = self.get(name)
         self._replicas[name] = msgspec.structs.replace(
             state,
-            last_acked_lsn=lsn,
-            last_durable_lsn=lsn,
+            last_acked_lsn=0,
+            last_durable_lsn=0,
             last_sent_lsn=max(state.last_sent_lsn, lsn),
             divergence_count=0,
         )

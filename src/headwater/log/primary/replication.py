@@ -51,6 +51,8 @@ class Registration(msgspec.Struct, frozen=True):
     """What it says with every further request."""
     restart_lsn: int
     """Where its slot stands."""
+    confirmed_lsn: int
+    """What its slot knows it to have applied."""
     is_new: bool
 
 
@@ -95,27 +97,42 @@ class PrimaryReplication:
         *,
         leader_epoch: int,
         config: ReplicationConfig | None = None,
-        must_exist: bool = False,
+        must_exist: bool | None = None,
     ) -> Self:
         """Take the slots over under this leader's epoch.
 
         `Fenced` if a later leader has. Slots that cannot be read raise what is wrong with them;
-        nothing is pruned then, since nobody can say what replicas still need.
+        nothing is pruned then, since nobody can say what replicas still need. So does a table that
+        is gone: a log that holds, or held, records has one, unless nobody has led it before, which
+        is to be said with `must_exist=False`.
         """
         chosen = config or ReplicationConfig()
+        if must_exist is None:
+            must_exist = wal.current_lsn() > 0
         slots = await SlotKeeper.open(
             register,
             leader_epoch=leader_epoch,
             must_exist=must_exist,
             write_interval_s=chosen.slot_write_interval_s,
         )
-        return cls(wal, slots, chosen)
+        made = cls(wal, slots, chosen)
+        made.retention.bring_back()
+        return made
 
     def start(self) -> None:
         """Write slots and look after replicas, every few seconds, until `close`."""
         self._slots.start()
         if self._sweeping is None:
             self._sweeping = runtime.spawn(self._sweep_on(), name="headwater-replicas")
+
+    async def __aenter__(self) -> Self:
+        """Started; the block's end closes it."""
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """See `close`."""
+        await self.close()
 
     async def close(self) -> None:
         """Tell everybody who waits, store the slots, and end."""
@@ -174,11 +191,11 @@ class PrimaryReplication:
         state = self._registry.register(
             name,
             region=region,
-            sent_lsn=max(slot.restart_lsn, position_lsn or 0),
+            sent_lsn=min(max(slot.restart_lsn, position_lsn or 0), self.wal.current_lsn()),
             position_lsn=position_lsn,
         )
         self._evaluate()
-        return Registration(state.session, slot.restart_lsn, is_new)
+        return Registration(state.session, slot.restart_lsn, slot.confirmed_lsn, is_new)
 
     def ensure_replica_registered(self, name: str, *, position_lsn: int | None = None) -> bool:
         """Register a replica that only pulls, the first time it does; whether this was it."""
@@ -236,12 +253,16 @@ class PrimaryReplication:
         return state
 
     def check_known(self, name: str, lsn: int) -> None:
-        """Refuse a position beyond what is in the log, was sent, or came with the registration."""
+        """Refuse a position beyond what is in the log or was sent.
+
+        Also where it came with the registration: what a log that ends below it will have there is
+        not known to be what the replica has.
+        """
         known_lsn = max(self._registry.get(name).last_sent_lsn, self.wal.current_lsn())
         if lsn > known_lsn:
             raise Refused(
                 f"replica {name!r} speaks of LSN {lsn}, and there is nothing beyond {known_lsn}: "
-                "it is not a copy of this log"
+                "it is not a copy of this log, unless the log gets there and it is compared"
             )
 
     def sweep(self) -> None:
@@ -306,7 +327,7 @@ class PrimaryReplication:
 
     def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
         """The fresh copy is there, through this LSN and on disk: its slot is valid again."""
-        self._registry.get(name)
+        self.check_known(name, lsn)
         slot = self.retention.complete_bootstrap(name, lsn)
         self._registry.renew(name, lsn)
         self.metrics.slots_renewed += 1
@@ -338,13 +359,22 @@ class PrimaryReplication:
         """Wait until a record that is in the log is replicated.
 
         A time-out is `CommitUnknown`, or with `on_commit_timeout="continue"` an answer that says
-        so. It takes nothing back: the record is in the log, and replicas will have it.
+        so. It takes nothing back: the record is in the log, and replicas will have it. A leader
+        that stopped or was overtaken says `CommitUnknown` under every policy.
         """
         chosen = policy or self.config.commit_policy
+        timeout_s = self.config.commit_timeout_s if timeout_s is None else timeout_s
+        if not isinstance(chosen, CommitPolicy):
+            raise Refused(f"policy is {chosen!r}: give one, as AckN(2), or parse_policy of words")
+        if not timeout_s >= 0:
+            raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
+        if lsn > self.wal.current_lsn():
+            raise Refused(
+                f"LSN {lsn} is not in the log, which ends at {self.wal.current_lsn()}: wait for a "
+                "record after it was appended"
+            )
         began_s = runtime.monotonic_s()
-        in_time = await self.commits.wait(
-            lsn, chosen, timeout_s=self.config.commit_timeout_s if timeout_s is None else timeout_s
-        )
+        in_time = await self.commits.wait(lsn, chosen, timeout_s=timeout_s)
         acked = acknowledged_by(self._registry.replicas(), lsn)
         if in_time:
             self.metrics.commit_seconds.observe(runtime.monotonic_s() - began_s)
@@ -362,7 +392,11 @@ class PrimaryReplication:
         )
 
     async def admit(self) -> float:
-        """Let a writer on, held up for a moment if replicas are far behind; for how long."""
+        """Let a writer on, held up for a moment if replicas are far behind; for how long.
+
+        `Fenced` once it is known that a newer leader took over.
+        """
+        self.check_leading()
         held_s = await self.flow.admit()
         if held_s:
             self.metrics.held_up += 1

@@ -3,12 +3,17 @@
 Always holds:
 
 - what is sent follows what was asked for without a gap, also if the log is pruned meanwhile;
+- what is sent is synced: were it not, a replica could have what this leader loses with its power,
+  and other records would come after it under the same LSNs;
+- nobody goes on beyond the end of the log: what a longer copy has there is to be compared first;
 - a replica that waits for records is never taken for a silent one: a pull waits for half of the
   time after which it would be;
 - whoever was told that its slot is there finds it at the next leader, too.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from headwater.core import limits
 from headwater.core.errors import Refused
@@ -20,6 +25,7 @@ from headwater.log.primary.source import (
     Pulled,
     Registered,
 )
+from headwater.log.record.group import Group
 from headwater.log.slots import FullRebootstrap, Slot
 
 
@@ -46,6 +52,9 @@ class PrimaryService:
             resume,
             primary.topology_epoch,
             registration.restart_lsn,
+            registration.confirmed_lsn,
+            primary.retention.oldest_lsn(),
+            primary.wal.current_lsn(),
         )
 
     async def pull(
@@ -78,7 +87,7 @@ class PrimaryService:
         await primary.wal.wait_for_lsn_after(
             since_lsn, timeout_s=min(max(0.0, wait_s), primary.config.health_timeout_s / 2)
         )
-        groups = await primary.wal.read_since(
+        groups = await self._read_synced(
             since_lsn,
             max_records=min(max_records, limits.PULL_MAX_RECORDS),
             max_bytes=min(max_bytes, limits.PULL_MAX_BYTES),
@@ -86,7 +95,7 @@ class PrimaryService:
         primary.check_leading()
         primary.replica(name, session=session)
         if groups and groups[0].first_lsn != since_lsn + 1:
-            return self._cannot(since_lsn, primary.retention.mark_removed(name))
+            return self._cannot(since_lsn, primary.retention.pruned_before(name, since_lsn))
         through_lsn = groups[-1].last_lsn if groups else since_lsn
         primary.note_replica_pull(name, through_lsn)
         primary.metrics.pulls += 1
@@ -138,6 +147,17 @@ class PrimaryService:
         """See `ReplicationSource`."""
         self._primary.replica(name, session=session)
         self._primary.unregister_replica(name)
+
+    async def _read_synced(
+        self, since_lsn: int, *, max_records: int, max_bytes: int
+    ) -> Sequence[Group]:
+        wal = self._primary.wal
+        if since_lsn < wal.current_lsn() > wal.synced_lsn:
+            await wal.sync()
+        synced_lsn = wal.synced_lsn
+        groups = await wal.read_since(since_lsn, max_records=max_records, max_bytes=max_bytes)
+        parts = (group.between(1, synced_lsn) for group in groups)
+        return [part for part in parts if part is not None]
 
     def _cannot(self, since_lsn: int, rebootstrap: FullRebootstrap) -> Pulled:
         primary = self._primary

@@ -22,6 +22,8 @@ class SlotView(msgspec.Struct, frozen=True):
     restart_lsn: int
     confirmed_lsn: int
     lag_lsn: int
+    """Records that its replica does not have on disk; while it bootstraps, all that its copy is to
+    be given, also what is no longer in the log."""
     lag_bytes: int
     lag_s: float
     inactive_since_ms: int | None
@@ -46,7 +48,7 @@ def slot_view(
         slot_status(slot, lag, bounds, oldest_lsn=oldest_lsn, archived_lsn=archived_lsn),
         slot.restart_lsn,
         slot.confirmed_lsn,
-        lag.lsn,
+        lag.lsn + max(0, slot.restart_lsn - slot.confirmed_lsn),
         lag.bytes,
         lag.seconds,
         None if is_active else slot.last_seen_ms,

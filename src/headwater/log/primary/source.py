@@ -27,8 +27,14 @@ class Registered(msgspec.Struct, frozen=True):
     """How to go on."""
     topology_epoch: int
     restart_lsn: int = 0
-    """Where the slot stands: while it is valid, the log above this can be pulled, also what the
-    replica has already and may want to compare."""
+    """Where the slot stands: while it is valid, the log above this is kept."""
+    confirmed_lsn: int = 0
+    """What the slot knows the replica to have applied of this log. What it has beyond is to be
+    compared before anything is taken after it."""
+    oldest_lsn: int = 1
+    """From here on the log can be pulled, also what the replica has already and compares."""
+    current_lsn: int = 0
+    """Where the log ends at this moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ class ReplicaConfig:
     max_records: int = limits.PULL_MAX_RECORDS
     max_bytes: int = limits.PULL_MAX_BYTES
     compare_records: int = limits.REPLICA_COMPARE_RECORDS
-    """A replica that comes back compares up to so many of its last records with the source's."""
+    """A replica that comes to a leader compares so many of its last records with the leader's, and
+    more where the leader's log may have begun anew below them."""
     ack_interval_s: float = limits.REPLICA_ACK_INTERVAL_S
     """Progress is told at once, and so often where there is none."""
     retry_cap_s: float = limits.REPLICA_RETRY_CAP_S
@@ -36,10 +37,11 @@ class ReplicaConfig:
             "call_timeout_s",
             "max_records",
             "max_bytes",
+            "compare_records",
             "ack_interval_s",
             "retry_cap_s",
         ):
             if not getattr(self, name) > 0:
                 raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
-        if self.compare_records < 0 or self.read_timeout_s < 0:
-            raise Refused("compare_records and read_timeout_s are 0 or more")
+        if not self.read_timeout_s >= 0:
+            raise Refused(f"read_timeout_s is {self.read_timeout_s}: it must be 0 or more")

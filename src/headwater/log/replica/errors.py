@@ -23,6 +23,12 @@ class GoElsewhere(Unavailable):
         self.at = at
         """How far this copy is."""
 
+    @classmethod
+    def of(cls, replica: str, why: str, *, bookmark: Bookmark, at: Bookmark) -> GoElsewhere:
+        """With what to do about it."""
+        told = f"replica {replica!r} is at {at} {why}: read from another copy, or from the leader"
+        return cls(told, bookmark=bookmark, at=at)
+
 
 class Diverged(Damaged):
     """The copy and the log hold different records under one LSN."""

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, Unavailable
+from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, Refused, Unavailable
+from headwater.log.replica.errors import Diverged
 from headwater.log.replica.held_copy import HeldCopy
 from headwater.log.replica.kept import Kept, KeptFile
 from headwater.log.replica.target import Target, Targets
@@ -28,6 +29,7 @@ class Holdings:
         self._targets = targets
         self._kept = kept
         self._replaced: HeldCopy | None = None
+        self._is_closed = False
 
     @classmethod
     async def load(cls, files: KeptFile, targets: Targets) -> Holdings:
@@ -71,6 +73,26 @@ class Holdings:
             return False
         await self._keep(msgspec.structs.replace(self._kept, term=term))
         return True
+
+    def check_open(self, name: str) -> None:
+        """Raise `Refused` if the folder may be somebody else's by now."""
+        if self._is_closed:
+            raise Refused(f"replica {name!r} is closed: open it again")
+
+    async def close(self) -> None:
+        """Give the copy back."""
+        self._is_closed = True
+        await self.target.close()
+
+    def check_sound(self, name: str) -> None:
+        """Raise `Diverged` if the copy holds another record than the log."""
+        lsn = self._kept.diverged_lsn
+        if lsn is not None:
+            raise Diverged(
+                f"replica {name!r} holds another record under LSN {lsn} than the log: find out "
+                "which is right, then let it rebootstrap",
+                lsn=lsn,
+            )
 
     async def mark_diverged(self, lsn: int) -> None:
         """Say for good that the copy is not one."""

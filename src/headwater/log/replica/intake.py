@@ -22,8 +22,13 @@ class Intake(NamedTuple):
     """Where the copy stands after that; never below where it stood."""
 
 
-def take_in(pulled: Pulled, applied_lsn: int, *, filtered: bool = False) -> Intake:
+def take_in(
+    pulled: Pulled, applied_lsn: int, *, filtered: bool = False, compared_lsn: int | None = None
+) -> Intake:
     """Sort an answer; `LogGap` if it does not follow `applied_lsn` without a gap.
+
+    `compared_lsn` is for a copy of which only that much was found in the log: the answer has to
+    follow that without a gap, so that nothing new comes with what was not compared.
 
     The end counts, too: a source that says to have sent more than it did leaves a gap behind the
     last group. Only where it passes records over on purpose (`filtered`) is neither of them one.
@@ -41,7 +46,7 @@ def take_in(pulled: Pulled, applied_lsn: int, *, filtered: bool = False) -> Inta
     if pulled.through_lsn < last_lsn:
         raise LogGap(f"LSN {last_lsn} was sent in an answer through {pulled.through_lsn}")
     if not filtered:
-        _check_dense(pulled, applied_lsn)
+        _check_dense(pulled, applied_lsn if compared_lsn is None else compared_lsn)
     again = [part for group in groups if (part := group.between(1, applied_lsn)) is not None]
     fresh = [part for group in groups if (part := group.after(applied_lsn)) is not None]
     return Intake(again, fresh, max(applied_lsn, pulled.through_lsn))

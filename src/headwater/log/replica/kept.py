@@ -8,7 +8,8 @@ Always holds:
   overtaken is refused after a restart as well;
 - one rename moves from one copy to the next: whoever opens the folder finds the old one or the new
   one, and both whole;
-- a file that is there and cannot be read is an error: to begin with term 0 would lift the fence.
+- a file that cannot be read, or is gone from beside a copy, is an error: to begin with term 0 would
+  lift the fence.
 """
 
 from __future__ import annotations
@@ -67,8 +68,14 @@ class KeptFile:
             with self.folder.disk.open(path) as file:
                 data = file.read_at(0, file.stat().size_bytes)
         except NotFound:
+            if any(map(self._holds_files, self.copy_numbers())):
+                raise Corrupt(f"{path} is gone, and copies are there. {_ADVICE}") from None
             return None
         return decode(data, path)
+
+    def _holds_files(self, number: int) -> bool:
+        names = self.folder.disk.list_dir(self.copy_path(number))
+        return any(not is_dir for _, is_dir in names)
 
     def write(self, kept: Kept) -> None:
         """Return once this is what a restart finds.

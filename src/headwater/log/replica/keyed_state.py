@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,12 +28,12 @@ import pyarrow.compute as pc
 
 from headwater.buffer.records import OPERATION, Operation
 from headwater.core import limits, runtime
-from headwater.core.errors import OutcomeUnknown, Unavailable
+from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
 from headwater.log.record import Group, record_hashes
 from headwater.log.record.columns import COLLECTION, REFRESH_RECORDS
 from headwater.log.replica.image import decode_image, encode_image
 from headwater.log.replica.image_store import ImageStore
-from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable
+from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable, without_views
 from headwater.log.replica.target import Image, Target
 
 _log: Final = logging.getLogger("headwater")
@@ -47,10 +48,13 @@ class KeyedState:
         tables: dict[str, KeyedTable],
         lsn: int,
         *,
+        last_hashes: Sequence[int] = (),
         image_interval_s: float = limits.KEYED_IMAGE_INTERVAL_S,
         image_records: int = limits.KEYED_IMAGE_RECORDS,
     ) -> None:
-        """Use `KeyedStates`."""
+        """Use `KeyedStates`. `last_hashes` are those of the last records through `lsn`."""
+        self._began_lsn = lsn
+        self._began_hashes = pa.array(last_hashes, pa.uint64())
         self._images = images
         self._tables = tables
         self._applied_lsn = lsn
@@ -84,14 +88,24 @@ class KeyedState:
 
     def get(self, key: Identity, collection: str = "") -> dict[str, Any] | None:
         """The latest record of a key, with its `_lsn`; None if there is none, or it was deleted."""
+        if not isinstance(key, bytes | int):
+            raise Refused(f"keys are bytes, and row ids numbers: {key!r} is neither")
         with self._mutex:
             table = self._tables.get(collection)
             return None if table is None else table.get(key)
 
     def scan(self, collection: str = "") -> pa.Table:
-        """The latest record of every key of a collection, with its `_lsn`."""
+        """The latest record of every key of a collection, with its `_lsn`.
+
+        `NotSupported` names the column if one has types that no table holds at once.
+        """
         with self._mutex:
             return self._tables.get(collection, KeyedTable()).scan()
+
+    def scan_parts(self, collection: str = "") -> list[pa.Table]:
+        """As `scan`, a table for each schema that the records came in."""
+        with self._mutex:
+            return self._tables.get(collection, KeyedTable()).parts()
 
     def collections(self) -> list[str]:
         """The collections that ever held something."""
@@ -111,9 +125,15 @@ class KeyedState:
         self._applied_lsn = max(self._applied_lsn, through_lsn)
 
     async def hashes(self, first_lsn: int, last_lsn: int) -> pa.UInt64Array:
-        """See `Target`. Only the last few megabytes of the log are known."""
+        """See `Target`. Known are the last few megabytes of the log, and its image's hashes."""
         parts: list[pa.Array] = []
         next_lsn = first_lsn
+        known_lsn = self._began_lsn - len(self._began_hashes) + 1
+        begins, ends = max(first_lsn, known_lsn), min(last_lsn, self._began_lsn)
+        if begins <= ends:
+            known = self._began_hashes.slice(begins - known_lsn, ends - begins + 1)
+            parts += [pa.nulls(begins - first_lsn, pa.uint64()), known]
+            next_lsn = ends + 1
         for group in self._recent:
             part = group.between(next_lsn, last_lsn)
             if part is not None:
@@ -127,7 +147,10 @@ class KeyedState:
         if self._durable_lsn == self._applied_lsn:
             return
         lsn = self._applied_lsn
-        data = await runtime.run_blocking(self._encoded, lsn)
+        first_lsn = max(1, lsn - limits.KEYED_IMAGE_HASHES + 1)
+        hashes = (await self.hashes(first_lsn, lsn)).to_pylist()
+        known = list(itertools.takewhile(lambda one: one is not None, reversed(hashes)))
+        data = await runtime.run_blocking(self._encoded, lsn, known[::-1])
         image = await self._images.write(lsn, data)
         self._durable_lsn, self._imaged_s = lsn, runtime.monotonic_s()
         self.images_written += 1
@@ -153,7 +176,7 @@ class KeyedState:
 
     def _apply(self, group: Group) -> None:
         lsns = pa.arange(group.first_lsn, group.last_lsn + 1)
-        records = group.records.append_column(LSN, lsns)
+        records = without_views(group.records).append_column(LSN, lsns)
         with self._mutex:
             begins = 0
             for place in _refreshes(records):
@@ -181,10 +204,10 @@ class KeyedState:
         while len(self._recent) > 1 and self._recent_bytes > limits.REPLICA_RECENT_BYTES:
             self._recent_bytes -= self._recent.popleft().nbytes
 
-    def _encoded(self, lsn: int) -> bytes:
+    def _encoded(self, lsn: int, last_hashes: list[int]) -> bytes:
         with self._mutex:
-            scanned = {name: table.scan() for name, table in self._tables.items()}
-        return encode_image(scanned, lsn)
+            scanned = {name: table.parts() for name, table in self._tables.items()}
+        return encode_image(scanned, lsn, last_hashes)
 
 
 class KeyedStates:
@@ -198,15 +221,8 @@ class KeyedStates:
         image_records: int = limits.KEYED_IMAGE_RECORDS,
     ) -> None:
         self._images = images
-        self._of: Callable[[dict[str, KeyedTable], int], KeyedState] = lambda tables, lsn: (
-            KeyedState(
-                images,
-                tables,
-                lsn,
-                image_interval_s=image_interval_s,
-                image_records=image_records,
-            )
-        )
+        self._image_interval_s = image_interval_s
+        self._image_records = image_records
 
     def check_filtered(self) -> None:
         """See `Targets`."""
@@ -219,7 +235,7 @@ class KeyedStates:
                 return await self.begin(path, image)
             except self._images.UNUSABLE as error:
                 _log.warning("an image of a keyed state is passed over: %s", error)
-        return self._of({}, 0)
+        return self._of({}, Image(0, ""))
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
         """See `Targets`."""
@@ -228,14 +244,14 @@ class KeyedStates:
     async def begin(self, path: str, image: Image | None) -> Target:
         """See `Targets`."""
         if image is None:
-            return self._of({}, 0)
+            return self._of({}, Image(0, ""))
         data = await self._images.read(image)
         try:
-            tables = await runtime.run_blocking(_tables, data, image)
+            tables, last_hashes = await runtime.run_blocking(_tables, data, image)
         except self._images.UNUSABLE:
             self._images.pass_over(image)
             raise
-        return self._of(tables, image.lsn)
+        return self._of(tables, image, last_hashes)
 
     async def discard(self, path: str) -> None:
         """See `Targets`. Nothing stands there."""
@@ -244,11 +260,26 @@ class KeyedStates:
         """See `Targets`."""
         await self._images.drop_from(from_lsn)
 
+    def _of(
+        self, tables: dict[str, KeyedTable], image: Image, last_hashes: Sequence[int] = ()
+    ) -> KeyedState:
+        return KeyedState(
+            self._images,
+            tables,
+            image.lsn,
+            last_hashes=last_hashes,
+            image_interval_s=self._image_interval_s,
+            image_records=self._image_records,
+        )
 
-def _tables(data: bytes, image: Image) -> dict[str, KeyedTable]:
-    return {
-        name: KeyedTable.of(table.to_batches()) for name, table in decode_image(data, image).items()
+
+def _tables(data: bytes, image: Image) -> tuple[dict[str, KeyedTable], list[int]]:
+    content = decode_image(data, image)
+    tables = {
+        name: KeyedTable.of(batch for part in parts for batch in part.to_batches())
+        for name, parts in content.collections.items()
     }
+    return tables, content.last_hashes
 
 
 def _refreshes(records: pa.RecordBatch) -> list[int]:

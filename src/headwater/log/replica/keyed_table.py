@@ -18,12 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.records import KEY, OPERATION, VALUE, Operation
+from headwater.core.errors import NotSupported
 from headwater.core.limits import KEYED_CHUNK_ROWS
 from headwater.log.record.columns import RID
 
 LSN: Final = "_lsn"
 Identity = bytes | int
 """A key; where a record has none, its row id; below 0, the place in a refresh."""
+
+
+_PLAIN: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 class KeyedTable:
@@ -57,10 +61,33 @@ class KeyedTable:
 
     def scan(self) -> pa.Table:
         """The latest record of every key that was not deleted, in the order of the log."""
-        parts = [part for part in self._live() if part.num_rows]
+        parts = self.parts()
         if not parts:
             return pa.table({LSN: pa.array([], pa.int64())})
-        return pa.concat_tables(map(_table, parts), promote_options="permissive")
+        if len(parts) == 1:
+            return parts[0]
+        try:
+            found = pa.concat_tables(parts, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise NotSupported(
+                f"{_two_types(parts)}: no table holds both. Read scan_parts(), which gives one "
+                "for each schema"
+            ) from error
+        return found.take(pc.sort_indices(found, sort_keys=[(LSN, "ascending")]))
+
+    def parts(self) -> list[pa.Table]:
+        """As `scan`, a table for each schema that the records came in."""
+        by_schema: dict[tuple[tuple[str, pa.DataType], ...], list[pa.RecordBatch]] = {}
+        for part in self._live():
+            if part.num_rows:
+                kinds = tuple((field.name, field.type) for field in part.schema)
+                by_schema.setdefault(kinds, []).append(part)
+        return [
+            pa.Table.from_batches(
+                [pa.record_batch(part.columns, names=[name for name, _ in kinds]) for part in parts]
+            )
+            for kinds, parts in by_schema.items()
+        ]
 
     @classmethod
     def of(cls, parts: Iterable[pa.RecordBatch]) -> KeyedTable:
@@ -143,6 +170,15 @@ def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
     return records if pc.all(known).as_py() is not False else records.filter(known)
 
 
+def without_views(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The same values in types that rows can be picked from: Arrow cannot do that with views."""
+    for place, field in enumerate(records.schema):
+        plain = _PLAIN.get(field.type)
+        if plain is not None:
+            records = records.set_column(place, field.name, records.column(place).cast(plain))
+    return records
+
+
 def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:
     """Whether each record has a key, or a row id."""
     keyed = _column(records, KEY, pa.binary()).is_valid()
@@ -161,5 +197,11 @@ def _column(records: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
     return pa.nulls(records.num_rows, kind)
 
 
-def _table(batch: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches([batch])
+def _two_types(parts: list[pa.Table]) -> str:
+    """Which column stands in the way of one table."""
+    kinds: dict[str, pa.DataType] = {}
+    for field in (field for part in parts for field in part.schema):
+        known = kinds.setdefault(field.name, field.type)
+        if known != field.type and not pa.types.is_null(field.type):
+            return f"column {field.name!r} is {known} in some records and {field.type} in others"
+    return "the records differ in their columns"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from headwater.core.metrics import Histogram
+from headwater.log.record import Group
 
 
 class ReplicaMetrics:
@@ -38,3 +40,8 @@ class ReplicaMetrics:
         self.reads_waited_seconds = Histogram()
         """Of readers with a bookmark that were served."""
         self.reads_sent_elsewhere = 0
+
+    def count_applied(self, groups: Sequence[Group]) -> None:
+        """These were applied."""
+        self.records_applied += sum(len(group) for group in groups)
+        self.records_lost += sum(len(one) for one in groups if one.lost is not None)

@@ -7,8 +7,9 @@
 
 Always holds:
 
-- a copy is a prefix of the log: what does not follow is not applied, and what comes again is
-  compared; with another record under one LSN the replica stops, and says so after a restart, too;
+- a copy is a prefix of the log: what does not follow is not applied, nothing is before the copy's
+  last records were found in the leader's log (see `proof`), and what comes again is compared; with
+  another record under one LSN the replica stops, and says so after a restart, too;
 - an answer of a leader that was overtaken changes nothing, also after a restart;
 - what is acknowledged as durable is there after a crash;
 - a copy that is made anew takes the place of the old one at once, when it shows at least as much.
@@ -20,10 +21,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
-from typing import Final
-
-import pyarrow.compute as pc
+from collections.abc import AsyncIterator
+from typing import Final, Self
 
 from headwater.buffer.layout import check_group_name
 from headwater.core import limits, runtime
@@ -38,18 +37,20 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.log.primary import Acknowledgement, Pulled, ReplicationSource
-from headwater.log.record import Group, record_hashes
+from headwater.log.record import Group
 from headwater.log.replica.bookmark import Bookmark
 from headwater.log.replica.bookmark_readers import BookmarkReaders
 from headwater.log.replica.bootstrapper import Beginning, Bootstrapper
 from headwater.log.replica.config import ReplicaConfig
-from headwater.log.replica.errors import Diverged, GoElsewhere, LogGap
+from headwater.log.replica.errors import GoElsewhere, LogGap
 from headwater.log.replica.holdings import Holdings
 from headwater.log.replica.intake import Intake, take_in
 from headwater.log.replica.kept import KeptFile
 from headwater.log.replica.link import Link
 from headwater.log.replica.metrics import ReplicaMetrics
+from headwater.log.replica.proof import UNPROVEN, Proof, compare
 from headwater.log.replica.pull_ahead import PullAhead
+from headwater.log.replica.retries import Retries
 from headwater.log.replica.status import ReplicaPhase, ReplicaStatus
 from headwater.log.replica.target import Target, Targets
 from headwater.log.slots import FullRebootstrap
@@ -84,11 +85,11 @@ class Replica:
         self._bootstrapper = Bootstrapper(self._link, targets, config, self._apply)
         self._phase = ReplicaPhase.STOPPED
         self._current_lsn = 0
-        self._compare_from_lsn: int | None = None
-        self._acknowledged: Acknowledgement | None = None
-        self._acknowledged_s = 0.0
+        self._proof = UNPROVEN
+        self._proven_term = 0
+        """Of the last leader in whose log the copy was found again since it was opened."""
         self._apply_errors_before = 0
-        self._failures = 0
+        self._retries = Retries(self.metrics, cap_s=config.retry_cap_s)
         self._running: asyncio.Task[None] | None = None
 
     @classmethod
@@ -134,7 +135,7 @@ class Replica:
     @property
     def bookmark(self) -> Bookmark:
         """What whoever reads here now has seen."""
-        return Bookmark(self.term, self.target.applied_lsn)
+        return Bookmark(self._proven_term, self.target.applied_lsn)
 
     @property
     def is_diverged(self) -> bool:
@@ -189,19 +190,16 @@ class Replica:
             return self.bookmark
         self.metrics.reads_sent_elsewhere += 1
         why = self._why_not(bookmark) or f"and is not at {bookmark} after {timeout_s:.1f} s"
-        raise GoElsewhere(
-            f"replica {self.name!r} is at {self.bookmark} {why}: read from another copy, or from "
-            "the leader",
-            bookmark=bookmark,
-            at=self.bookmark,
-        )
+        raise GoElsewhere.of(self.name, why, bookmark=bookmark, at=self.bookmark)
 
     def _shows(self, bookmark: Bookmark) -> bool:
-        return (
-            not self.is_diverged
-            and self.term >= bookmark.term
-            and self.target.applied_lsn >= bookmark.lsn
-        )
+        if self.is_diverged or self.target.applied_lsn < bookmark.lsn:
+            return False
+        if bookmark.term <= self._proven_term:
+            return True
+        # Of a leader with whose log it is still compared, what was found to be the same.
+        is_found = self._proof.proven_lsn(bookmark.lsn) >= bookmark.lsn
+        return self.term >= bookmark.term and is_found
 
     def _why_not(self, bookmark: Bookmark) -> str | None:
         """Why waiting is no use; None if it may be."""
@@ -215,9 +213,19 @@ class Replica:
 
     # Running
 
+    async def __aenter__(self) -> Self:
+        """Following; the block's end closes it."""
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """See `close`."""
+        await self.close()
+
     def start(self) -> None:
         """Follow the log until `close`."""
-        if self._running is None:
+        self._holdings.check_open(self.name)
+        if self._running is None or self._running.done():
             self._set_phase(ReplicaPhase.CONNECTING)
             self._running = runtime.spawn(self._run_beside(), name=f"replica-{self.name}")
 
@@ -245,7 +253,7 @@ class Replica:
             await asyncio.wait((running,))
         self._set_phase(ReplicaPhase.STOPPED)
         with self._held:
-            await self.target.close()
+            await self._holdings.close()
 
     async def rebootstrap(self) -> None:
         """Make a copy anew and put it in the place of this one, whatever is wrong with this one.
@@ -255,9 +263,11 @@ class Replica:
         """
         if self._phase is not ReplicaPhase.STOPPED:
             raise Refused(f"replica {self.name!r} is running: close it before it is made anew")
+        self._holdings.check_open(self.name)
         try:
             await self._register()
             await self._bootstrap(anew=True)
+            self.problem = None
         finally:
             self._set_phase(ReplicaPhase.STOPPED)
 
@@ -267,40 +277,51 @@ class Replica:
             await self.run()
 
     async def _follow(self) -> None:
-        self._check_sound()
+        self._holdings.check_sound(self.name)
         if await self._register():
             await self._bootstrap()
         try:
             while True:
                 pulled = await self._pull()
-                if pulled.rebootstrap is not None:
-                    await self._bootstrap()
-                else:
+                if pulled.rebootstrap is None:
                     self._ahead.begin(pulled)
                     await self._take(pulled)
+                elif await self._register():
+                    await self._bootstrap()
                 await self.target.tend()
                 await self._acknowledge()
-                self.problem, self._failures = None, 0
+                self._retries.failures = 0
+                self.problem = self._proof.waits_for(pulled.current_lsn)
         finally:
             await self._ahead.drop()
 
     async def _register(self) -> bool:
         """Come, or come back; whether a fresh copy is wanted."""
-        applied_lsn = self.target.applied_lsn
-        told = await self._link.register(applied_lsn)
+        told = await self._link.register(self.target.applied_lsn)
         self.metrics.registrations += 1
-        self._acknowledged = None
+        self._current_lsn = told.current_lsn
+        self._proof = UNPROVEN
         if isinstance(told.resume, FullRebootstrap):
             return True
-        self._compare_from_lsn = max(told.restart_lsn, applied_lsn - self.config.compare_records)
+        self._begin_proof(self.target.applied_lsn)
+        if (problem := self._proof.waits_for(told.current_lsn)) is not None:
+            _log.warning("replica %s: %s", self.name, problem)
         self._set_phase(ReplicaPhase.FOLLOWING)
         return False
 
+    def _begin_proof(self, through_lsn: int) -> None:
+        compare_records = self.config.compare_records
+        self._note_proof(Proof.of_copy(self._link.told, through_lsn, compare_records))
+
+    def _note_proof(self, proof: Proof) -> None:
+        self._proof = proof
+        if proof.is_done:
+            self._proven_term = self.term
+        self.readers.tell()
+
     async def _pull(self) -> Pulled:
-        """What follows the copy; at first a little before it, so that two leaders are compared."""
-        since_lsn, compare_from_lsn = self.target.applied_lsn, self._compare_from_lsn
-        if compare_from_lsn is not None:
-            since_lsn, self._compare_from_lsn = min(since_lsn, compare_from_lsn), None
+        """What follows the copy; before that, its last records once more, to compare them."""
+        since_lsn = self._proof.proven_lsn(self.target.applied_lsn)
         began_s = runtime.monotonic_s()
         due_s = self.target.tend_within_s
         wait_s = self.config.wait_s if due_s is None else min(self.config.wait_s, due_s)
@@ -309,7 +330,7 @@ class Replica:
             pulled = await self._link.pull(since_lsn, wait_s=wait_s)
         self.metrics.pulls += 1
         self._current_lsn = pulled.current_lsn
-        if pulled.through_lsn <= self.target.applied_lsn and pulled.rebootstrap is None:
+        if pulled.through_lsn <= since_lsn and pulled.rebootstrap is None:
             self.metrics.empty_pulls += 1
             early_s = limits.REPLICA_PULL_GAP_S - (runtime.monotonic_s() - began_s)
             if early_s > 0:
@@ -317,9 +338,17 @@ class Replica:
         return pulled
 
     async def _take(self, pulled: Pulled) -> None:
-        intake = take_in(pulled, self.target.applied_lsn, filtered=self.config.filtered)
+        applied_lsn = self.target.applied_lsn
+        intake = take_in(
+            pulled,
+            applied_lsn,
+            filtered=self.config.filtered,
+            compared_lsn=self._proof.proven_lsn(applied_lsn),
+        )
         for group in intake.again:
             await self._compare(group)
+        if not self._proof.is_done:
+            self._note_proof(self._proof.reached(pulled.through_lsn))
         await self._apply(self.target, intake)
         self.readers.tell()
 
@@ -334,15 +363,13 @@ class Replica:
             self.metrics.apply_errors += 1
             raise
         self.metrics.apply_seconds.observe(runtime.monotonic_s() - began_s)
-        self._count(intake.fresh)
+        self.metrics.count_applied(intake.fresh)
 
     async def _compare(self, group: Group) -> None:
         """Records that are there already: the same, or the copy is not one."""
-        own = await self.target.hashes(group.first_lsn, group.last_lsn)
-        differs = pc.fill_null(pc.not_equal(own, record_hashes(group)), False)
-        place = pc.index(differs, True).as_py()
-        if place >= 0:
-            await self._diverge(group.first_lsn + place)
+        own, differs_lsn = await compare(self.target, group)
+        if differs_lsn is not None:
+            await self._diverge(differs_lsn)
         self.metrics.records_not_comparable += own.null_count
         self.metrics.records_compared += len(own) - own.null_count
 
@@ -352,53 +379,32 @@ class Replica:
         self.readers.tell()
         with contextlib.suppress(*_TRY_AGAIN):
             await self._acknowledge()
-        self._check_sound()
-
-    def _check_sound(self) -> None:
-        lsn = self._holdings.diverged_lsn
-        if lsn is not None:
-            raise Diverged(
-                f"replica {self.name!r} holds another record under LSN {lsn} than the log: find "
-                "out which is right, then let it rebootstrap",
-                lsn=lsn,
-            )
+        self._holdings.check_sound(self.name)
 
     async def _acknowledge(self) -> None:
         """Tell what changed; and from time to time that nothing did."""
         progress = Acknowledgement(
-            self.target.applied_lsn,
-            self.target.durable_lsn,
+            self._proof.proven_lsn(self.target.applied_lsn),
+            self._proof.proven_lsn(self.target.durable_lsn),
             apply_error_count=self.metrics.apply_errors - self._apply_errors_before,
             divergence_count=int(self.is_diverged),
         )
-        now_s = runtime.monotonic_s()
-        is_due = now_s - self._acknowledged_s >= self.config.ack_interval_s
-        if progress == self._acknowledged and not is_due:
-            return
-        await self._link.acknowledge(progress)
-        self._acknowledged, self._acknowledged_s = progress, now_s
-        self.metrics.acknowledgements += 1
+        self.metrics.acknowledgements += await self._link.acknowledge(progress)
 
     async def _pause_after(self, error: HeadwaterError) -> None:
         self.problem = str(error)
-        self.metrics.retries[type(error).__name__] += 1
-        self.metrics.fenced += isinstance(error, Fenced)
-        self.metrics.gaps += isinstance(error, LogGap)
-        if self._failures == 0:
+        if self._retries.count(error):
             _log.warning("replica %s at %s tries again: %s", self.name, self.bookmark, error)
         self._set_phase(ReplicaPhase.CONNECTING)
-        longest_s = limits.REPLICA_RETRY_BASE_S * 2 ** min(self._failures, 20)
-        self._failures += 1
-        await runtime.sleep(
-            runtime.random().uniform(0.5, 1.0) * min(longest_s, self.config.retry_cap_s)
-        )
+        await self._retries.pause()
 
     # Beginning anew
 
     async def _bootstrap(self, *, anew: bool = False) -> None:
         self._set_phase(ReplicaPhase.BOOTSTRAPPING)
         diverged_lsn = self._holdings.diverged_lsn
-        own = None if anew or self.is_diverged else self.target
+        is_good = not self.is_diverged and self._link.reaches(self.target.applied_lsn)
+        own = self.target if is_good and not anew else None
         try:
             beginning = await self._bootstrapper.begin(own, below_lsn=diverged_lsn)
         except Refused:
@@ -406,9 +412,16 @@ class Replica:
             raise
         if beginning.kind != "own":
             await self._replace_copy(beginning)
-        await self._link.complete_bootstrap(self.target.durable_lsn)
+        # What came after that is this leader's own.
+        is_own = beginning.kind == "own"
+        self._begin_proof(self.target.applied_lsn if is_own else beginning.after_lsn)
+        await self._link.complete_bootstrap(self._proof.proven_lsn(self.target.durable_lsn))
         self.metrics.bootstraps[beginning.kind] += 1
-        self._acknowledged = self._compare_from_lsn = None
+        while not is_own and not self._proof.is_done:
+            pulled = await self._pull()
+            if pulled.rebootstrap is not None:
+                raise Unavailable("the log went on before the copy was compared with it")
+            await self._take(pulled)
         self._set_phase(ReplicaPhase.FOLLOWING)
 
     async def _replace_copy(self, beginning: Beginning) -> None:
@@ -419,6 +432,8 @@ class Replica:
             # Whoever read here must not find less afterwards, unless that was wrong.
             shown_lsn = 0 if self.is_diverged else self.target.applied_lsn
             await self._bootstrapper.fill(fresh, max(beginning.current_lsn, shown_lsn))
+            # What it began from was not compared yet.
+            self._proof, self._proven_term = UNPROVEN, 0
 
         await self._holdings.replace(begin, fill)
         self._apply_errors_before = self.metrics.apply_errors
@@ -432,7 +447,3 @@ class Replica:
     def _set_phase(self, state: ReplicaPhase) -> None:
         self._phase = state
         self.readers.tell()
-
-    def _count(self, groups: Sequence[Group]) -> None:
-        self.metrics.records_applied += sum(len(group) for group in groups)
-        self.metrics.records_lost += sum(len(one) for one in groups if one.lost is not None)

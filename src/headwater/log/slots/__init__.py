@@ -26,6 +26,7 @@ from headwater.log.slots.resume import (
     NoBootstrap,
     PartialResync,
     ResumeMode,
+    is_comparable,
     plan_bootstrap,
     plan_resume,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "SlotStatus",
     "SlotTable",
     "breach",
+    "is_comparable",
     "plan_bootstrap",
     "plan_resume",
     "retention_floor",

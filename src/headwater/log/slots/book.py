@@ -75,8 +75,18 @@ class SlotBook:
         """Where the floor would be if everything were stored."""
         return retention_floor(self._slots.values())
 
-    def create(self, name: str, at_lsn: int, *, bootstrapping: bool = False) -> Slot:
-        """A new slot at this position; one of the same name becomes a new generation."""
+    def create(
+        self,
+        name: str,
+        at_lsn: int,
+        *,
+        bootstrapping: bool = False,
+        confirmed_lsn: int | None = None,
+    ) -> Slot:
+        """A new slot at this position; one of the same name becomes a new generation.
+
+        `confirmed_lsn` is for a replica that has less than the slot keeps the log for.
+        """
         if name not in self._slots and len(self._slots) >= limits.SLOTS_MAX:
             raise LimitExceeded(
                 f"there are {len(self._slots)} slots; SLOTS_MAX is {limits.SLOTS_MAX}. Drop those "
@@ -85,7 +95,10 @@ class SlotBook:
         now_ms = runtime.wall_ms()
         before = self._slots.get(name)
         created_ms = now_ms if before is None else before.created_ms
-        slot = Slot(name, self._next_generation, at_lsn, at_lsn, created_ms, now_ms, bootstrapping)
+        confirmed_lsn = at_lsn if confirmed_lsn is None else confirmed_lsn
+        slot = Slot(
+            name, self._next_generation, at_lsn, confirmed_lsn, created_ms, now_ms, bootstrapping
+        )
         self._next_generation += 1
         self._put(slot)
         self._heard_s[name] = runtime.monotonic_s()

@@ -10,7 +10,7 @@ Always holds:
 from __future__ import annotations
 
 from headwater.buffer.layout import slots_key
-from headwater.core.errors import NotFound, RolledBack
+from headwater.core.errors import Damaged, NotFound, RolledBack
 from headwater.log.slots.table import EMPTY, SlotTable, check_format, joined, stamped, without
 from headwater.store import Register, Store
 
@@ -43,8 +43,10 @@ class SlotRegister:
         def change(stored: SlotTable | None) -> SlotTable:
             if stored is None and must_exist:
                 raise RolledBack(
-                    f"{self.key} is gone, and there were slots: restore it, or nothing can say "
-                    "what replicas still need"
+                    f"{self.key} is gone, and there may have been slots: nothing can say what "
+                    "replicas still need. Restore it, or, if there are no replicas, begin without "
+                    "slots: headwater group reset, or must_exist=False for a log that nobody has "
+                    "led before"
                 )
             return stamped(stored, leader_epoch)
 
@@ -74,8 +76,17 @@ class SlotRegister:
         return dropped
 
     async def reset_damaged(self) -> None:
-        """Begin anew where the table cannot be read; `Refused` if it can.
+        """Begin anew where the table cannot be read, or is gone; `Refused` if it can be read.
 
         Replicas that come back are registered again. Until then the log is not kept for them.
         """
-        await self._register.replace_damaged(EMPTY)
+        if await self._is_gone():
+            await self._register.update(lambda stored: stored or EMPTY)
+        else:
+            await self._register.replace_damaged(EMPTY)
+
+    async def _is_gone(self) -> bool:
+        try:
+            return await self.read() is None
+        except Damaged:
+            return False

@@ -55,7 +55,14 @@ class SpoolReader:
                     return
             except NotFound:
                 if self._state.holds(place.segment):
+                    if taking.groups:
+                        return
                     raise self._gone(place.segment, taking.lsn + 1) from None
+            except SpoolCorrupt:
+                # What is whole before the damage can be had; who asks for more is told of it.
+                if taking.groups:
+                    return
+                raise
 
     def _read_segment(self, place: Place, taking: Taking) -> bool:
         """Take what a segment has; False once there is enough."""

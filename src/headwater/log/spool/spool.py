@@ -257,6 +257,11 @@ class Spool:
             self._mark(floor_lsn=first_lsn - 1)
             return self._removed(self._writer.restart(first_lsn))
 
+    async def sync(self) -> None:
+        """Return once everything that was appended is on stable storage, whatever `sync` says."""
+        if self.synced_lsn < self.current_lsn():
+            await runtime.run_blocking(self._writer.sync)
+
     async def seal(self) -> None:
         """Seal the active segment, for a hand-over; the next append begins another."""
         await runtime.run_blocking(self.seal_blocking)

@@ -110,6 +110,13 @@ class SegmentWriter:
             if not self._state.active.is_empty:
                 self._seal(reason)
 
+    def sync(self) -> None:
+        """Sync what is not, however it is synced else."""
+        with self.lock:
+            self._check_usable()
+            if self._synced_bytes < self._size_bytes:
+                self._sync()
+
     def tend(self) -> None:
         """Sync and seal what is due though nothing is appended."""
         with self.lock:

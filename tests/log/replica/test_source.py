@@ -1,0 +1,80 @@
+"""What goes wrong at the source, or on the way to it, is told and tried again."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from headwater.core.errors import Bug, Damaged
+from headwater.log.primary import Pulled
+from headwater.log.replica import ReplicaPhase
+from headwater.log.spool import Spool, SpoolConfig
+from headwater.testing import MemoryWal
+from headwater.testing.disk import FaultyDisk
+from tests.log.leaders import leader, virtual
+from tests.log.replica.given import Tampering, fails, reaches, standby
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError("peer reset"), Damaged("LSN 14"), Bug("odd"), KeyError("wire")]
+)
+def test_whatever_a_source_raises_is_told_and_asked_again(error: Exception) -> None:
+    @virtual
+    async def run() -> None:
+        one = await leader()
+        one.wal.append(3)
+        source = Tampering(one.service)
+
+        def fail(pulled: Pulled) -> Pulled:
+            raise error
+
+        source.on_pull = fail
+        async with await standby(source, FaultyDisk(), wait_s=1.0) as replica:
+            await fails(replica, "the source failed, and is asked again")
+            source.on_pull = lambda pulled: pulled
+            await reaches(replica, 3)
+            assert replica.problem is None
+
+    run()
+
+
+def rewrite(disk: FaultyDisk, path: str, data: bytes) -> None:
+    with disk.open(path, write=True) as file:
+        file.truncate(0)
+        file.append(data)
+        file.sync()
+
+
+@virtual
+async def test_damage_on_the_leader_stops_a_replica_before_it_and_only_until_it_is_mended() -> None:
+    disk = FaultyDisk()
+    config = SpoolConfig(segment_bytes=500, tail_bytes=1)
+    spool = Spool.open("/leader", config=config, disk=disk)
+    for number in range(20):
+        value = pa.array([b"record %d" % number], pa.binary())
+        spool.append_blocking(pa.record_batch({"_value": value}), term=1)
+    segment = spool.segments()[2]
+    path = spool.segment_path(segment)
+    with disk.open(path) as file:
+        whole = file.read_at(0, file.stat().size_bytes)
+    spool.close_blocking()
+    rewrite(disk, path, whole[:-9] + bytes(9))
+    damaged = Spool.open("/leader", config=config, disk=disk)
+    assert damaged.read_since_blocking(0)[-1].last_lsn >= segment.first_lsn - 1
+    one = await leader(wal=damaged)  # type: ignore[arg-type]
+    async with await standby(one.service, FaultyDisk(), wait_s=1.0) as replica:
+        await fails(replica, "the source failed, and is asked again")
+        assert replica.target.applied_lsn >= segment.first_lsn - 1
+        assert replica.phase is not ReplicaPhase.STOPPED
+        rewrite(disk, path, whole)
+        await reaches(replica, 20)
+
+
+@virtual
+async def test_a_replica_that_cannot_begin_says_how_far_it_is_behind() -> None:
+    wal = MemoryWal(first_lsn=51)
+    wal.append(50)
+    one = await leader(wal=wal)
+    async with await standby(one.service, FaultyDisk(), wait_s=1.0) as replica:
+        await fails(replica, "begins at LSN 51")
+        assert replica.status().lag_lsn == 100

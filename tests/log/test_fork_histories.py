@@ -1,0 +1,80 @@
+"""Histories whose leaders write different records: no copy mixes them, and a mistake shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from headwater.core.errors import HeadwaterError
+from headwater.log.primary import PrimaryService, Registered
+from headwater.log.primary.log_retention import LogRetention
+from headwater.log.record import Group
+from headwater.log.replica.proof import Proof
+from headwater.log.replica.replica import Replica
+from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.torture.fork_scenarios import SCENARIOS, fork_history
+
+HISTORIES_TO_CATCH_A_BUG = 60
+BEGIN_AT = {"only-the-slot-is-compared": 20, "one-answer-is-enough": 12}
+"""Where a bug shows only in few histories, one of them."""
+CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
+
+
+async def reads_all(self: PrimaryService, since_lsn: int, **how: int) -> Sequence[Group]:
+    """Hands out what is not synced."""
+    return await self._primary.wal.read_since(since_lsn, **how)
+
+
+def trusts(told: Registered, through_lsn: int, compare_records: int) -> Proof:
+    """Takes a copy for a prefix of whatever log it meets."""
+    return Proof(through_lsn, through_lsn)
+
+
+def compares_what_the_slot_holds(told: Registered, through_lsn: int, compare_records: int) -> Proof:
+    """Has only that sent again which the log is kept for."""
+    after_lsn = max(told.restart_lsn, told.oldest_lsn - 1, through_lsn - compare_records)
+    return Proof(min(after_lsn, through_lsn), through_lsn)
+
+
+def done_after_one_answer(self: Proof, lsn: int) -> Proof:
+    """Takes an answer of a log that is shorter for all that it will say."""
+    return Proof(self.through_lsn, self.through_lsn)
+
+
+async def looks_away(self: Replica, group: Group) -> None:
+    """Compares nothing."""
+
+
+def leaves_slots(self: LogRetention) -> None:
+    """Lets slots stand above the end of the log."""
+
+
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "unsynced-is-sent": (PrimaryService, "_read_synced", reads_all),
+    "copy-is-trusted": (Proof, "of_copy", staticmethod(trusts)),
+    "only-the-slot-is-compared": (Proof, "of_copy", staticmethod(compares_what_the_slot_holds)),
+    "one-answer-is-enough": (Proof, "reached", done_after_one_answer),
+    "nothing-is-compared": (Replica, "_compare", looks_away),
+    "slots-above-the-log": (LogRetention, "bring_back", leaves_slots),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_mixes_two_logs(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    owner, name, instead = PLANTED[bug]
+    with mock.patch.object(owner, name, instead):
+        first = BEGIN_AT.get(bug, 0)
+        for seed in range(first, first + HISTORIES_TO_CATCH_A_BUG):
+            try:
+                fork_history(seed)
+            except CAUGHT:
+                return
+    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
