@@ -50,6 +50,7 @@ def led(url: str, work: Callable[[TierManager], Awaitable[None]]) -> None:
             log = await StoredEventLog.open(store, partition_count=3)
             metadata = await TopicMetadataManager.start(log)
             await metadata.reconcile_assignment({metadata.metadata_partition(place)})
+            await metadata.wait_ready(metadata.metadata_partition(place))
             wal = SealedWal()
             for _ in range(2):
                 wal.append(50)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from headwater.core.errors import Fenced
 from headwater.tier import SegmentState
 from headwater.tier.jobs import TierConfig
 from headwater.tier.jobs.scrub import Kind
@@ -171,5 +174,16 @@ def test_a_copy_under_way_is_no_orphan() -> None:
 
         assert (await led.manager.scrub(mend=True)).findings == ()
         assert len(led.place.object_names()) == 3
+
+    in_time(main)
+
+
+def test_a_leader_that_was_overtaken_takes_nothing_for_lost() -> None:
+    async def main() -> None:
+        led = await tiered(3, 3)
+        await led.place.lead(2, wal=SealedWal(first_lsn=7), retention_bytes=0).round()
+
+        with pytest.raises(Fenced):
+            await led.manager.scrub(mend=False)
 
     in_time(main)

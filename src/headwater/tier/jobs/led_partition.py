@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.core import runtime
+from headwater.core.errors import Fenced
 from headwater.log.record.group import Group
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId, TopicIdPartition
@@ -88,6 +89,13 @@ class LedPartition:
         self.log_start = await self._register.stamp(
             self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
         )
+
+    async def check_leads(self) -> None:
+        """Raise `Fenced` if a newer leader has begun: what it gave up would look like a loss."""
+        stored = await self._register.read()
+        if stored is not None and stored.leader_epoch > self.leader.epoch:
+            self.publisher.is_over = True
+            raise Fenced(f"epoch {stored.leader_epoch} leads {self.leader.partition}")
 
     def store_ms(self) -> int:
         """The time by the store's clock, or a little earlier."""

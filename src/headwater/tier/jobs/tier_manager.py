@@ -121,6 +121,7 @@ class TierManager:
                 orphan_grace_ms=led.config.orphan_grace_ms,
                 rate=led.rate,
             )
+            await led.check_leads()
             return await repair(led, seen) if mend else seen
 
     async def _begin(self) -> None:
