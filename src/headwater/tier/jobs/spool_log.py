@@ -32,6 +32,15 @@ class SpoolLog:
         """See `Wal`."""
         return self._spool.current_lsn()
 
+    @property
+    def synced_lsn(self) -> int:
+        """See `Wal`."""
+        return self._spool.synced_lsn
+
+    async def sync(self) -> None:
+        """See `Wal`."""
+        await self._spool.sync()
+
     def bytes_since(self, lsn: int) -> int:
         """See `Wal`."""
         return self._spool.bytes_since(lsn)
