@@ -23,16 +23,14 @@ from headwater.tier.jobs import (
     merging,
     removal,
     retention,
-    scrub,
     tier_manager,
 )
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.publisher import Publisher
-from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
 from tests.torture.tier_scenarios import SCENARIOS, tier_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
-BEGIN_AT = {"epoch-begins-in-silence": 15, "scrub-lists-last": 35}
+BEGIN_AT = {"epoch-begins-in-silence": 15}
 """Where a bug shows only in few histories, one of them."""
 CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
@@ -184,18 +182,6 @@ async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Gro
             yield part
 
 
-async def trusts_what_it_knew(metadata: Any, storage: Any, **how: Any) -> Scrubbed:
-    """Reads the events first, and lists objects afterwards."""
-    await metadata.refresh()
-    known = {one.segment_id for one in metadata.segments()}
-    await runtime.sleep(600.0)
-    seen = await _look(metadata, storage, **how)
-    strays = [one async for one, _ in storage.objects() if one not in known]
-    taken = [Finding(Kind.ORPHAN, 0, -1, str(one.id)) for one in strays]
-    return msgspec.structs.replace(seen, findings=(*seen.findings, *taken))
-
-
-_look = scrub.look
 _expire_remote, _groups = retention.expire_remote, merging._groups
 JOBS = tier_manager._JOBS[Tiering.ON]
 
@@ -217,7 +203,6 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "merged-unlisted-first": (JOBS, "merge", unlists_the_merged_first),
     "merged-with-a-gap": (JOBS, "merge", merges_with_a_gap),
     "merged-and-overlooked": (JOBS, "merge", merges_and_overlooks),
-    "scrub-lists-last": (tier_manager, "look", trusts_what_it_knew),
 }
 
 
