@@ -287,6 +287,25 @@ def listening() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listening")
+def test_a_thread_that_is_interrupted_while_it_gets_in_line_is_not_appointed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enter = Committer._enter
+
+    def interrupted(self: Committer, ticket: Ticket) -> bool:
+        entered = enter(self, ticket)
+        signal.raise_signal(signal.SIGINT)
+        return entered
+
+    committer = Committer(lambda tickets: None, queue_bytes=1000)
+    committer._led = True
+    monkeypatch.setattr(Committer, "_enter", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        committer.append_from_thread(_waiting_ticket())
+    assert not committer._handed_over()
+
+
+@pytest.mark.usefixtures("listening")
 def test_ctrl_c_in_one_thread_ends_the_log_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     flush, behind = SegmentWriter.flush, _waiting_ticket()
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pyarrow as pa
+import pytest
 
+from headwater.core.errors import Bug, Conflict
 from headwater.log.record import range_hash
 from headwater.log.record.columns import LOG_COLUMNS
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log.spool import Appended, Spool, SpoolConfig, draft_of
+from headwater.log.spool.commit import Ticket
+from headwater.log.spool.conform import filled
+from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import opened
 
@@ -27,6 +32,10 @@ def record(*columns: str) -> pa.RecordBatch:
 def append_all(spool: Spool, appends: list[pa.RecordBatch]) -> None:
     for records in appends:
         spool.append_blocking(records, term=1)
+
+
+def ticket_of(records: pa.RecordBatch, first_lsn: int | None = None) -> Ticket:
+    return _ticket(draft_of(records), 1, first_lsn, None)
 
 
 def test_appends_with_and_without_a_column_share_a_segment() -> None:
@@ -86,3 +95,23 @@ def test_a_column_that_may_not_be_null_gives_way_to_one_that_is_absent() -> None
     last = spool.read_since_blocking(0)[-1].records
     assert last.schema.field("_key").nullable
     assert last.column("_key").to_pylist() == [b"k"]
+
+
+def test_what_a_refused_append_would_have_had_counts_for_nobody_after_it() -> None:
+    """It seals the segment for its columns, is refused, and the next one has others."""
+    spool = opened(FaultyDisk())
+    spool.append_blocking(pa.record_batch({"x": [1]}), term=1)
+    refused = ticket_of(pa.record_batch({"x": [2], "_key": pa.array([b"k"])}), first_lsn=99)
+    other = ticket_of(pa.record_batch({"y": ["kept"]}))
+    spool._writer.flush([refused, other])
+    with pytest.raises(Conflict):
+        refused.result()
+    assert other.result() == Appended(2, 2)
+    assert [group.records.to_pylist() for group in spool.read_since_blocking(1)] == [
+        [{"y": "kept"}]
+    ]
+
+
+def test_no_column_is_ever_dropped_to_make_records_fit() -> None:
+    with pytest.raises(Bug, match="'y'"):
+        filled(pa.record_batch({"y": [1]}), pa.schema({"x": pa.int64()}))

@@ -112,10 +112,10 @@ class Committer:
         Ctrl-C ends the waiting and not the writing: the log is everybody's.
         """
         turn = ticket.turn = threading.Event()
-        with interrupts.held():
-            if self._enter(ticket):
-                self._lead(ticket)
         try:
+            with interrupts.held():
+                if self._enter(ticket):
+                    self._lead(ticket)
             while not ticket.is_settled:
                 turn.wait()
                 with interrupts.held():

@@ -11,6 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.buffer.records import VALUE
+from headwater.core.errors import Bug
 from headwater.log.record.columns import LOG_COLUMNS
 
 _OPTIONAL: Final = frozenset(LOG_COLUMNS) - {VALUE}
@@ -28,6 +29,8 @@ def merged(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
 def filled(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The same records with all columns of a merged schema."""
     there = set(records.schema.names)
+    if not there <= set(schema.names):
+        raise Bug(f"columns {sorted(there - set(schema.names))} would be dropped from an append")
     columns = [
         records.column(field.name)
         if field.name in there

@@ -97,6 +97,9 @@ class SegmentWriter:
                     _conform(ticket, run)
                 except HeadwaterError as error:
                     ticket.fail(error)
+                    if not run.tickets:
+                        # What it would have had counts for nobody after it.
+                        run = self._run()
                     continue
                 self._place(ticket, run)
             self._commit(run)
