@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from headwater.core.errors import Unavailable
 from headwater.tier import PartitionDeleteState, SegmentState
+from headwater.tier.errors import NotReady
 from headwater.tier.jobs import TierConfig, Tiering
 from tests.tier.jobs.given import Led, Place, in_time
 
@@ -123,3 +126,69 @@ def test_tiering_that_is_given_up_keeps_what_a_slot_needs() -> None:
         assert led.states() == [DELETING, FINISHED, FINISHED]
 
     in_time(main)
+
+
+def test_tiering_that_was_given_up_half_way_and_is_resumed_copies_what_was_unlisted() -> None:
+    """Before it drops the local copy of it, which is then the only one."""
+
+    async def main() -> None:
+        led = (
+            await Place().lead(local_retention_bytes=10**9, merge_below_bytes=0).write(5, 5).round()
+        )
+        led.manager.configure(TierConfig(tiering=Tiering.DELETE, merge_below_bytes=0))
+        with failing(led, after=1):
+            await led.manager.run_once()
+        assert "give up remote" in led.manager.problems
+        assert led.states() == [DELETING, FINISHED]
+
+        led.manager.configure(TierConfig(merge_below_bytes=0))
+        await led.round()
+        assert led.covered() == [range(1, 6), range(6, 11)]
+        assert led.wal.oldest_lsn() == 11
+        assert led.manager.problems == {}
+
+    in_time(main)
+
+
+def test_metadata_that_are_not_ready_for_a_while_end_nothing() -> None:
+    async def main() -> None:
+        led = await Place().lead().write(3).round()
+        with not_ready(led):
+            await led.manager.run_once()
+        assert led.manager.problems.keys() == {"choose jobs", "look for losses"}
+
+        await led.write(4).round()
+        assert led.covered() == [range(1, 4), range(4, 8)]
+        assert led.manager.problems == {}
+
+    in_time(main)
+
+
+@contextmanager
+def failing(led: Led, *, after: int) -> Iterator[None]:
+    """Events cannot be published any more after so many."""
+    publish, published = led.metadata.publish, 0
+
+    async def counted(event: Any, **options: Any) -> Any:
+        nonlocal published
+        published += 1
+        if published > after:
+            raise Unavailable("no connection")
+        return await publish(event, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(led.metadata, "publish", counted)
+        yield
+
+
+@contextmanager
+def not_ready(led: Led) -> Iterator[None]:
+    """Nothing is answered about the partition."""
+
+    def refuse(*_: Any) -> Any:
+        raise NotReady("metadata partition 0 is applied up to 1 of 2: try again", partition=0)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("delete_state", "cover"):
+            patched.setattr(led.metadata, name, refuse)
+        yield

@@ -113,13 +113,16 @@ class LedPartition:
 
     async def unlist(self, segment: SegmentMetadata) -> None:
         """Let a segment be read no longer; its object stays for those who are reading it."""
+        if segment.end_offset >= self.first_lsn:
+            # Before it is known whether that lands: what may be remote no longer does not count.
+            self._tiered_lsn = min(self._tiered_lsn, segment.start_offset - 1)
         await self.publisher.unlist(segment)
         self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
 
     def tiered_lsn(self) -> int:
         """From the log start through here every LSN is remote; one below it if none is.
 
-        Found from where the last look ended: what was remote stays so, or is below the log start.
+        Found from where the last look ended, or where a segment was unlisted since.
         """
         through = max(self._tiered_lsn, self.first_lsn - 1)
         for piece in self.metadata.cover(through + 1, END_LSN):
@@ -128,10 +131,6 @@ class LedPartition:
             through = piece.lsns.stop - 1
         self._tiered_lsn = through
         return through
-
-    def forget_tiered(self) -> None:
-        """Look from the log start again, because segments above it were given up."""
-        self._tiered_lsn = -1
 
     def listed(self, state: SegmentState) -> list[SegmentMetadata]:
         """The segments in one state."""

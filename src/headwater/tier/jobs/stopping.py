@@ -29,5 +29,4 @@ async def give_up_remote(led: LedPartition) -> int:
         if not only_remote and segment.end_offset <= local.current_lsn():
             await led.unlist(segment)
             unlisted += 1
-    led.forget_tiered()
     return unlisted

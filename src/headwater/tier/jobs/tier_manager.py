@@ -54,6 +54,7 @@ class TierManager:
         self.metrics = TierMetrics()
         self.problems: dict[str, str] = {}
         """By job: why it did not come to its end the last time."""
+        self._chosen: dict[str, Job] = {}
         self._leads = False
         self._deleting = False
         self._deleted = False
@@ -90,10 +91,11 @@ class TierManager:
             await self._tried("begin", self._begin)
             if not self._leads:
                 return
-            for name, job in self._jobs().items():
+            await self._tried("choose jobs", self._choose_jobs)
+            for name, job in self._chosen.items():
                 await self._tried(name, self._after_settling(job, name))
             if not self._deleting:
-                self._note_loss()
+                await self._tried("look for losses", self._note_loss)
 
     def configure(self, config: TierConfig) -> None:
         """Go by other settings from the next job on; tiering can be stopped and turned on again."""
@@ -128,6 +130,12 @@ class TierManager:
         if not self._leads:
             await self.led.begin()
             self._leads = True
+
+    async def _choose_jobs(self) -> None:
+        self._chosen = {}
+        self._chosen = self._jobs()
+        for name in {name for jobs in _JOBS.values() for name in jobs} - self._chosen.keys():
+            self.problems.pop(name, None)  # nobody tries that any more
 
     def _jobs(self) -> dict[str, Job]:
         if self._deleted:
@@ -167,7 +175,7 @@ class TierManager:
         else:
             self.problems.pop(name, None)
 
-    def _note_loss(self) -> None:
+    async def _note_loss(self) -> None:
         lost = missing(self.led)
         self.metrics.missing_lsns = len(lost)
         if lost and lost != self._told_lost:
