@@ -13,7 +13,7 @@ from headwater.cli.data_commands import STREAM
 from headwater.cli.loop import run as run_loop
 from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, URL, open_with_options
-from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
+from headwater.core.errors import Damaged, HeadwaterError, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
@@ -129,12 +129,7 @@ def reset(
         async with open_with_options(url, option) as store:
             opened = await _opened(store, stream)
             (one,) = _wanted(opened, partition)
-            try:
-                await _register(opened, one).reset_damaged()
-            except NotFound:
-                raise Refused(
-                    f"partition {one} of stream {stream} has no slots: nothing is to begin anew"
-                ) from None
+            await _register(opened, one).reset_damaged()
 
     run_loop(run())
     with reporting():
