@@ -79,7 +79,7 @@ class Run:
             noted = self._folder / f"checkpoint/{kind}/{batch}"
             while query.isActive and not noted.exists():
                 time.sleep(0.01)
-            time.sleep(self._after_s)
+            time.sleep(self._after_s if point == "time" else 0)
             self._die()
         query.awaitTermination()
 
