@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
+from headwater.core.waiters import Waiters
 from headwater.testing.sim_errors import LimitReached, UnhandledFailure
 from headwater.tier import (
     EventRejected,
@@ -25,7 +26,6 @@ from headwater.tier.manager import TopicMetadataManager, manager, publishing
 from headwater.tier.manager.followed import FollowedPartition
 from headwater.tier.manager.pump import Pump
 from headwater.tier.manager.saving import Saving
-from headwater.tier.manager.waiters import Waiters
 from headwater.tier.snapshot import Snapshot, SnapshotFolder, codec
 from tests.torture.tier_metadata_scenarios import SCENARIOS, metadata_history
 

@@ -8,7 +8,7 @@ that is read, by bookmark where a reader must see what it saw elsewhere.
     pull_ahead        the next answer, asked for while the last one is applied
     intake            what of an answer is new, came again, or is missing
     bootstrapper      beginning anew; held_copy, which stays as long as it is read
-    bookmark          (term, LSN); bookmark_readers, who wait for one
+    bookmark          (term, LSN)
     holdings          the copy that counts; kept, what a restart finds: also fence and divergence
     target            what a replica applies to, as a protocol
     log_copy          the log again, record for record

@@ -36,10 +36,10 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.waiters import Waiters
 from headwater.log.primary import Acknowledgement, Pulled, ReplicationSource
 from headwater.log.record import Group
 from headwater.log.replica.bookmark import Bookmark
-from headwater.log.replica.bookmark_readers import BookmarkReaders
 from headwater.log.replica.bootstrapper import Beginning, Bootstrapper
 from headwater.log.replica.config import ReplicaConfig
 from headwater.log.replica.errors import GoElsewhere, LogGap
@@ -77,7 +77,7 @@ class Replica:
         self.config = config
         self.metrics = ReplicaMetrics()
         self.problem: str | None = None
-        self.readers = BookmarkReaders()
+        self.readers = Waiters()
         self._holdings = holdings
         self._held = held
         self._link = Link(name, source, config, self._heed)

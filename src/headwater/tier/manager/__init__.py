@@ -8,7 +8,6 @@ that is all; events that were published, with what became of them.
     pump        from the log to the partitions, again after whatever fails
     publishing  an event, and waiting for what becomes of it
     saving      snapshots of the partitions
-    waiters     those who wait until something is known
     config      times
     metrics     what it did
     status      how it is

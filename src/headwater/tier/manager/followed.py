@@ -22,6 +22,7 @@ from headwater.core.errors import (
     RolledBack,
     Trimmed,
 )
+from headwater.core.waiters import Waiters
 from headwater.tier.cache import Outcome, TierCache, dump_all, restore_all
 from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
 from headwater.tier.eventlog import (
@@ -41,7 +42,6 @@ from headwater.tier.events import (
 )
 from headwater.tier.manager.metrics import ManagerMetrics
 from headwater.tier.manager.status import PartitionStatus
-from headwater.tier.manager.waiters import Waiters
 from headwater.tier.snapshot import NOTHING, Snapshot
 
 _log: Final = logging.getLogger("headwater")

@@ -28,6 +28,7 @@ from typing import Any, Final
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Bug, HeadwaterError, Refused, Unavailable
+from headwater.core.waiters import Waiters
 from headwater.tier.cache import Outcome, TierCache
 from headwater.tier.cover import CoverPiece
 from headwater.tier.errors import NotReady
@@ -47,7 +48,6 @@ from headwater.tier.manager.publishing import publish_and_wait
 from headwater.tier.manager.pump import Pump
 from headwater.tier.manager.saving import Saving
 from headwater.tier.manager.status import ManagerStatus
-from headwater.tier.manager.waiters import Waiters
 from headwater.tier.snapshot import SnapshotFolder
 
 _log: Final = logging.getLogger("headwater")

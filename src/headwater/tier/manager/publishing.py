@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
+from headwater.core.waiters import Waiters
 from headwater.tier.cache import Outcome
 from headwater.tier.errors import EventRejected
 from headwater.tier.eventlog import MetadataEventLog
@@ -25,7 +26,6 @@ from headwater.tier.events import (
 )
 from headwater.tier.events.publisher import EPOCH_MAX
 from headwater.tier.manager.followed import FollowedPartition
-from headwater.tier.manager.waiters import Waiters
 
 
 async def publish_and_wait(

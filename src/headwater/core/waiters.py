@@ -1,4 +1,4 @@
-"""Readers that wait until a copy shows what they have to see."""
+"""Those who wait until something is known; each looks again whenever something changed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 
-class BookmarkReaders:
-    """Those who wait; each looks again whenever something changed."""
+class Waiters:
+    """Futures of those who wait. For one event loop."""
 
     def __init__(self) -> None:
         # In the order in which they came: that of a set is another one in every process.
@@ -17,13 +17,13 @@ class BookmarkReaders:
         return len(self._waiting)
 
     def tell(self) -> None:
-        """Something changed: the position, the term, or what the copy is good for."""
+        """Something changed."""
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def wait(self, is_settled: Callable[[], bool], *, timeout_s: float) -> None:
-        """Return when it is settled, or when the time is over."""
+    async def wait(self, is_settled: Callable[[], bool], *, timeout_s: float) -> bool:
+        """Return when it is settled (true), or when the time is over (false)."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not is_settled():
@@ -34,4 +34,5 @@ class BookmarkReaders:
                     finally:
                         del self._waiting[waiting]
         except TimeoutError:
-            return  # what it came to by then is looked at by whoever asked
+            return is_settled()
+        return True
