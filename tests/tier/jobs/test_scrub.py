@@ -122,6 +122,24 @@ def test_an_object_that_no_event_names_goes_after_a_grace() -> None:
     in_time(main)
 
 
+def test_what_may_be_the_last_good_copy_of_damaged_lsns_is_never_removed() -> None:
+    async def main() -> None:
+        led = await tiered(3, local_retention_bytes=0)
+        groups = led.storage.fetch(led.metadata.segments()[0], 1, 4)
+        late = await led.storage.prepare(1, 3, groups)
+        await led.storage.copy(late)
+        await led.damage(0, b"[]")
+        await asyncio.sleep(25 * 3600.0)
+
+        damaged, stray = (await led.manager.scrub(mend=True)).findings
+
+        assert (damaged.kind, damaged.mended) == (Kind.CORRUPT, False)
+        assert (stray.kind, stray.lsns, stray.mended) == (Kind.UNCLAIMED, range(1, 4), False)
+        assert len(led.place.object_names()) == 2
+
+    in_time(main)
+
+
 def test_the_only_copy_of_something_is_never_removed() -> None:
     async def main() -> None:
         led = await tiered(3)

@@ -104,7 +104,8 @@ async def look(
     strays = [found for found in objects if found[0] not in known]
     if strays:
         old_ms = await storage.now_ms() - orphan_grace_ms
-        findings += await _strays(metadata, storage, strays, first_lsn, old_ms)
+        damaged = [found.lsns for found in findings]
+        findings += await _strays(metadata, storage, strays, first_lsn, old_ms, damaged)
     size_bytes = sum(one.size_bytes for one in finished)
     return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings))
 
@@ -200,8 +201,13 @@ async def _strays(
     strays: Sequence[tuple[SegmentId, ObjectMeta]],
     first_lsn: int,
     old_ms: int,
+    damaged: Sequence[range],
 ) -> list[Finding]:
-    """Objects that no event names, and that have been there for long enough."""
+    """Objects that no event names, and that have been there for long enough.
+
+    One with LSNs that are damaged in the tier may be the last good copy of them: it stays, and so
+    does, where anything is damaged, one that does not say what it holds.
+    """
     findings = []
     for segment_id, meta in strays:
         if meta.modified_ms > old_ms:
@@ -212,13 +218,15 @@ async def _strays(
         except NotFound:
             continue
         except Corrupt as error:
-            findings.append(Finding(Kind.ORPHAN, 0, -1, name, str(error)))
+            kind = Kind.UNCLAIMED if damaged else Kind.ORPHAN
+            findings.append(Finding(kind, 0, -1, name, str(error)))
             continue
         wanted = range(max(lsns.start, first_lsn), lsns.stop)
         # Were events lost, or is this the wrong log of them, objects would look like orphans that
         # are all there is: those are told, and stay.
         alone = gaps(metadata.cover(wanted.start, wanted.stop), wanted.start, wanted.stop)
-        kind = Kind.UNCLAIMED if wanted and alone else Kind.ORPHAN
+        doubtful = any(max(wanted.start, bad.start) < min(wanted.stop, bad.stop) for bad in damaged)
+        kind = Kind.UNCLAIMED if wanted and (alone or doubtful) else Kind.ORPHAN
         findings.append(Finding(kind, lsns.start, lsns.stop - 1, name, meta.key))
     return findings
 
