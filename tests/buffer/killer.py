@@ -12,12 +12,10 @@ the ledger. What is killed when follows from the seed and from the machine's own
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,13 +29,13 @@ from headwater.cli.demo.verdict import accepted_numbers
 from headwater.core import runtime
 from headwater.store import open_store
 from tests.buffer.ledger import count, delivered_numbers, last_line
+from tests.warm_process import WarmProcess, serve
 
 PRODUCERS: Final = ("left", "right")
 RECORDS: Final = 300
 CALL_RECORDS: Final = 5
 KILLS_MAX: Final = 6
 ROUND_MAX_S: Final = 60.0
-REPOSITORY: Final = Path(__file__).parents[2]
 
 
 # The actors, each in a process of its own
@@ -147,49 +145,7 @@ def _round(root: str, seed: int, *, resumes: bool) -> None:
         time.sleep(0.001)
 
 
-def _serve() -> None:
-    for text in sys.stdin:
-        order = json.loads(text)
-        try:
-            _round(order["root"], order["seed"], resumes=order["resumes"])
-            told = "done"
-        except AssertionError as error:
-            told = str(error)
-        print(json.dumps(told), flush=True)
-
-
 # The caller's side
-
-
-class Killer:
-    """Runs rounds through one warm process."""
-
-    def __init__(self) -> None:
-        path = os.pathsep.join(filter(None, [str(REPOSITORY), *sys.path]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.buffer.killer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=REPOSITORY,
-        )
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """End the warm process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def run(self, root: Path, seed: int, *, resumes: bool) -> None:
-        """One round, to its end."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        order = json.dumps({"root": str(root), "seed": seed, "resumes": resumes})
-        self._process.stdin.write(order.encode() + b"\n")
-        self._process.stdin.flush()
-        told = json.loads(self._process.stdout.readline() or '"the warm process ended"')
-        assert told == "done", told
 
 
 def check(root: Path) -> None:
@@ -205,13 +161,13 @@ def check(root: Path) -> None:
         assert delivered[name] == list(range(1, RECORDS + 1)), f"{name}: not everything arrived"
 
 
-_killer: list[Killer] = []
+_killer: list[WarmProcess] = []
 
 
 def kill_round(seed: int, *, resumes: bool = True) -> None:
     """One round. Raises when a promise was broken, and keeps what it left."""
     if not _killer:
-        _killer.append(Killer())
+        _killer.append(WarmProcess("tests.buffer.killer"))
     root = Path(tempfile.mkdtemp(prefix="headwater-buffer-kill-"))
     try:
         _killer[0].run(root, seed, resumes=resumes)
@@ -225,4 +181,4 @@ def kill_round(seed: int, *, resumes: bool = True) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(_round)

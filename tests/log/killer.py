@@ -11,12 +11,9 @@ Only what a writer noted after an append returned is believed: line by line, in 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +26,7 @@ import pyarrow as pa
 
 from headwater.log.spool import Spool, SpoolConfig
 from tests.log.given import everything, values
+from tests.warm_process import WarmProcess, serve
 
 LIVES: Final = 4
 LIFE_MAX_S: Final = 0.12
@@ -36,7 +34,6 @@ THREADS: Final = 2
 TASKS: Final = 2
 KEPT: Final = 200
 """So many of the last records are not pruned."""
-REPOSITORY: Final = Path(__file__).parents[2]
 
 
 # A writer, in a process of its own
@@ -143,49 +140,7 @@ def _round(root: str, seed: int, *, boasts: bool) -> None:
             raise AssertionError("a writer ended by itself; its error stands above")
 
 
-def _serve() -> None:
-    for text in sys.stdin:
-        order = json.loads(text)
-        try:
-            _round(order["root"], order["seed"], boasts=order["boasts"])
-            told = "done"
-        except AssertionError as error:
-            told = str(error)
-        print(json.dumps(told), flush=True)
-
-
 # The caller's side
-
-
-class Killer:
-    """Runs rounds through one warm process."""
-
-    def __init__(self) -> None:
-        path = os.pathsep.join(filter(None, [str(REPOSITORY), *sys.path]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.log.killer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=REPOSITORY,
-        )
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """End the warm process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def run(self, root: Path, seed: int, *, boasts: bool) -> None:
-        """One round, to its end."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        order = json.dumps({"root": str(root), "seed": seed, "boasts": boasts})
-        self._process.stdin.write(order.encode() + b"\n")
-        self._process.stdin.flush()
-        told = json.loads(self._process.stdout.readline() or '"the warm process ended"')
-        assert told == "done", told
 
 
 def check(root: Path) -> int:
@@ -212,14 +167,14 @@ def check(root: Path) -> int:
     return len(acknowledged)
 
 
-_killer: list[Killer] = []
+_killer: list[WarmProcess] = []
 
 
 def kill_round(seed: int, *, boasts: bool = False) -> int:
     """One round; how many records were acknowledged. Raises when a promise was broken, and keeps
     what it left. A writer that `boasts` notes what it has before it has it."""
     if not _killer:
-        _killer.append(Killer())
+        _killer.append(WarmProcess("tests.log.killer"))
     root = Path(tempfile.mkdtemp(prefix="headwater-log-kill-"))
     try:
         _killer[0].run(root, seed, boasts=boasts)
@@ -234,4 +189,4 @@ def kill_round(seed: int, *, boasts: bool = False) -> int:
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(_round)
