@@ -28,8 +28,9 @@ from headwater.log.spool.commit import Ticket
 from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.index import SparseIndex
 from headwater.log.spool.recovery import Recovered
+from headwater.log.spool.run import Run
 from headwater.log.spool.state import Segment
-from headwater.log.spool.writer import SegmentWriter, _Run
+from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
 from tests.log.given import contents, everything, found, numbered, opened
@@ -248,13 +249,13 @@ def _seal_unsynced(self: SegmentWriter, reason: str) -> None:
         _real_seal(self, reason)
 
 
-def _write_in_hope(self: SegmentWriter, run: _Run) -> None:
+def _write_in_hope(self: SegmentWriter, run: Run) -> None:
     """Does not tell of an error."""
     with suppress(HeadwaterError):
         _real_write(self, run)
 
 
-def _take_lsns_as_they_come(self: SegmentWriter, ticket: Ticket, run: _Run) -> None:
+def _take_lsns_as_they_come(self: SegmentWriter, ticket: Ticket, run: Run) -> None:
     run.next_lsn = ticket.first_lsn or run.next_lsn
 
 

@@ -41,6 +41,12 @@ class Ticket:
         self.first_lsn = first_lsn
         self.timestamp_ms = timestamp_ms
         self.size_bytes = sum(len(body.frame) for body in bodies)
+        self.lsns = sum(body.lsns for body in bodies)
+        records = next((body for body in bodies if body.given is not None), None)
+        self.given = None if records is None else records.given
+        """The columns that whoever appends gave; None where there are no records."""
+        self.schema = None if records is None else records.records.schema
+        """The columns that its frames have: as given, or with nulls beside them."""
         self.is_settled = False
         self.turn: threading.Event | None = None
         """Set, for a thread, when its append is settled or when it is to lead."""

@@ -199,7 +199,8 @@ class Spool:
     def _drafted(self, records: pa.RecordBatch | Draft) -> Draft:
         if isinstance(records, Draft):
             return records
-        return draft_of(_checked(records), group_bytes=self.config.group_bytes)
+        group_bytes, schema = self.config.group_bytes, self._writer.schema
+        return draft_of(_checked(records), group_bytes=group_bytes, schema=schema)
 
     async def read_since(
         self, lsn: int, *, max_records: int = LOG_READ_RECORDS, max_bytes: int = LOG_READ_BYTES
