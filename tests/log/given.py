@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from headwater.core.disk import Disk
 from headwater.log.record import Group
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log.spool import Spool, SpoolConfig, draft_of
+from headwater.log.spool.commit import Ticket
 from headwater.testing.disk import FaultyDisk
 
 PATH = "/log"
@@ -27,6 +28,11 @@ def numbered(first: int, count: int, *, size: int = 0) -> pa.RecordBatch:
 def opened(disk: Disk, *, first_lsn: int | None = None, config: SpoolConfig | None = None) -> Spool:
     """The spool of a disk."""
     return Spool.open(PATH, first_lsn=first_lsn, config=config, disk=disk)
+
+
+def waiting_ticket() -> Ticket:
+    """An append that nobody has handed in."""
+    return Ticket(draft_of(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0)
 
 
 def found(groups: Iterable[Group]) -> dict[int, bytes]:

@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.core import interrupts, runtime
+from headwater.core import runtime, signals
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.core.limits import (
@@ -270,13 +270,13 @@ class Spool:
     def seal_blocking(self) -> None:
         """As `seal`, from a thread."""
         self._ownership.check_open()
-        with interrupts.held():
+        with signals.held():
             self._writer.seal("hand-over")
 
     def tend_blocking(self) -> None:
         """Do what is due though nobody appends: sync by interval, seal by age, renew the marks."""
         self._ownership.check_open()
-        with interrupts.held():
+        with signals.held():
             self._writer.tend()
         with self._touching():
             if self._state.synced_lsn > self._marks.synced_lsn:
@@ -299,7 +299,7 @@ class Spool:
     def close_blocking(self) -> None:
         """Sync, mark how far, and let the next one in. What was appended before is written."""
         if not self._ownership.is_forked:
-            with interrupts.held():
+            with signals.held():
                 self._close()
 
     def _close(self) -> None:
@@ -326,7 +326,7 @@ class Spool:
     def _touching(self) -> Iterator[None]:
         """Within this the names in the folder are changed, by nobody else."""
         self._ownership.check_open()
-        with interrupts.held(), self._marking:
+        with signals.held(), self._marking:
             # Closed meanwhile, perhaps: whoever closes it waits for those who are in here.
             self._ownership.check_open()
             self._ownership.check_held()
