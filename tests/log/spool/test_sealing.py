@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
 import pyarrow as pa
+import pytest
 
 from headwater.core import runtime
+from headwater.core.errors import Corrupt
+from headwater.core.limits import LOG_TEND_EVERY_S
+from headwater.log.record import Group
 from headwater.log.spool import SpoolConfig, draft_of_lost
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
@@ -77,3 +83,40 @@ def test_an_old_segment_is_sealed_by_the_next_append_also_after_a_restart() -> N
         await spool.close()
 
     simulate(main, seed=1)
+
+
+def test_an_old_segment_that_cannot_be_sealed_for_want_of_room_is_written_on() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = FaultyDisk()
+        spool = opened(disk, config=SpoolConfig(segment_age_s=60))
+        await spool.append(numbered(1, 1), term=1)
+        await runtime.sleep(61)
+        disk.fail_next("create", errno.ENOSPC)
+        assert await spool.append(numbered(2, 1), term=1) == (2, 2)
+        # It is not tried again for each append.
+        assert await spool.append(numbered(3, 1), term=1) == (3, 3)
+        assert len(spool.segments()) == 1
+        await runtime.sleep(LOG_TEND_EVERY_S)
+        assert await spool.append(numbered(4, 1), term=1) == (4, 4)
+        assert [one.first_lsn for one in spool.segments()] == [1, 4]
+        await spool.close()
+
+    simulate(main, seed=1)
+
+
+def test_nothing_is_appended_to_a_segment_whose_columns_cannot_be_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 1), term=1)
+    spool.close_blocking()
+
+    def unreadable(*_: object) -> Group:
+        raise Corrupt("a group of kind 9")
+
+    monkeypatch.setattr("headwater.log.spool.recovery.decode_group", unreadable)
+    spool = opened(disk)
+    spool.append_blocking(draft_of_lost(1, "has no columns"), term=1)
+    spool.append_blocking(numbered(3, 2), term=1)
+    assert [one.first_lsn for one in spool.segments()] == [1, 3]

@@ -147,15 +147,18 @@ class Spool:
 
     def bytes_since(self, lsn: int) -> int:
         """Bytes of log after `lsn`, to within one step of the index."""
+        self._ownership.check_not_forked()
         return self._reader.bytes_since(lsn)
 
     def seek_offset(self, lsn: int) -> int:
         """Where in its segment a read after `lsn` begins to look."""
+        self._ownership.check_not_forked()
         place = self._state.after(lsn)
         return 0 if place is None else self._reader.index(place.segment).offset_for(lsn + 1)
 
     def segments(self) -> list[Segment]:
         """The segments, oldest first; the last one is being written."""
+        self._ownership.check_not_forked()
         return self._state.segments()
 
     def segment_path(self, segment: Segment) -> str:
@@ -224,6 +227,7 @@ class Spool:
 
     async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
         """Return `current_lsn()` as soon as it is above `lsn`, or what it is after `timeout_s`."""
+        self._ownership.check_not_forked()
         return await self._state.wait_for_lsn_after(lsn, timeout_s)
 
     async def prune_through(self, lsn: int) -> Pruned:
@@ -260,8 +264,15 @@ class Spool:
 
     async def sync(self) -> None:
         """Return once everything that was appended is on stable storage, whatever `sync` says."""
+        self._ownership.check_open()
         if self.synced_lsn < self.current_lsn():
-            await runtime.run_blocking(self._writer.sync)
+            await runtime.run_blocking(self.sync_blocking)
+
+    def sync_blocking(self) -> None:
+        """As `sync`, from a thread."""
+        self._ownership.check_open()
+        with signals.held():
+            self._writer.sync()
 
     async def seal(self) -> None:
         """Seal the active segment, for a hand-over; the next append begins another."""
@@ -305,18 +316,25 @@ class Spool:
     def _close(self) -> None:
         if not self._ownership.end():
             return
+        closed = f"{self.path} is closed: open it again"
         try:
             try:
-                self._committer.close(f"{self.path} is closed: open it again")
+                self._committer.close(closed)
             finally:
                 self._writer.close()
-            with self._marking:
-                if self._state.failure is None and self._state.synced_lsn > self._marks.synced_lsn:
-                    self._ownership.check_held()
-                    self._mark()
         finally:
-            self._state.end(Refused(f"{self.path} is closed: open it again"))
-            self._ownership.release()
+            # Whoever is at work on the names in the folder ends it first, whatever has failed here.
+            with self._marking:
+                try:
+                    self._mark_last()
+                finally:
+                    self._state.end(Refused(closed))
+                    self._ownership.release()
+
+    def _mark_last(self) -> None:
+        if self._state.failure is None and self._state.synced_lsn > self._marks.synced_lsn:
+            self._ownership.check_held()
+            self._mark()
 
     async def close(self) -> None:
         """As `close_blocking`, from a task."""

@@ -26,9 +26,10 @@ from headwater.core.errors import (
     LimitExceeded,
     NoSpace,
     OutcomeUnknown,
+    Refused,
     Unavailable,
 )
-from headwater.core.limits import KIB, LSN_MAX
+from headwater.core.limits import KIB, LOG_TEND_EVERY_S, LSN_MAX
 from headwater.log.spool.commit import Ticket
 from headwater.log.spool.config import SpoolConfig
 from headwater.log.spool.folder import Folder
@@ -72,9 +73,10 @@ class SegmentWriter:
         self.term = recovered.term
         """The highest that has written."""
         self._schema: pa.Schema | None = recovered.schema
-        self._begun_s = runtime.monotonic_s() - recovered.age_s
+        self._old_from_s = runtime.monotonic_s() - recovered.age_s + config.segment_age_s
         self._synced_s = runtime.monotonic_s()
         self._synced_bytes = self._size_bytes
+        self._closed = False
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -113,16 +115,16 @@ class SegmentWriter:
         with self.lock:
             self._check_usable()
             if self._synced_bytes < self._size_bytes:
+                self._check_owned()
                 self._sync()
+                self._check_still_owned()
 
     def tend(self) -> None:
         """Sync and seal what is due though nothing is appended."""
         with self.lock:
             self._check_usable()
             self._check_owned()
-            interval_s = self._config.sync_interval_s
-            due = interval_s is not None and runtime.monotonic_s() - self._synced_s >= interval_s
-            if due and self._synced_bytes < self._size_bytes:
+            if self._interval_over() and self._synced_bytes < self._size_bytes:
                 self._sync()
             if not self._state.active.is_empty and self._is_old():
                 self._seal_by_age()
@@ -132,6 +134,7 @@ class SegmentWriter:
             self._seal("age")
         except (NoSpace, Unavailable) as error:
             # It is written on, and sealed when there is room for another one.
+            self._old_from_s = runtime.monotonic_s() + LOG_TEND_EVERY_S
             _log.warning("%s is old, and was not sealed: %s", self._where, error)
 
     def restart(self, first_lsn: int) -> list[Segment]:
@@ -145,8 +148,10 @@ class SegmentWriter:
             return gone
 
     def close(self) -> None:
-        """Sync what is not, and give the file back."""
+        """Sync what is not, and give the file back. Nothing is done here any more, also by those
+        who waited for the lock meanwhile."""
         with self.lock:
+            self._closed = True
             try:
                 if self._state.failure is None and self._synced_bytes < self._size_bytes:
                     self._sync()
@@ -169,6 +174,8 @@ class SegmentWriter:
     def _check_usable(self) -> None:
         if self._state.failure is not None:
             raise self._state.failure
+        if self._closed:
+            raise Refused(f"{self._folder.path} is closed: open it again")
 
     def _check_owned(self) -> None:
         try:
@@ -219,11 +226,14 @@ class SegmentWriter:
             return run
         # Columns that came once will come again: both kinds share the next segment.
         schema = run.schema_with(ticket) if reason == "schema" else None
-        self._seal(reason)
+        if reason == "age":
+            self._seal_by_age()
+        else:
+            self._seal(reason)
         return self._run(schema)
 
     def _is_old(self) -> bool:
-        return runtime.monotonic_s() - self._begun_s >= self._config.segment_age_s
+        return runtime.monotonic_s() >= self._old_from_s
 
     def _commit(self, run: Run) -> Run:
         """Write a run, sync it where that is promised, publish it, and settle its tickets."""
@@ -255,7 +265,9 @@ class SegmentWriter:
 
     def _cut_back(self) -> None:
         """Take away the part of a write that found room. Synced, because what was refused must
-        not come back, least of all behind what is written next."""
+        not come back, least of all behind what is written next. Not if the log is another's: what
+        is cut off then may be what that one has acknowledged."""
+        self._check_still_owned()
         try:
             self._file.truncate(self._size_bytes)
             self._file.sync()
@@ -289,6 +301,7 @@ class SegmentWriter:
         """What the failed sync was for was promised to nobody, and may be in the page cache
         alone: whoever opens the log next must not find it there and take it for safe."""
         try:
+            self._ownership.check_held()
             self._file.truncate(self._synced_bytes)
         except HeadwaterError as error:
             _log.error("%s: the unsynced end could not be cut off either: %s", self._where, error)
@@ -310,7 +323,7 @@ class SegmentWriter:
         for group, offset in run.groups:
             self._index.note(group.first_lsn, offset)
         if self._state.active.is_empty:
-            self._begun_s = runtime.monotonic_s()
+            self._old_from_s = runtime.monotonic_s() + self._config.segment_age_s
         self.term, self._schema = run.term, run.schema
         groups = [group for group, _ in run.groups]
         self._tail.extend(groups)
