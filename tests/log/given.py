@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from headwater.core.disk import Disk
-from headwater.log.record import Group
+from headwater.log.record import Group, record_hashes
 from headwater.log.spool import Spool, SpoolConfig, draft_of
 from headwater.log.spool.commit import Ticket
 from headwater.testing.disk import FaultyDisk
@@ -41,6 +41,15 @@ def found(groups: Iterable[Group]) -> dict[int, bytes]:
         group.first_lsn + place: value
         for group in groups
         for place, value in enumerate(group.records.column("_value").to_pylist())
+    }
+
+
+def hashes(groups: Iterable[Group]) -> dict[int, int]:
+    """LSN → hash of its record."""
+    return {
+        group.first_lsn + place: number
+        for group in groups
+        for place, number in enumerate(record_hashes(group).to_pylist())
     }
 
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Conflict, Fenced, Unavailable
-from headwater.log.record import Group, record_hashes
+from headwater.log.record import Group
 from headwater.log.record.columns import LOG_COLUMNS, NO_RECORDS
 from headwater.log.spool import Spool, SpoolConfig, draft_of, draft_of_lost
 from headwater.log.spool.commit import Ticket
 from headwater.log.spool.conform import filled
 from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import opened
+from tests.log.given import hashes, opened
 
 FLUSHES = 5
 OWN: list[dict[str, pa.DataType]] = [
@@ -66,15 +66,6 @@ def drawn_append(chance: random.Random, spool: Spool) -> tuple[Ticket, pa.Record
     return _ticket(draft, term, first_lsn, None), records
 
 
-def hashes(groups: list[Group]) -> dict[int, int]:
-    """LSN → hash of its record."""
-    return {
-        group.first_lsn + place: number
-        for group in groups
-        for place, number in enumerate(record_hashes(group).to_pylist())
-    }
-
-
 def written(spool: Spool) -> dict[int, int]:
     """The hashes of all that stands in the segments."""
     taking = spool._reader.taking(0, 100_000, 1 << 30)
@@ -109,7 +100,7 @@ def test_what_is_acknowledged_is_read_back_as_it_was_given(
             lost = None if records is not None else "gone"
             group = Group(1, *landed, NO_RECORDS if records is None else records, lost=lost)
             expected |= hashes([group])
-        assert written(spool) == hashes(list(spool.read_since_blocking(0))) == expected
+        assert written(spool) == hashes(spool.read_since_blocking(0)) == expected
         for segment in spool.segments():
             schemas = {
                 group.records.schema
