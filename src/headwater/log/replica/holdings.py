@@ -111,13 +111,15 @@ class Holdings:
                 raise Unavailable("the copy before this one is still read: the next waits for it")
         number = 3 - self.copy.number
         path = self._files.copy_path(number)
-        if self.diverged_lsn is not None:
-            # Before any of the fresh copy's own are made.
-            await self._targets.distrust(self.diverged_lsn)
         target = await begin(path)
         fresh = HeldCopy(self._targets, target, number, path)
         try:
             await fill(target)
+            if self.diverged_lsn is not None:
+                # Other replicas may count on some of these: they stay until the fresh copy's own,
+                # which reaches further than any of the log's, is safe. And they are gone before the
+                # fresh copy counts: from then on nobody would know that they are not to be used.
+                await self._targets.drop_distrusted()
         except BaseException:
             await fresh.replace()
             raise
