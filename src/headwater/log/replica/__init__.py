@@ -3,7 +3,9 @@
 Enters: a `ReplicationSource` (the leader, in this process or at the end of a wire). Leaves: a copy
 that is read, by bookmark where a reader must see what it saw elsewhere.
 
-    replica           follows, compares, acknowledges; begins anew where it must
+    replica           opens, runs, is read; begins anew where it must
+    follower          comes to a leader, compares, pulls, applies, acknowledges
+    sole_work         one thing at a time: following, or being made anew
     link              what it says to its source, and the fence in front of the answers
     pull_ahead        the next answer, asked for while the last one is applied
     intake            what of an answer is new, came again, or is missing
