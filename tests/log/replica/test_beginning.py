@@ -184,17 +184,19 @@ async def test_a_bootstrap_is_completed_with_what_is_on_disk_and_not_with_what_i
     backend = Away()
     one = await leader_of(changes(1, 3), memory_store())
     states = keyed_states(Store(backend, policy=RetryPolicy(attempts=1)))
-    replica = await standby(one.service, FaultyDisk(), targets=states, wait_s=1.0)
+    how = {"wait_s": 1.0, "compare_records": 1}
+    replica = await standby(one.service, FaultyDisk(), targets=states, **how)
     await reaches(replica, 3)
     await replica.target.sync()
-    one.wal.append_group(changes(4, 4)[0])
-    await reaches(replica, 4)
+    for group in changes(4, 9):
+        one.wal.append_group(group)
+    await reaches(replica, 9)
     await runtime.sleep(10.0)
     backend.is_away = True
     one.primary.retention._invalidate("r1", InvalidationCause.HORIZON)
     await runtime.sleep(60.0)
     assert replica.metrics.bootstraps == {"own": 1}
-    assert (replica.target.applied_lsn, replica.target.durable_lsn) == (4, 3)
+    assert (replica.target.applied_lsn, replica.target.durable_lsn) == (9, 3)
     assert one.slot("r1").restart_lsn == 3, "the log is kept for what would be lost"
-    assert await one.primary.prune_retained_wal_through(4) == 3
+    assert await one.primary.prune_retained_wal_through(9) == 3
     await replica.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
 import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
-from headwater.log.replica import Replica
+from headwater.log.replica import LogCopies, Replica
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import Leader, leader, virtual
 from tests.log.replica.given import is_prefix, reaches, standby
@@ -51,10 +52,17 @@ async def test_nothing_else_is_begun_while_a_copy_is_made_anew() -> None:
 async def test_the_folder_is_free_only_when_nothing_is_made_there_any_more() -> None:
     disk = FaultyDisk()
     one, replica, making = await made_anew(disk)
-    await replica.close()
+    discard = LogCopies.discard
+
+    async def slowly(self: LogCopies, path: str) -> None:
+        await runtime.sleep(60.0)
+        await discard(self, path)
+
+    with mock.patch.object(LogCopies, "discard", slowly):
+        await replica.close()
+    assert disk.list_dir("/standby/copy-2") == [], "what was begun is removed by who began it"
     with pytest.raises(Unavailable, match="was closed meanwhile"):
         await making
-    assert disk.list_dir("/standby/copy-2") == [], "what was begun is removed by who began it"
     following = await standby(one.service, disk, start=False)
     assert following.target.applied_lsn == 10
     await following.close()
