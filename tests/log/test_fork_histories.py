@@ -44,7 +44,7 @@ def done_after_one_answer(self: Proof, lsn: int) -> Proof:
     return Proof(self.through_lsn, self.through_lsn)
 
 
-async def looks_away(self: Follower, group: Group) -> None:
+async def looks_away(self: Follower, groups: Sequence[Group]) -> None:
     """Compares nothing."""
 
 

@@ -136,7 +136,6 @@ class ToyReplica:
         return True
 
     async def _bootstrap(self, life: LeaderLife) -> None:
-        self.bootstraps += 1
         image = self.world.archived_lsn
         begun = await self._ask(
             life, lambda to: to.begin_bootstrap(self.name, image_lsn=image, session=self.session)
@@ -149,6 +148,7 @@ class ToyReplica:
         await self._ask(
             life, lambda to: to.complete_bootstrap(self.name, after, session=self.session)
         )
+        self.bootstraps += 1
 
     async def _ask(self, life: LeaderLife, request: Callable[[PrimaryService], Awaitable[T]]) -> T:
         """Ask a leader that may be dead, or die; the answer may be lost on its way."""

@@ -184,8 +184,9 @@ async def test_a_bootstrap_is_completed_with_what_is_on_disk_and_not_with_what_i
     backend = Away()
     one = await leader_of(changes(1, 3), memory_store())
     states = keyed_states(Store(backend, policy=RetryPolicy(attempts=1)))
-    how = {"wait_s": 1.0, "compare_records": 1}
-    replica = await standby(one.service, FaultyDisk(), targets=states, **how)
+    replica = await standby(
+        one.service, FaultyDisk(), targets=states, wait_s=1.0, compare_records=1
+    )
     await reaches(replica, 3)
     await replica.target.sync()
     for group in changes(4, 9):

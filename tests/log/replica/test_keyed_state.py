@@ -14,6 +14,7 @@ from headwater.log.record import ChangeRecord, Group, group_of, record_hashes
 from headwater.log.replica import Image, KeyedState, keyed_table
 from headwater.log.replica import image as image_module
 from headwater.log.replica.image import decode_image, encode_image
+from headwater.log.replica.recent import Recent
 from headwater.store import Store
 from tests.log.leaders import Away, memory_store, virtual
 from tests.log.replica.given import images, keyed_states, rows
@@ -177,14 +178,16 @@ async def test_a_state_that_grows_record_by_record_is_no_heap_of_batches() -> No
 @virtual
 async def test_what_came_last_can_be_compared_and_what_is_older_is_not_known() -> None:
     one = state()
+    one._recent = Recent(max_bytes=9_500)
     first, second = rows(1, (b"a", 0, b"1"), (b"b", 0, b"2")), rows(3, (b"c", 0, b"3"))
     await one.apply([first, second], 3)
     assert (await one.hashes(2, 3)).to_pylist() == [
         record_hashes(first)[1].as_py(),
         record_hashes(second)[0].as_py(),
     ]
-    one._recent.popleft()
-    assert (await one.hashes(1, 3)).to_pylist() == [None, None, record_hashes(second)[0].as_py()]
+    await one.apply([rows(4, (b"d", 0, b"x" * 9_500))], 4)
+    assert (await one.hashes(1, 3)).to_pylist() == [None, None, None]
+    assert (await one.hashes(4, 4)).null_count == 0, "the last one stays, however large"
 
 
 @virtual

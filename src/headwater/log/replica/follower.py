@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from headwater.core import limits, runtime
@@ -181,19 +181,17 @@ class Follower:
             filtered=self.config.filtered,
             compared_lsn=self._proof.proven_lsn(applied_lsn),
         )
-        for group in intake.again:
-            await self._compare(group)
+        await self._compare(intake.again)
         if not self._proof.is_done:
             self._note_proof(self._proof.reached(pulled.through_lsn))
         await self.apply(self.target, intake)
         self._tell()
 
-    async def _compare(self, group: Group) -> None:
-        """Records that are there already: the same, or the copy is not one."""
-        own, differs_lsn = await compare(self.target, group)
-        if differs_lsn is not None:
-            await self._diverge(differs_lsn)
-        self.metrics.count_compared(own)
+    async def _compare(self, groups: Sequence[Group]) -> None:
+        compared = await compare(self.target, groups)
+        if compared.differs_lsn is not None:
+            await self._diverge(compared.differs_lsn)
+        self.metrics.count_compared(compared)
 
     async def _diverge(self, lsn: int) -> None:
         self.metrics.divergences += 1
