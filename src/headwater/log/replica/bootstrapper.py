@@ -145,6 +145,6 @@ class Bootstrapper:
 
 async def _safe_lsn(own: Target) -> int:
     # What cannot be synced now is pulled again, if need be.
-    with contextlib.suppress(Unavailable, OutcomeUnknown):
+    with contextlib.suppress(Unavailable, OutcomeUnknown, NotSupported):
         await own.sync()
     return own.durable_lsn

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from headwater.buffer.records import OPERATION, Operation
 from headwater.core import limits, runtime
-from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.log.record import Group
 from headwater.log.record.columns import COLLECTION, REFRESH_RECORDS
 from headwater.log.replica.hashes import hashes_between
@@ -156,7 +156,11 @@ class KeyedState:
             await self._images.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
 
     async def tend(self) -> None:
-        """See `Target`: writes an image where one is due. A store that is away is tried later."""
+        """See `Target`: writes an image where one is due.
+
+        A store that is away is tried again soon. Records that no image can hold are no reason to
+        stop: the state is good without one, and its slot keeps the log until that can be written.
+        """
         now_s = runtime.monotonic_s()
         behind = self._applied_lsn - self._durable_lsn
         is_due = behind >= self._image_records or now_s - self._imaged_s >= self._image_interval_s
@@ -165,11 +169,17 @@ class KeyedState:
         try:
             await self.sync()
         except (Unavailable, OutcomeUnknown):
-            self.images_failed += 1
-            self._next_image_s = runtime.monotonic_s() + limits.KEYED_IMAGE_RETRY_S
+            self._try_again_in(limits.KEYED_IMAGE_RETRY_S)
+        except NotSupported as error:
+            _log.warning("a keyed state goes on without an image: %s", error)
+            self._try_again_in(max(self._image_interval_s, limits.KEYED_IMAGE_RETRY_S))
 
     async def close(self) -> None:
         """See `Target`."""
+
+    def _try_again_in(self, pause_s: float) -> None:
+        self.images_failed += 1
+        self._next_image_s = runtime.monotonic_s() + pause_s
 
     def _apply(self, group: Group) -> None:
         lsns = pa.arange(group.first_lsn, group.last_lsn + 1)
