@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Refused, Unavailable
+from headwater.core.errors import Corrupt, Refused, Unavailable
 from headwater.log.primary import Pulled
 from headwater.log.record import Group
 from headwater.log.replica import Replica
@@ -205,6 +205,18 @@ async def test_a_bootstrap_is_completed_with_what_is_on_disk_and_not_with_what_i
 
 
 @virtual
+async def test_an_empty_copy_that_cannot_be_opened_is_tried_once_and_told() -> None:
+    one = await leader_of(changes(1, 2), memory_store())
+    states = keyed_states(one.store)
+    replica = await standby(one.service, FaultyDisk(), targets=states, start=False)
+    failing = mock.AsyncMock(side_effect=Corrupt("a bad disk"))
+    with mock.patch.object(states, "begin", failing), pytest.raises(Unavailable, match="bad disk"):
+        await replica.rebootstrap()
+    assert failing.call_count == 1
+    await replica.close()
+
+
+@virtual
 async def test_an_image_that_is_named_again_though_it_is_unusable_is_not_loaded_again() -> None:
     store = memory_store()
     one = await leader_of(changes(1, 12), store)
@@ -214,7 +226,7 @@ async def test_an_image_that_is_named_again_though_it_is_unusable_is_not_loaded_
     with (
         mock.patch.object(states, "distrust", mock.AsyncMock()),
         mock.patch.object(states, "begin", wraps=states.begin) as loading,
-        pytest.raises(Unavailable, match="no image but one that cannot be used"),
+        pytest.raises(Unavailable, match="another record under LSN 1"),
     ):
         await replica.rebootstrap()
     assert loading.call_count == 1

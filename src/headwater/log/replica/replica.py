@@ -27,7 +27,7 @@ from typing import Final, Self
 from headwater.buffer.layout import check_group_name
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import HeadwaterError, Refused, Unavailable
+from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.waiters import Waiters
 from headwater.log.primary import ReplicationSource
 from headwater.log.replica.bookmark import Bookmark
@@ -291,7 +291,7 @@ class Replica:
 
     async def _begin(self, own: Target | None) -> Beginning:
         """Go on with what is there, or make a copy from the best beginning that turns out good."""
-        unusable: set[Image] = set()
+        unusable: dict[Image | None, UnusableImage] = {}
         while True:
             try:
                 beginning = await self._bootstrapper.begin(own)
@@ -299,17 +299,14 @@ class Replica:
                 self.metrics.bootstraps_refused += 1
                 raise
             if beginning.image in unusable:
-                raise Unavailable(
-                    "there is no image but one that cannot be used: tried again later"
-                )
+                raise unusable[beginning.image]
             try:
                 if beginning.kind != "own":
                     await self._replace_copy(beginning)
                 return beginning
             except UnusableImage as error:
-                _log.warning("replica %s tries an older beginning: %s", self.name, error)
-                if beginning.image is not None:
-                    unusable.add(beginning.image)
+                _log.warning("replica %s tries another beginning: %s", self.name, error)
+                unusable[beginning.image] = error
 
     async def _replace_copy(self, beginning: Beginning) -> None:
         async def begin(path: str) -> Target:
