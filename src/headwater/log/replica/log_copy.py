@@ -16,7 +16,8 @@ from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Damaged, Refused
 from headwater.core.limits import DECODE_INLINE_BYTES, LOG_READ_BYTES, LOG_TEND_EVERY_S
-from headwater.log.record import Group, record_hashes
+from headwater.log.record import Group
+from headwater.log.replica.hashes import hashes_between
 from headwater.log.replica.target import Image, Target
 from headwater.log.spool import Draft, Spool, SpoolConfig, draft_of, draft_of_lost
 
@@ -67,20 +68,15 @@ class LogCopy:
             groups = await self.spool.read_since(
                 next_lsn - 1, max_records=last_lsn - next_lsn + 1, max_bytes=LOG_READ_BYTES
             )
-            found_lsn = min(groups[0].first_lsn, last_lsn + 1) if groups else last_lsn + 1
-            parts.append(pa.nulls(found_lsn - next_lsn, pa.uint64()))
-            next_lsn = found_lsn
-            for group in groups:
-                part = group.between(next_lsn, last_lsn)
-                if part is not None:
-                    parts.append(record_hashes(part))
-                    next_lsn = part.last_lsn + 1
+            found = [part for group in groups if (part := group.between(next_lsn, last_lsn))]
+            reached_lsn = found[-1].last_lsn if found else last_lsn
+            parts.append(await hashes_between(found, next_lsn, reached_lsn))
+            next_lsn = reached_lsn + 1
         return pa.concat_arrays(parts)
 
     async def sync(self) -> None:
         """See `Target`."""
-        if self.durable_lsn < self.applied_lsn:
-            await self.spool.seal()
+        await self.spool.sync()
 
     async def tend(self) -> None:
         """See `Target`. Not after every pull: each time costs a sync of the folder."""
@@ -129,6 +125,9 @@ class LogCopies:
 
     async def distrust(self, from_lsn: int) -> None:
         """See `Targets`. There are no images."""
+
+    async def drop_distrusted(self) -> None:
+        """See `Targets`."""
 
     def _open(self, path: str, first_lsn: int) -> Spool:
         return Spool.open(path, first_lsn=first_lsn, config=self._config, disk=self._disk)

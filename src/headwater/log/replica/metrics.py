@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from headwater.core.metrics import Histogram
 from headwater.log.record import Group
+from headwater.log.replica.proof import Compared
 
 
 class ReplicaMetrics:
@@ -40,6 +41,11 @@ class ReplicaMetrics:
         self.reads_waited_seconds = Histogram()
         """Of readers with a bookmark that were served."""
         self.reads_sent_elsewhere = 0
+
+    def count_compared(self, compared: Compared) -> None:
+        """Records came again, and were not found to be others."""
+        self.records_not_comparable += compared.unknown
+        self.records_compared += compared.same
 
     def count_applied(self, groups: Sequence[Group]) -> None:
         """These were applied."""
