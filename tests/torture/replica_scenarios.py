@@ -69,9 +69,11 @@ class LivingReplica:
 
     @property
     def bootstraps(self) -> int:
-        """How often it began anew, in all its lives."""
-        now = 0 if self.replica is None else self.replica.metrics.bootstraps.total()
-        return self._bootstraps + now
+        """How often it began anew, in all its lives; one that is under way counts as well."""
+        if self.replica is None:
+            return self._bootstraps
+        is_under_way = self.replica.phase is ReplicaPhase.BOOTSTRAPPING
+        return self._bootstraps + self.replica.metrics.bootstraps.total() + is_under_way
 
     async def run(self) -> None:
         world = self.world

@@ -141,6 +141,7 @@ class ToyReplica:
         begun = await self._ask(
             life, lambda to: to.begin_bootstrap(self.name, image_lsn=image, session=self.session)
         )
+        self.bootstraps += 1
         await self.world.idle(3.0)
         after = begun.plan.after_lsn
         self.world.check(after in (0, image), "neither the image nor everything")
@@ -149,7 +150,6 @@ class ToyReplica:
         await self._ask(
             life, lambda to: to.complete_bootstrap(self.name, after, session=self.session)
         )
-        self.bootstraps += 1
 
     async def _ask(self, life: LeaderLife, request: Callable[[PrimaryService], Awaitable[T]]) -> T:
         """Ask a leader that may be dead, or die; the answer may be lost on its way."""
