@@ -3,14 +3,18 @@
 Enters: a log, a storage, and whoever knows the cover. Leaves: groups, in order and without gaps.
 
     log_reader  which LSNs come from where, and what to do when that changes
+    covering    the cover as the events have it when it is asked for
     window      several things under way at once, handed out in order
 
 Always holds: every LSN of what was asked for is handed out once and in order, or an error says
-which one could not be; memory is bounded by what is under way.
+which one could not be; only what lies below the log start is called trimmed; memory is bounded by
+what is under way.
 """
 
+from headwater.tier.reader.covering import RefreshedCover
 from headwater.tier.reader.log_reader import LogReader
 
 __all__ = [
     "LogReader",
+    "RefreshedCover",
 ]
