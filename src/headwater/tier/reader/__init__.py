@@ -4,6 +4,7 @@ Enters: a log, a storage, and whoever knows the cover. Leaves: groups, in order 
 
     log_reader  which LSNs come from where, and what to do when that changes
     covering    the cover as the events have it when it is asked for
+    tier_source what the tier has of a log that is to be repaired
     window      several things under way at once, handed out in order
 
 Always holds: every LSN of what was asked for is handed out once and in order, or an error says
@@ -13,8 +14,10 @@ what is under way.
 
 from headwater.tier.reader.covering import RefreshedCover
 from headwater.tier.reader.log_reader import LogReader
+from headwater.tier.reader.tier_source import TierSource
 
 __all__ = [
     "LogReader",
     "RefreshedCover",
+    "TierSource",
 ]
