@@ -162,6 +162,7 @@ class ArchivedCopies(LogCopies):
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
         lsn = self._world.archived_lsn
+        lsn = lsn if below_lsn is None else min(lsn, below_lsn - 1)
         return Image(lsn, "archive") if lsn else None
 
     async def begin(self, path: str, image: Image | None) -> Target:
@@ -181,6 +182,7 @@ class ArchivedStates(KeyedStates):
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
         image = await super().newest_image(below_lsn=below_lsn)
         lsn = self._world.archived_lsn
+        lsn = lsn if below_lsn is None else min(lsn, below_lsn - 1)
         oldest_lsn = min((life.wal.oldest_lsn() for life in self._world.leaders[-1:]), default=1)
         if image is not None and image.lsn + 1 >= oldest_lsn:
             return image

@@ -130,6 +130,9 @@ class LogCopies:
     async def distrust(self, from_lsn: int) -> None:
         """See `Targets`. There are no images."""
 
+    async def drop_distrusted(self) -> None:
+        """See `Targets`."""
+
     def _open(self, path: str, first_lsn: int) -> Spool:
         return Spool.open(path, first_lsn=first_lsn, config=self._config, disk=self._disk)
 
