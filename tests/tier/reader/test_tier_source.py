@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +20,7 @@ from tests.log.given import PATH, contents, opened, planted
 from tests.tier.reader.test_log_reader import Place
 from tests.tier.segments.given import by_lsn, orders
 
+T = TypeVar("T")
 CONFIG = SpoolConfig(segment_bytes=2000, group_bytes=500)
 
 
@@ -40,7 +41,7 @@ def tiered(*ranges: tuple[int, int], size: int = 0) -> Place:
     return called(made())
 
 
-def called(work: Coroutine[Any, Any, Any]) -> Any:
+def called(work: Coroutine[Any, Any, T]) -> T:
     """As whoever opens something for a source does it."""
     return portal.shared().call(work)
 
