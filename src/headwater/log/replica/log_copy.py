@@ -124,7 +124,7 @@ class LogCopies:
         self._disk = disk or OsDisk()
         self._archive = archive
         self._begun_lsn = 0
-        """Through here the last copy came from the archive."""
+        """Through here the last copy came from the archive, unless it was found to differ."""
         self._distrusted_until_s = -math.inf
 
     def check_filtered(self) -> None:
@@ -174,6 +174,8 @@ class LogCopies:
         also not for what comes before: where the log begins above that, nobody could compare it.
         And no longer: it may be the leader who has other records, and is followed by another."""
         if self._archive is not None and from_lsn <= self._begun_lsn:
+            # Once for each copy: whoever tries again and again to mend it would put it off for ever.
+            self._begun_lsn = 0
             self._distrusted_until_s = runtime.monotonic_s() + REPLICA_DISTRUST_S
             _log.error(
                 "%s holds another record than the log under LSN %s: find out which is right",
