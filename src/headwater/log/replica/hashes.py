@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from headwater.core import limits, runtime
+from headwater.core.errors import Bug
 from headwater.log.record import Group, record_hashes
 
 
@@ -30,6 +31,9 @@ def _hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> p
     next_lsn = first_lsn
     for run in _runs(groups):
         joined = run[0] if len(run) == 1 else _joined(run)
+        if joined.first_lsn < next_lsn:
+            # Arrow would take the negative length, and the process would end with it.
+            raise Bug(f"LSN {joined.first_lsn} is in two groups of a copy")
         parts += [pa.nulls(joined.first_lsn - next_lsn, pa.uint64()), record_hashes(joined)]
         next_lsn = joined.last_lsn + 1
     parts.append(pa.nulls(last_lsn + 1 - next_lsn, pa.uint64()))
