@@ -4,13 +4,15 @@ Unavailable
 └── NotReady           what is asked for is not known yet: try again
 Conflict
 └── EventRejected      the event does not follow from what is there: read it and decide again
+Refused
+└── NotOneSegment      these records cannot stand in one segment: make two of them
 Corrupt
 └── EventUndecodable   a metadata partition is followed up to an event that cannot be read
 """
 
 from __future__ import annotations
 
-from headwater.core.errors import Conflict, Corrupt, Unavailable
+from headwater.core.errors import Conflict, Corrupt, Refused, Unavailable
 
 
 class NotReady(Unavailable):
@@ -24,6 +26,15 @@ class NotReady(Unavailable):
 
 class EventRejected(Conflict):
     """A metadata event does not follow from the state that is there; it changed nothing."""
+
+
+class NotOneSegment(Refused):
+    """Records that cannot stand in one segment, for their columns, terms or size: make two."""
+
+    def __init__(self, message: str, *, at_lsn: int | None = None) -> None:
+        super().__init__(message)
+        self.at_lsn = at_lsn
+        """What comes before this LSN can stand in one, as far as was seen; None if not known."""
 
 
 class EventUndecodable(Corrupt):

@@ -19,7 +19,6 @@ from headwater.tier import SegmentMetadata
 from headwater.tier.jobs import (
     Tiering,
     copying,
-    led_partition,
     merging,
     removal,
     retention,
@@ -27,6 +26,7 @@ from headwater.tier.jobs import (
 )
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.jobs.walking import END_LSN
 from tests.torture.tier_scenarios import SCENARIOS, tier_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
@@ -100,7 +100,7 @@ async def drops_what_was_committed(led: LedPartition) -> int:
 
 def counts_over_gaps(self: LedPartition) -> int:
     """Takes the end of the last remote segment for all that is remote."""
-    pieces = self.metadata.cover(self.first_lsn, led_partition.END_LSN)
+    pieces = self.metadata.cover(self.first_lsn, END_LSN)
     started = [one.end_offset for one in self.metadata.segments()]
     return max([self.first_lsn - 1, *(piece.lsns.stop - 1 for piece in pieces), *started])
 

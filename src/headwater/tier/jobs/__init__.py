@@ -16,7 +16,9 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
     merging         small segments into larger ones
     deletion        all that the tier has of a partition
     stopping        tiering that is given up
+    walking         long covers, bit by bit
     scrub           whether the tier has what it says
+    repair          what a scrub found
     metrics         what was done
     tier_manager    one job after the other
 
@@ -37,7 +39,8 @@ from headwater.tier.jobs.log_start import LogStart, LogStartRegister
 from headwater.tier.jobs.managed_partition import ManagedPartition
 from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.parquet_segments import ParquetSegments
-from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look, remove_orphans, repair
+from headwater.tier.jobs.repair import remove_orphans, repair
+from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look
 from headwater.tier.jobs.spool_log import SpoolLog
 from headwater.tier.jobs.tier_manager import TierManager
 

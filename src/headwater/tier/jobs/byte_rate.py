@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headwater.core import runtime
 
 
@@ -22,3 +24,6 @@ class ByteRate:
         self._free_at_s = begins_s + size_bytes / self._bytes_per_s
         if begins_s > now_s:
             await runtime.sleep(begins_s - now_s)
+
+
+NO_RATE: Final = ByteRate(-1)

@@ -12,6 +12,7 @@ from typing import Final
 
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
+from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.jobs.contract import SealedRange
 from headwater.tier.jobs.led_partition import LedPartition
@@ -24,8 +25,30 @@ async def copy_sealed(led: LedPartition) -> int:
     """Copy all that is sealed, committed and not remote yet; how many segments that were."""
     copied = 0
     while (due := _next_due(led)) is not None:
-        await copy_range(led, due, led.local_groups(due.start, due.stop - 1))
-        copied += 1
+        copied += await copy_local(led, due)
+    return copied
+
+
+async def copy_local(led: LedPartition, lsns: range) -> int:
+    """Copy what the local log has of these LSNs; how many segments that made.
+
+    One, or as many as it takes: records that cannot stand in one segment hold up nothing.
+    """
+    copied, todo = 0, [lsns]
+    while todo:
+        part = todo.pop()
+        try:
+            await copy_range(led, part, led.local_groups(part.start, part.stop - 1))
+        except NotOneSegment as error:
+            if len(part) == 1:
+                raise
+            cut = error.at_lsn
+            if cut is None or not part.start < cut < part.stop:
+                cut = part.start + len(part) // 2
+            _log.info("LSNs %d to %d become two segments: %s", part.start, part.stop - 1, error)
+            todo += [range(cut, part.stop), range(part.start, cut)]
+        else:
+            copied += 1
     return copied
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced
@@ -16,9 +15,8 @@ from headwater.tier.jobs.config import TierConfig
 from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.jobs.walking import END_LSN
 from headwater.tier.segments import log_range
-
-END_LSN: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class LedPartition:
         )
         self.log_start = LogStart(FORMAT, 0, 0)
         """As this leader knows it; 0 before it leads."""
-        self._register = log_start
+        self.register = log_start
         self.unlisted_s: dict[SegmentId, float] = {}
         """Since when segments are known to be unlisted that were unlisted by this leader."""
         self.unmergeable: set[SegmentId] = set()
@@ -86,13 +84,13 @@ class LedPartition:
         # of the store, because those of leaders may be days apart.
         began_ms = await self.storage.now_ms()
         self._clock = (began_ms, runtime.monotonic_s())
-        self.log_start = await self._register.stamp(
+        self.log_start = await self.register.stamp(
             self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
         )
 
     async def check_leads(self) -> None:
         """Raise `Fenced` if a newer leader has begun: what it gave up would look like a loss."""
-        stored = await self._register.read()
+        stored = await self.register.read()
         if stored is not None and stored.leader_epoch > self.leader.epoch:
             self.publisher.is_over = True
             raise Fenced(f"epoch {stored.leader_epoch} leads {self.leader.partition}")
@@ -104,7 +102,7 @@ class LedPartition:
 
     async def move_log_start(self, first_lsn: int) -> None:
         """Give up what lies below."""
-        self.log_start = await self._register.move(self.leader.epoch, first_lsn)
+        self.log_start = await self.register.move(self.leader.epoch, first_lsn)
 
     @property
     def first_lsn(self) -> int:

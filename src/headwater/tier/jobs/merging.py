@@ -15,7 +15,8 @@ from headwater.log.record.group import Group
 from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.copying import copy_range
-from headwater.tier.jobs.led_partition import END_LSN, LedPartition
+from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.walking import END_LSN
 
 _log: Final = logging.getLogger("headwater")
 

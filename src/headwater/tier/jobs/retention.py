@@ -12,8 +12,9 @@ from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.config import FOR_EVER, TierConfig
 from headwater.tier.jobs.copying import missing
-from headwater.tier.jobs.led_partition import END_LSN, LedPartition
+from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import share_bytes
+from headwater.tier.jobs.walking import END_LSN
 
 
 async def expire_remote(led: LedPartition) -> int:

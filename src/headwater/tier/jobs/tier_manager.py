@@ -26,8 +26,9 @@ from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
 from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.removal import clean_up
+from headwater.tier.jobs.repair import repair
 from headwater.tier.jobs.retention import expire_local, expire_remote
-from headwater.tier.jobs.scrub import Scrubbed, look, repair
+from headwater.tier.jobs.scrub import Scrubbed, look
 from headwater.tier.jobs.stopping import give_up_remote
 
 _log: Final = logging.getLogger("headwater")
@@ -111,18 +112,23 @@ class TierManager:
         return self._deleted
 
     async def scrub(self, *, mend: bool) -> Scrubbed:
-        """Look whether the tier has what it says, between two rounds of the jobs; and mend it."""
+        """Look whether the tier has what it says, beside the jobs; and mend it between two rounds.
+
+        Reading all of a tier takes hours, in which the log goes on being copied.
+        """
+        led = self.led
         async with self._busy:
             await self._begin()
-            led = self.led
             await led.publisher.settle()
-            seen = await look(
-                led.metadata,
-                led.storage,
-                first_lsn=led.first_lsn,
-                orphan_grace_ms=led.config.orphan_grace_ms,
-                rate=led.rate,
-            )
+        seen = await look(
+            led.metadata,
+            led.storage,
+            led.register,
+            orphan_grace_ms=led.config.orphan_grace_ms,
+            rate=led.rate,
+        )
+        async with self._busy:
+            await led.publisher.settle()
             await led.check_leads()
             return await repair(led, seen) if mend else seen
 
