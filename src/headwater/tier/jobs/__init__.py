@@ -10,6 +10,8 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
                     metadata by a manager, segments in a store, the local log by a spool
     led_partition   what the jobs of one leader share
     byte_rate       so many bytes a second
+    byte_budget     so many bytes in memory
+    setbacks        what goes wrong with single items of a job
     copying         from the local log to the tier
     removal         objects whose segments are unlisted
     retention       what is let go, remote and local

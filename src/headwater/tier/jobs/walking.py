@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from headwater.core import runtime
@@ -16,13 +16,14 @@ SEGMENTS_AT_ONCE: Final = 1_000
 
 async def walk_cover(
     metadata: PartitionMetadata, first_lsn: int, end_lsn: int
-) -> AsyncIterator[CoverPiece]:
+) -> AsyncGenerator[CoverPiece, None]:
     """The pieces of a cover, found some at a time.
 
     Each LSN is told of as it was at one moment. Where nobody but the one who walks changes what is
     known, all of it is the cover of that moment.
     """
-    at, held = first_lsn, None
+    at = first_lsn
+    held: CoverPiece | None = None
     while at < end_lsn:
         pieces, at = metadata.cover_part(at, end_lsn, SEGMENTS_AT_ONCE)
         for piece in pieces:
