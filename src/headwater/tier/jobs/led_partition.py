@@ -15,9 +15,9 @@ from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
 from headwater.tier.jobs.byte_rate import ByteRate
 from headwater.tier.jobs.config import TierConfig
 from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
+from headwater.tier.jobs.leader_voice import LeaderVoice
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.metrics import TierMetrics
-from headwater.tier.jobs.publisher import Publisher
 from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
 
@@ -57,7 +57,7 @@ class LedPartition:
         self.memory = memory
         self.metrics = TierMetrics()
         self.configure(config)
-        self.publisher = Publisher(
+        self.voice = LeaderVoice(
             leader.partition, metadata, epoch=leader.epoch, broker_id=leader.broker_id
         )
         self.log_start = LogStart(FORMAT, 0, 0)
@@ -90,7 +90,7 @@ class LedPartition:
         In this order. What is known after the first event of this epoch only this leader changes.
         """
         await self.metadata.refresh()
-        await self.publisher.begin()
+        await self.voice.begin()
         oldest_lsn = self.local.oldest_lsn()
         async with aclosing(walk_cover(self.metadata, 0, END_LSN)) as pieces:
             async for piece in pieces:
@@ -110,7 +110,7 @@ class LedPartition:
         """Raise `Fenced` if a newer leader has begun: what it gave up would look like a loss."""
         stored = await self.register.read()
         if stored is not None and stored.leader_epoch > self.leader.epoch:
-            self.publisher.is_over = True
+            self.voice.is_over = True
             raise Fenced(f"epoch {stored.leader_epoch} leads {self.leader.partition}")
 
     def store_ms(self) -> int:
@@ -135,7 +135,7 @@ class LedPartition:
             # Before it is known whether that lands: what may be remote no longer does not count.
             self._tiered_lsn = min(self._tiered_lsn, segment.start_offset - 1)
             self._look_again_from(segment.start_offset)
-        await self.publisher.unlist(segment)
+        await self.voice.unlist(segment)
         self.metrics.unlisted_segments += 1
         self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
 
@@ -164,6 +164,8 @@ class LedPartition:
         Found from where the last look ended, or where a segment was unlisted since.
         """
         through = max(self._tiered_lsn, self.first_lsn - 1)
+        if not self.voice.is_settled:
+            return through  # an event that may have landed would take back what is found now
         for piece in self.metadata.cover(through + 1, END_LSN):
             if piece.lsns.start > through + 1:
                 break

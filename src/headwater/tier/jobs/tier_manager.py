@@ -66,7 +66,7 @@ class TierManager:
     @property
     def leads(self) -> bool:
         """Whether the epoch has begun here, and no newer one was heard of."""
-        return self._leads and not self.led.publisher.is_over
+        return self._leads and not self.led.voice.is_over
 
     async def run(self) -> None:
         """Run all jobs again and again; returns when a newer leader was heard of."""
@@ -128,7 +128,7 @@ class TierManager:
         led = self.led
         async with self._busy:
             await self._begin()
-            await led.publisher.settle()
+            await led.voice.settle()
         seen = await look(
             led.metadata,
             led.storage,
@@ -137,7 +137,7 @@ class TierManager:
             rate=led.rate,
         )
         async with self._busy:
-            await led.publisher.settle()
+            await led.voice.settle()
             await led.check_leads()
             return await repair(led, seen) if mend else seen
 
@@ -167,7 +167,7 @@ class TierManager:
     def _after_settling(self, job: Job) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
             # What a job reads must not change by an event that is still on its way.
-            await self.led.publisher.settle()
+            await self.led.voice.settle()
             await job(self.led)
 
         return run
@@ -176,7 +176,7 @@ class TierManager:
         try:
             await work()
         except Fenced:
-            self.led.publisher.is_over = True
+            self.led.voice.is_over = True
             raise
         except Bug:
             raise
