@@ -7,6 +7,8 @@ Conflict
 Refused
 └── NotOneSegment      these records cannot stand in one segment: make two of them
 Damaged
+├── LastCopy           an object that was to go has what nothing else has: let a scrub mend that
+├── OtherRecords       the local log and the tier differ under one LSN: begin the log again
 └── SourceUnreadable   a segment that was to be merged cannot be read: leave it out, and scrub
 Corrupt
 └── EventUndecodable   a metadata partition is followed up to an event that cannot be read
@@ -38,6 +40,14 @@ class NotOneSegment(Refused):
         super().__init__(message)
         self.at_lsn = at_lsn
         """What comes before this LSN can stand in one, as far as was seen; None if not known."""
+
+
+class LastCopy(Damaged):
+    """An unlisted object may be the only one that has its records, and stays."""
+
+
+class OtherRecords(Damaged):
+    """The local log and the tier have different records under one LSN."""
 
 
 class SourceUnreadable(Damaged):

@@ -35,11 +35,12 @@ class Place:
         *,
         wal: SealedWal | None = None,
         memory: ByteBudget = COPY_MEMORY,
+        name: str = ORDERS.name,
         **config: Any,
     ) -> Led:
         """A leader that has not begun."""
         wal = SealedWal() if wal is None else wal
-        return Led(self, epoch, wal, TierConfig(**config), memory)
+        return Led(self, epoch, wal, TierConfig(**config), memory, name)
 
     def object_names(self) -> set[str]:
         """The segments that have objects."""
@@ -51,7 +52,13 @@ class Led:
     """A leader and all that it works with."""
 
     def __init__(
-        self, place: Place, epoch: int, wal: SealedWal, config: TierConfig, memory: ByteBudget
+        self,
+        place: Place,
+        epoch: int,
+        wal: SealedWal,
+        config: TierConfig,
+        memory: ByteBudget,
+        name: str,
     ) -> None:
         self.place = place
         self.wal = wal
@@ -62,7 +69,7 @@ class Led:
         self.storage: Any = PlainStorage(place.store, ORDERS)
         self.led = LedPartition(
             Leader(
-                ORDERS,
+                TopicIdPartition(ORDERS.topic_id, name, ORDERS.partition),
                 epoch,
                 epoch,
                 committed_lsn=lambda: self.committed_lsn,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -218,5 +219,23 @@ def test_a_sealed_part_that_cannot_be_one_segment_becomes_several_and_holds_up_n
         await led.round()
 
         assert led.covered() == [range(1, 4), range(4, 7), range(7, 9), range(9, 11)]
+
+    in_time(main)
+
+
+def test_a_long_backlog_does_not_keep_the_other_jobs_waiting() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0).write(*[1] * 20)
+        oldest: list[int] = []
+        copy = PlainStorage.copy
+
+        async def watched(storage: PlainStorage, prepared: Any) -> None:
+            oldest.append(led.wal.oldest_lsn())
+            await copy(storage, prepared)
+
+        with mock.patch.object(PlainStorage, "copy", watched):
+            await led.round()
+        assert led.led.tiered_lsn() == 20
+        assert oldest == [1] * 8 + [9] * 8 + [17] * 4
 
     in_time(main)

@@ -198,3 +198,35 @@ def test_rounds_in_which_nothing_happens_look_at_few_segments(
             assert looked_at <= 700, "the bytes are counted again, and nothing else"
 
     in_time(main)
+
+
+def test_what_was_merged_stays_while_the_merged_segment_cannot_be_read() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2, 2)
+        await led.round()
+        assert led.covered() == [range(1, 7)]
+        merged = led.metadata.cover(0, FAR)[0].segment
+        await led.storage.delete(merged.segment_id)
+        await asyncio.sleep(25 * 3600.0)
+        await led.manager.run_once()
+        assert "stays until a scrub" in led.manager.problems["clean up"]
+        assert len(led.place.object_names()) == 3
+
+    in_time(main)
+
+
+@pytest.mark.parametrize("data", [None, b"[]"], ids=["gone", "damaged"])
+def test_a_merged_segment_is_mended_from_what_it_was_merged_from(data: bytes | None) -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2, 2)
+        await led.round()
+        assert led.wal.oldest_lsn() == 7
+        merged = led.metadata.cover(0, FAR)[0].segment
+        await led.damage(led.metadata.segments().index(merged), data)
+        assert (await led.manager.scrub(mend=True)).is_clean
+        assert await records(led) == [b"%d" % lsn for lsn in range(1, 7)]
+        await asyncio.sleep(25 * 3600.0)
+        await led.round()
+        assert (await led.manager.scrub(mend=False)).findings == ()
+
+    in_time(main)

@@ -54,7 +54,7 @@ def test_a_store_that_does_not_answer_is_not_asked_for_every_object() -> None:
     async def main() -> None:
         led = Place().lead(merge_below_bytes=0, retention_bytes=0, delete_delay_ms=0)
         locks = Locks(led, Unavailable("nobody there"))
-        await led.write(*[1] * 9).round()
+        await led.write(*[1] * 8).round()
         locks.locked = {one.segment_id for one in led.metadata.segments()}
         await led.manager.run_once()
 

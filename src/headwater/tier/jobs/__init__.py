@@ -12,6 +12,7 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
     byte_rate       so many bytes a second
     byte_budget     so many bytes in memory
     setbacks        what goes wrong with single items of a job
+    comparing       whether the local log has what is remote
     copying         from the local log to the tier
     removal         objects whose segments are unlisted
     retention       what is let go, remote and local

@@ -21,10 +21,17 @@ from headwater.tier.jobs.removal import abandon
 _log: Final = logging.getLogger("headwater")
 
 
+COPIES_A_ROUND: Final = 8
+"""Then the other jobs have their turn: a disk that is full is not freed by copying alone."""
+
+
 async def copy_sealed(led: LedPartition) -> None:
-    """Copy all that is sealed, committed and not remote yet."""
-    while (due := _next_due(led)) is not None:
+    """Copy what is sealed, committed and not remote yet, some of it at a time."""
+    for _ in range(COPIES_A_ROUND):
+        if (due := _next_due(led)) is None:
+            return
         await copy_local(led, due)
+    led.is_behind = led.is_behind or _next_due(led) is not None
 
 
 async def copy_local(led: LedPartition, lsns: range) -> None:
@@ -48,6 +55,7 @@ async def copy_local(led: LedPartition, lsns: range) -> None:
             _log.info("LSNs %d to %d become two segments: %s", part.start, part.stop - 1, error)
             todo += [range(cut, part.stop), range(part.start, cut)]
         else:
+            led.was_copied(part)
             led.metrics.copied_segments += 1
             led.metrics.copied_bytes += copied_bytes
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced
+from headwater.core.errors import Fenced, Refused
 from headwater.log.record.group import Group
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
@@ -74,6 +74,14 @@ class LedPartition:
         """Through here nothing is worth merging, as far as was seen."""
         self.weighed: tuple[tuple[int, int, int], int] | None = None
         """How many bytes are remote, and as of when."""
+        self.same_lsn = -1
+        """Through here the local log is known to have the records that are remote."""
+        self.differs_at: int | None = None
+        """An LSN under which it was found to have another one."""
+        self.sound: set[SegmentId] = set()
+        """Segments that were read and found to be what was written."""
+        self.is_behind = False
+        """Whether a job left something for the next round, so that others have their turn."""
         self._tiered_lsn = -1
         self._clock = (0, 0.0)
         """What the store's clock showed, and when that was by our own."""
@@ -90,6 +98,7 @@ class LedPartition:
         In this order. What is known after the first event of this epoch only this leader changes.
         """
         await self.metadata.refresh()
+        self._check_name()
         await self.voice.begin()
         oldest_lsn = self.local.oldest_lsn()
         async with aclosing(walk_cover(self.metadata, 0, END_LSN)) as pieces:
@@ -104,7 +113,19 @@ class LedPartition:
             self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
         )
         self.finished_in = [range(END_LSN)]
+        self.same_lsn = self.local.oldest_lsn() - 1
         await self._walk_tiered()
+
+    def _check_name(self) -> None:
+        """Objects are kept under the stream's name, and looked for under the one that is known."""
+        pieces, _ = self.metadata.cover_part(0, END_LSN, 1)
+        for piece in pieces:
+            known, said = piece.segment.segment_id.partition.name, self.leader.partition.name
+            if known != said:
+                raise Refused(
+                    f"the tier knows the stream {self.leader.partition.topic_id} as {known!r}, not "
+                    f"as {said!r}, and its objects are kept under that name: lead it as {known!r}"
+                )
 
     async def check_leads(self) -> None:
         """Raise `Fenced` if a newer leader has begun: what it gave up would look like a loss."""
@@ -136,8 +157,14 @@ class LedPartition:
             self._tiered_lsn = min(self._tiered_lsn, segment.start_offset - 1)
             self._look_again_from(segment.start_offset)
         await self.voice.unlist(segment)
+        self.sound.discard(segment.segment_id)
         self.metrics.unlisted_segments += 1
         self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
+
+    def was_copied(self, lsns: range) -> None:
+        """The tier has these LSNs from the local log."""
+        if lsns.start <= self.same_lsn + 1:
+            self.same_lsn = max(self.same_lsn, lsns.stop - 1)
 
     def will_be_read(self, lsns: range) -> None:
         """A copy of these LSNs is about to finish, and may take the place of others."""

@@ -26,6 +26,8 @@ from headwater.tier.jobs.walking import END_LSN, SEGMENTS_AT_ONCE, walk_cover
 _log: Final = logging.getLogger("headwater")
 
 Run = list[CoverPiece]
+MERGES_A_ROUND: Final = 8
+"""Then the other jobs have their turn."""
 
 
 async def merge_small(led: LedPartition) -> None:
@@ -35,7 +37,9 @@ async def merge_small(led: LedPartition) -> None:
     aside: set[SegmentId] = set()
     again_lsn = END_LSN
     try:
-        while (run := await next_run(led, aside)) is not None:
+        for _ in range(MERGES_A_ROUND):
+            if (run := await next_run(led, aside)) is None:
+                break
             try:
                 await merge(led, run)
                 await unlist_replaced(led)
@@ -43,6 +47,8 @@ async def merge_small(led: LedPartition) -> None:
                 again_lsn = min(again_lsn, run[0].lsns.start - 1)
                 setbacks.note(error)
                 aside |= _to_blame(error, run)
+        else:
+            led.is_behind = True
     finally:
         # What was set aside in this round is looked at again in the next.
         led.merge_looked_lsn = min(led.merge_looked_lsn, again_lsn)

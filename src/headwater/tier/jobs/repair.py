@@ -1,4 +1,4 @@
-"""Mends what a scrub found, as far as sound segments and the local log have it.
+"""Mends what a scrub found, as far as the local log or any segment has it, listed or not.
 
 Always holds: a segment that is damaged stays listed until others have all of its LSNs, so that a
 loss is told and not skipped; an object that no event names goes last, and only as an orphan.
@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from headwater.core.errors import Bug, Fenced, HeadwaterError
+from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.tier.cover import cover, gaps
-from headwater.tier.events import SegmentState
+from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.contract import SegmentStorage
-from headwater.tier.jobs.copying import copy_local
+from headwater.tier.jobs.copying import copy_local, copy_range
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
 
@@ -50,6 +50,8 @@ async def repair(led: LedPartition, seen: Scrubbed) -> Scrubbed:
         for lsns in _lacking(led, finding.lsns, damaged):
             for part in _local_parts(led, lsns):
                 await copy_local(led, part)
+        for lsns in _lacking(led, finding.lsns, damaged):
+            await _copy_unlisted(led, lsns, damaged)
         if _lacking(led, finding.lsns, damaged):
             return False
         if finding.kind in DAMAGE:
@@ -73,6 +75,33 @@ async def _each(seen: Scrubbed, mend: Callable[[Finding], Awaitable[bool]]) -> S
             finding = msgspec.structs.replace(finding, detail=why)
         findings.append(finding)
     return msgspec.structs.replace(seen, findings=tuple(findings))
+
+
+async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> None:
+    """Copy what segments still have that were unlisted and are not removed yet."""
+    for segment in led.metadata.segments_in(lsns.start, lsns.stop):
+        if segment.state is not SegmentState.DELETE_STARTED:
+            continue
+        part = range(max(lsns.start, segment.start_offset), min(lsns.stop, segment.end_offset + 1))
+        wanted = _lacking(led, part, damaged)
+        if not wanted or not await _is_sound(led, segment):
+            continue
+        for gap in wanted:
+            await copy_range(
+                led,
+                gap,
+                led.storage.fetch(segment, gap.start, gap.stop),
+                about_bytes=segment.size_bytes,
+                merged_from=[segment],
+            )
+
+
+async def _is_sound(led: LedPartition, segment: SegmentMetadata) -> bool:
+    try:
+        await led.storage.verify(segment)
+    except (Corrupt, NotFound):
+        return False
+    return True
 
 
 def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[range]:

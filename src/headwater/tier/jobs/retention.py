@@ -36,7 +36,9 @@ async def unlist_below_log_start(led: LedPartition) -> None:
 async def expire_local(led: LedPartition) -> None:
     """Drop what is remote, not needed by a slot, and not kept for local readers."""
     before, tiered_lsn = led.local.oldest_lsn(), led.tiered_lsn()
-    through = min(tiered_lsn, led.leader.slot_floor_lsn(), _kept_after(led, tiered_lsn))
+    through = min(
+        tiered_lsn, led.same_lsn, led.leader.slot_floor_lsn(), _kept_after(led, tiered_lsn)
+    )
     if through >= before:
         await led.local.prune_through(through)
     led.metrics.dropped_lsns += led.local.oldest_lsn() - before

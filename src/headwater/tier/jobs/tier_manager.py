@@ -19,6 +19,7 @@ from headwater.core.errors import (
     OutcomeUnknown,
     Unavailable,
 )
+from headwater.tier.jobs.comparing import compare
 from headwater.tier.jobs.config import TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_sealed, missing
 from headwater.tier.jobs.deletion import delete_partition
@@ -36,12 +37,13 @@ Job = Callable[[LedPartition], Awaitable[None]]
 _JOBS: Final[dict[Tiering, dict[str, Job]]] = {
     Tiering.ON: {
         "clean up": clean_up,
+        "compare": compare,
         "copy": copy_sealed,
         "expire remote": expire_remote,
         "merge": merge_small,
         "expire local": expire_local,
     },
-    Tiering.KEEP: {"clean up": clean_up, "expire local": expire_local},
+    Tiering.KEEP: {"clean up": clean_up, "compare": compare, "expire local": expire_local},
     Tiering.DELETE: {"clean up": clean_up, "give up remote": give_up_remote},
 }
 
@@ -79,16 +81,21 @@ class TierManager:
                 return
             now_s = runtime.monotonic_s()
             retries_s = [max(0.0, at_s - now_s) for _, at_s in self._retries.values()]
-            await runtime.sleep(min([self.led.config.interval_s, *retries_s]))
+            pause_s = 0.0 if self.led.is_behind else self.led.config.interval_s
+            await runtime.sleep(min([pause_s, *retries_s]))
 
     async def run_once(self) -> None:
-        """One round of all jobs. `Fenced`: a newer leader was heard of, and this one is over.
+        """All jobs, until nothing is due.
+
+        `Fenced`: a newer leader was heard of, and this one is over.
 
         What goes wrong with one job is told by `problems` and tried again in the next round; the
         others do their work.
         """
         async with self._busy:
             await self._round(lambda name: True)
+            while self.led.is_behind:
+                await self._round(self._is_due)
 
     async def _round(self, is_due: Callable[[str], bool]) -> None:
         if is_due("begin"):
@@ -96,11 +103,17 @@ class TierManager:
         if not self._leads:
             return
         await self._tried("choose jobs", self._choose_jobs)
+        self.led.is_behind = False
         for name, job in self._chosen.items():
-            if is_due(name):
+            if is_due(name) and (name == "compare" or not self._waits_for_comparison):
                 await self._tried(name, self._after_settling(job))
         if not self._deleting:
             await self._tried("look for losses", self._note_loss)
+
+    @property
+    def _waits_for_comparison(self) -> bool:
+        """Whether the tier has other records than the local log; giving it up is a way out."""
+        return self.led.differs_at is not None and "compare" in self._chosen
 
     def _is_due(self, name: str) -> bool:
         """Whether a job did not fail just now: one that does slows down no other."""
