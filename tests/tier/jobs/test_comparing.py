@@ -22,8 +22,8 @@ def other_records(wal: SealedWal, count: int, *, term: int) -> None:
     wal.seal()
 
 
-async def _led_before(place: Place, *sizes: int, **config: object) -> Led:
-    return await place.lead(1, merge_below_bytes=0, **config).write(*sizes).round()
+async def _led_before(place: Place, *sizes: int) -> Led:
+    return await place.lead(1, merge_below_bytes=0).write(*sizes).round()
 
 
 def test_a_log_begun_anew_at_the_wrong_lsn_is_neither_copied_nor_dropped() -> None:

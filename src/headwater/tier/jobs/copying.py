@@ -75,7 +75,9 @@ async def copy_range(
             lsns.start, lsns.stop - 1, groups, merged_from=merged_from
         )
         led.rate.spend(prepared.size_bytes)
-        await led.voice.started(prepared)
+        # Records without a time are as old as their first copy: merging makes none younger.
+        newest_ms = max(map(newest_ms_of, merged_from), default=0)
+        await led.voice.started(prepared, newest_ms=newest_ms)
         try:
             await led.storage.copy(prepared)
         except HeadwaterError as failed:
@@ -89,6 +91,11 @@ async def copy_range(
         led.will_be_read(lsns)
         await led.voice.finished(prepared)
         return prepared.size_bytes
+
+
+def newest_ms_of(segment: SegmentMetadata) -> int:
+    """How old the newest record of a segment is; without a time, it is as old as its copy."""
+    return segment.max_timestamp_ms or segment.event_timestamp_ms
 
 
 def missing(led: LedPartition) -> range:

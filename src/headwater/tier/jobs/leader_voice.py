@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import uuid
 
+import msgspec
+
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Unavailable
 from headwater.tier.errors import EventRejected
@@ -76,15 +78,15 @@ class LeaderVoice:
         except EventRejected:
             pass  # what follows from it is there already, and with it the answer
 
-    async def started(self, prepared: PreparedSegment) -> None:
-        """That a copy begins."""
-        await self._publish(
-            prepared.started(
-                broker_id=self._broker_id,
-                event_timestamp_ms=runtime.wall_ms(),
-                publisher_epoch=self.epoch,
-            )
+    async def started(self, prepared: PreparedSegment, *, newest_ms: int = 0) -> None:
+        """That a copy begins, of records that are at least as new as that."""
+        event = prepared.started(
+            broker_id=self._broker_id,
+            event_timestamp_ms=runtime.wall_ms(),
+            publisher_epoch=self.epoch,
         )
+        newest_ms = max(newest_ms, event.max_timestamp_ms)
+        await self._publish(msgspec.structs.replace(event, max_timestamp_ms=newest_ms))
 
     async def finished(self, prepared: PreparedSegment) -> None:
         """That a copy is there."""

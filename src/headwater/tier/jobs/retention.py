@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.config import FOR_EVER
-from headwater.tier.jobs.copying import missing
+from headwater.tier.jobs.copying import missing, newest_ms_of
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import share_bytes
 from headwater.tier.jobs.walking import END_LSN, walk_cover
@@ -57,9 +57,8 @@ async def expired_end(led: LedPartition) -> int:
     async with aclosing(walk_cover(led.metadata, at, end_lsn)) as pieces:
         async for piece in pieces:
             segment = piece.segment
-            # Records without a time are as old as their copy.
-            newest_ms = segment.max_timestamp_ms or segment.event_timestamp_ms
-            too_old = config.retention_ms != FOR_EVER and newest_ms < now_ms - config.retention_ms
+            oldest_ms = now_ms - config.retention_ms
+            too_old = config.retention_ms != FOR_EVER and newest_ms_of(segment) < oldest_ms
             left_bytes -= share_bytes(piece)
             too_much = config.retention_bytes != FOR_EVER and left_bytes >= config.retention_bytes
             if not (too_old or too_much):
@@ -85,8 +84,7 @@ def _kept_after(led: LedPartition, tiered_lsn: int) -> int:
     oldest_ms = led.store_ms() - config.local_retention_ms
     through = local.oldest_lsn() - 1
     for piece in led.metadata.cover(local.oldest_lsn(), tiered_lsn + 1):
-        newest_ms = piece.segment.max_timestamp_ms or piece.segment.event_timestamp_ms
-        if config.local_retention_ms and newest_ms >= oldest_ms:
+        if config.local_retention_ms and newest_ms_of(piece.segment) >= oldest_ms:
             break
         if local.bytes_since(piece.lsns.stop - 1) < config.local_retention_bytes:
             break
