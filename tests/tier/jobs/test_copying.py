@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
+from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.tier import SegmentState
 from headwater.tier.errors import NotOneSegment
 from tests.tier.jobs.followed import LineFaults
@@ -220,3 +220,9 @@ def test_a_sealed_part_that_cannot_be_one_segment_becomes_several_and_holds_up_n
         assert led.covered() == [range(1, 4), range(4, 7), range(7, 9), range(9, 11)]
 
     in_time(main)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 31, (1 << 64) - 1])
+def test_an_epoch_that_no_segment_could_have_speaks_for_nobody(epoch: int) -> None:
+    with pytest.raises(Refused, match="31 bits"):
+        Place().lead(epoch)

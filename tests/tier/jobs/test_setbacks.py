@@ -134,3 +134,28 @@ def test_a_partition_goes_but_for_what_cannot_be_removed_and_that_later() -> Non
         assert led.place.object_names() == set()
 
     in_time(main)
+
+
+def test_what_was_done_is_counted_also_of_a_job_that_did_not_come_to_its_end() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0).write(3, 3, 3)
+        led.wal.append(2, term=1)
+        copy, metrics = led.storage.copy, led.manager.metrics
+
+        async def third_time_unlucky(prepared: Any) -> None:
+            if metrics.copied_segments == 2:
+                raise Denied("the quota is used up")
+            await copy(prepared)
+
+        led.storage.copy = third_time_unlucky
+        await led.manager.run_once()
+
+        assert (metrics.copied_segments, metrics.failures["copy"]) == (2, 1)
+        assert metrics.copied_bytes == sum(
+            one.size_bytes for one in led.metadata.segments() if one.state is FINISHED
+        )
+        assert (metrics.lag_lsns, metrics.dropped_lsns) == (5, 6)
+        assert "copy" not in metrics.succeeded_ms
+        assert "expire local" in metrics.succeeded_ms
+
+    in_time(main)
