@@ -9,6 +9,7 @@ import pytest
 
 from headwater.core.errors import Denied, HeadwaterError, Unavailable
 from headwater.tier import SegmentId, SegmentState
+from headwater.tier.errors import NotReady
 from headwater.tier.jobs import TierConfig
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import plain_key
@@ -157,5 +158,28 @@ def test_what_was_done_is_counted_also_of_a_job_that_did_not_come_to_its_end() -
         assert (metrics.lag_lsns, metrics.dropped_lsns) == (5, 6)
         assert "copy" not in metrics.succeeded_ms
         assert "expire local" in metrics.succeeded_ms
+
+    in_time(main)
+
+
+def test_metadata_that_are_never_ready_are_not_asked_all_the_time() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0, interval_s=10.0, retry_cap_s=300.0)
+        await led.write(3).round()
+        questions = 0
+
+        def never(*how: Any) -> Any:
+            nonlocal questions
+            questions += 1
+            raise NotReady("not yet", partition=0)
+
+        running = asyncio.ensure_future(led.manager.run())
+        for asked in ("unfinished", "cover", "delete_state"):
+            setattr(led.metadata, asked, never)
+            await asyncio.sleep(1200.0)
+
+        assert led.manager.problems.keys() >= {"clean up", "copy", "choose jobs"}
+        assert questions <= 3 * 3600 / 10
+        running.cancel()
 
     in_time(main)

@@ -77,9 +77,7 @@ class TierManager:
             except Fenced as fenced:
                 _log.info("the tier of %s is left: %s", self.led.leader.partition, fenced)
                 return
-            now_s = runtime.monotonic_s()
-            retries_s = [max(0.0, at_s - now_s) for _, at_s in self._retries.values()]
-            await runtime.sleep(min([self.led.config.interval_s, *retries_s]))
+            await runtime.sleep(self._pause_s())
 
     async def run_once(self) -> None:
         """One round of all jobs. `Fenced`: a newer leader was heard of, and this one is over.
@@ -95,12 +93,20 @@ class TierManager:
             await self._tried("begin", self._begin)
         if not self._leads:
             return
-        await self._tried("choose jobs", self._choose_jobs)
+        if is_due("choose jobs"):
+            await self._tried("choose jobs", self._choose_jobs)
         for name, job in self._chosen.items():
             if is_due(name):
                 await self._tried(name, self._after_settling(job))
         if not self._deleting:
             await self._tried("look for losses", self._note_loss)
+
+    def _pause_s(self) -> float:
+        """Until the next round, or until a job that failed is tried again."""
+        now_s, config = runtime.monotonic_s(), self.led.config
+        first = [self._retries[one][1] for one in ("begin", "choose jobs") if one in self._retries]
+        failed = [at_s for name, (_, at_s) in self._retries.items() if name in self._chosen]
+        return max(0.0, (first[0] if first else min([now_s + config.interval_s, *failed])) - now_s)
 
     def _is_due(self, name: str) -> bool:
         """Whether a job did not fail just now: one that does slows down no other."""
