@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
+from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.tier import SegmentState
 from headwater.tier.errors import NotOneSegment
 from tests.tier.jobs.followed import LineFaults
@@ -239,3 +239,9 @@ def test_a_long_backlog_does_not_keep_the_other_jobs_waiting() -> None:
         assert oldest == [1] * 8 + [9] * 8 + [17] * 4
 
     in_time(main)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 31, (1 << 64) - 1])
+def test_an_epoch_that_no_segment_could_have_speaks_for_nobody(epoch: int) -> None:
+    with pytest.raises(Refused, match="31 bits"):
+        Place().lead(epoch)

@@ -34,7 +34,11 @@ from headwater.tier.jobs.walking import END_LSN
 from tests.torture.tier_scenarios import SCENARIOS, tier_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
-BEGIN_AT = {"epoch-begins-in-silence": 15}
+BEGIN_AT = {
+    "epoch-begins-in-silence": 15,
+    "scrub-lists-last": 45,
+    "unlisted-counts-as-tiered": 50,
+}
 """Where a bug shows only in few histories, one of them."""
 CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 

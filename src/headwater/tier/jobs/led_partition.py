@@ -20,6 +20,7 @@ from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
+from headwater.tier.segments.encoder import TERM_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Leader:
     """Through here the commit policy is met: what lies above may not be copied yet."""
     slot_floor_lsn: Callable[[], int]
     """Through here nobody who follows the log needs it any more."""
+
+    def __post_init__(self) -> None:
+        # Once an epoch has spoken, no lower one counts: a slip would end the partition for good.
+        if not 0 <= self.epoch <= TERM_MAX:
+            raise Refused(f"epoch {self.epoch}: those of leaders have 31 bits, as terms do")
 
 
 class LedPartition:

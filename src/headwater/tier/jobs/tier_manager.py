@@ -79,10 +79,7 @@ class TierManager:
             except Fenced as fenced:
                 _log.info("the tier of %s is left: %s", self.led.leader.partition, fenced)
                 return
-            now_s = runtime.monotonic_s()
-            retries_s = [max(0.0, at_s - now_s) for _, at_s in self._retries.values()]
-            pause_s = 0.0 if self.led.is_behind else self.led.config.interval_s
-            await runtime.sleep(min([pause_s, *retries_s]))
+            await runtime.sleep(self._pause_s())
 
     async def run_once(self) -> None:
         """All jobs, until nothing is due.
@@ -102,8 +99,9 @@ class TierManager:
             await self._tried("begin", self._begin)
         if not self._leads:
             return
-        await self._tried("choose jobs", self._choose_jobs)
         self.led.is_behind = False
+        if is_due("choose jobs"):
+            await self._tried("choose jobs", self._choose_jobs)
         for name, job in self._chosen.items():
             if is_due(name) and (name == "compare" or not self._waits_for_comparison):
                 await self._tried(name, self._after_settling(job))
@@ -114,6 +112,14 @@ class TierManager:
     def _waits_for_comparison(self) -> bool:
         """Whether the tier has other records than the local log; giving it up is a way out."""
         return self.led.differs_at is not None and "compare" in self._chosen
+
+    def _pause_s(self) -> float:
+        """Until the next round, or until a job that failed is tried again."""
+        now_s = runtime.monotonic_s()
+        interval_s = 0.0 if self.led.is_behind else self.led.config.interval_s
+        first = [self._retries[one][1] for one in ("begin", "choose jobs") if one in self._retries]
+        failed = [at_s for name, (_, at_s) in self._retries.items() if name in self._chosen]
+        return max(0.0, (first[0] if first else min([now_s + interval_s, *failed])) - now_s)
 
     def _is_due(self, name: str) -> bool:
         """Whether a job did not fail just now: one that does slows down no other."""
