@@ -41,6 +41,20 @@ def test_nothing_is_copied_any_more_once_a_partition_is_deleted() -> None:
     in_time(main)
 
 
+def test_what_was_deleted_is_no_loss_to_the_next_leader() -> None:
+    async def main() -> None:
+        led = await Place().lead().write(3, 3).round()
+        led.slot_floor_lsn = 0
+        assert await led.manager.delete_partition()
+        after = await led.place.lead(2, wal=led.wal).write(3).round()
+
+        assert after.led.first_lsn == 7
+        assert after.led.metrics.missing_lsns == 0
+        assert after.wal.oldest_lsn() == 10
+
+    in_time(main)
+
+
 class Counted:
     """Lets so many events through, and no more."""
 
