@@ -1,8 +1,8 @@
 """Looks whether the tier has what it says.
 
 Always holds: objects are listed before the events are read, so that one that no event names is of
-no copy under way; a copy that was merged, given up or expired while it was looked at is no damage;
-what could not be looked at is told as unknown, and ends nothing.
+no copy under way; a copy that was merged, given up, expired or deleted meanwhile is no damage; what
+could not be looked at is told as unknown, and ends nothing.
 """
 
 from __future__ import annotations
@@ -97,6 +97,10 @@ async def look(
     ]
     findings = await _damaged(metadata, storage, finished, rate)
     held = [piece async for piece in walk_cover(metadata, first_lsn, END_LSN)]
+    size_bytes = sum(one.size_bytes for one in finished)
+    if metadata.delete_state() is not None:
+        # All of it goes, bit by bit, and nobody is to read it.
+        return Scrubbed(len(finished), size_bytes, len(objects), ())
     missing = gaps(held, first_lsn, held[-1].lsns.stop) if held else []
     # Reading took long, and what was given up meanwhile is neither damaged nor missing. The log
     # start moves before anything below it is unlisted, so it is asked for after the cover.
@@ -111,7 +115,6 @@ async def look(
         old_ms = await storage.now_ms() - orphan_grace_ms
         old = [found for found in strays if found[1].modified_ms <= old_ms]
         findings += await _strays(metadata, storage, old, first_lsn, findings)
-    size_bytes = sum(one.size_bytes for one in finished)
     return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings))
 
 
