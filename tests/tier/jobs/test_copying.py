@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
+from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.tier import SegmentState
+from headwater.tier.errors import NotOneSegment
 from tests.tier.jobs.followed import LineFaults
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage
@@ -91,7 +93,7 @@ def test_a_copy_that_a_dead_leader_began_is_removed_by_the_next() -> None:
         dead = place.lead().write(3)
         await dead.led.begin()
         prepared = await dead.storage.prepare(1, 3, dead.led.local_groups(1, 3))
-        await dead.led.publisher.started(prepared)
+        await dead.led.voice.started(prepared)
         await dead.storage.copy(prepared)
 
         led = await place.lead(2).round()
@@ -127,7 +129,7 @@ def test_an_older_leader_cannot_take_back_what_the_new_one_counts_on() -> None:
         await new.led.begin()
 
         with pytest.raises(Fenced):
-            await stale.led.publisher.unlist(stale.metadata.segments()[0])
+            await stale.led.voice.unlist(stale.metadata.segments()[0])
 
         new.metadata.follow()
         assert new.covered() == [range(1, 4)]
@@ -200,3 +202,46 @@ def test_objects_are_written_no_faster_than_allowed() -> None:
         assert loop.time() >= sum(sizes[:-1]) / 10
 
     in_time(main)
+
+
+def test_a_sealed_part_that_cannot_be_one_segment_becomes_several_and_holds_up_nothing() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0).write(8, 2)
+        prepare = led.storage.prepare
+
+        async def small_ones_only(first_lsn: int, last_lsn: int, *how: Any, **more: Any) -> Any:
+            if last_lsn - first_lsn >= 3:
+                at_lsn = 7 if first_lsn == 1 else None
+                raise NotOneSegment("too many", at_lsn=at_lsn)
+            return await prepare(first_lsn, last_lsn, *how, **more)
+
+        led.storage.prepare = small_ones_only
+        await led.round()
+
+        assert led.covered() == [range(1, 4), range(4, 7), range(7, 9), range(9, 11)]
+
+    in_time(main)
+
+
+def test_a_long_backlog_does_not_keep_the_other_jobs_waiting() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0).write(*[1] * 20)
+        oldest: list[int] = []
+        copy = PlainStorage.copy
+
+        async def watched(storage: PlainStorage, prepared: Any) -> None:
+            oldest.append(led.wal.oldest_lsn())
+            await copy(storage, prepared)
+
+        with mock.patch.object(PlainStorage, "copy", watched):
+            await led.round()
+        assert led.led.tiered_lsn() == 20
+        assert oldest == [1] * 8 + [9] * 8 + [17] * 4
+
+    in_time(main)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 31, (1 << 64) - 1])
+def test_an_epoch_that_no_segment_could_have_speaks_for_nobody(epoch: int) -> None:
+    with pytest.raises(Refused, match="31 bits"):
+        Place().lead(epoch)

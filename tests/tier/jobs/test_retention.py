@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,28 @@ def test_segments_stay_for_ever_unless_somebody_says_otherwise() -> None:
         led = await Place().lead().write(3, 3).round()
         await hours(24 * 365)
         assert (await led.round()).states() == [FINISHED, FINISHED]
+
+    in_time(main)
+
+
+def test_merging_makes_records_without_a_time_no_younger() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0).write(3, 3)
+        prepare = led.storage.prepare
+
+        async def without_times(*given: Any, **merged: Any) -> Any:
+            return dataclasses.replace(await prepare(*given, **merged), max_timestamp_ms=0)
+
+        led.storage.prepare = without_times
+        await led.round()
+        await hours(0.9)
+        merging = TierConfig(retention_ms=HOUR_MS, merge_below_bytes=10_000, merge_segments=2)
+        led.manager.configure(merging)
+        await led.round()
+        assert led.covered() == [range(1, 7)]
+        await hours(0.2)
+        await led.round()
+        assert led.led.first_lsn == 7
 
     in_time(main)
 

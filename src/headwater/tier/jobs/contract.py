@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from headwater.log.record.group import Group
-from headwater.log.wal import Wal
+from headwater.log.wal import SealedRange, Wal
 from headwater.store import ObjectMeta
 from headwater.tier.cache import Outcome
 from headwater.tier.cover import CoverPiece
@@ -14,9 +14,9 @@ from headwater.tier.events import (
     MetadataEvent,
     PartitionDeleteState,
     SegmentMetadata,
-    SegmentUpdate,
 )
 from headwater.tier.identity import SegmentId
+from headwater.tier.segments import PreparedSegment
 
 
 class PartitionMetadata(Protocol):
@@ -37,33 +37,26 @@ class PartitionMetadata(Protocol):
     def segments(self) -> list[SegmentMetadata]:
         """All that are listed, in order of their start offsets."""
 
+    def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
+        """What is known of one segment, if it is listed."""
+
+    def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
+        """Those that are listed with LSNs of [first_lsn, end_lsn), by their start offsets."""
+
+    def unfinished(self) -> list[SegmentMetadata]:
+        """Those that are being copied or deleted; it costs as much as there are of them."""
+
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
         """What to read for [first_lsn, end_lsn)."""
 
+    def cover_part(
+        self, first_lsn: int, end_lsn: int, most_segments: int
+    ) -> tuple[list[CoverPiece], int]:
+        """The first pieces of a cover, from about so many segments, and the LSN at which it goes
+        on, which is `end_lsn` if it does not."""
+
     def delete_state(self) -> PartitionDeleteState | None:
         """How far the deletion of the whole partition has come."""
-
-
-class PreparedSegment(Protocol):
-    """A segment that is ready to be stored under an id that no other attempt has."""
-
-    @property
-    def segment_id(self) -> SegmentId:
-        """Which."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the object."""
-
-    def started(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentMetadata:
-        """The event that its copy begins."""
-
-    def finished(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentUpdate:
-        """The event that its copy is there."""
 
 
 class SegmentStorage(Protocol):
@@ -91,7 +84,7 @@ class SegmentStorage(Protocol):
     def schema_version(self, segment: SegmentMetadata) -> int:
         """Of the records of a segment; only those of one version are merged."""
 
-    async def verify(self, segment: SegmentMetadata) -> None:
+    async def verify(self, segment: SegmentMetadata) -> object:
         """Read all of it; `NotFound` if it is gone, `Corrupt` if it is not what was written."""
 
     async def delete(self, segment_id: SegmentId) -> None:
@@ -105,14 +98,6 @@ class SegmentStorage(Protocol):
 
     async def now_ms(self) -> int:
         """The time by the clock that the objects' times come from."""
-
-
-class SealedRange(NamedTuple):
-    """A part of the local log that is written to no longer."""
-
-    first_lsn: int
-    last_lsn: int
-    size_bytes: int
 
 
 class LocalLog(Wal, Protocol):

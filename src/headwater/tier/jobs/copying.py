@@ -12,21 +12,52 @@ from typing import Final
 
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
+from headwater.log.wal import SealedRange
+from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata
-from headwater.tier.jobs.contract import SealedRange
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.removal import abandon
 
 _log: Final = logging.getLogger("headwater")
 
 
-async def copy_sealed(led: LedPartition) -> int:
-    """Copy all that is sealed, committed and not remote yet; how many segments that were."""
-    copied = 0
-    while (due := _next_due(led)) is not None:
-        await copy_range(led, due, led.local_groups(due.start, due.stop - 1))
-        copied += 1
-    return copied
+COPIES_A_ROUND: Final = 8
+"""Then the other jobs have their turn: a disk that is full is not freed by copying alone."""
+
+
+async def copy_sealed(led: LedPartition) -> None:
+    """Copy what is sealed, committed and not remote yet, some of it at a time."""
+    for _ in range(COPIES_A_ROUND):
+        if (due := _next_due(led)) is None:
+            return
+        await copy_local(led, due)
+    led.is_behind = led.is_behind or _next_due(led) is not None
+
+
+async def copy_local(led: LedPartition, lsns: range) -> None:
+    """Copy what the local log has of these LSNs.
+
+    As one segment, or as many as it takes: records that cannot stand in one hold up nothing.
+    """
+    todo = [lsns]
+    while todo:
+        part = todo.pop()
+        about_bytes = led.local.bytes_since(part.start - 1) - led.local.bytes_since(part.stop - 1)
+        groups = led.local_groups(part.start, part.stop - 1)
+        try:
+            copied_bytes = await copy_range(led, part, groups, about_bytes=about_bytes)
+        except NotOneSegment as error:
+            if len(part) == 1:
+                raise
+            cut = error.at_lsn
+            if cut is None or not part.start < cut < part.stop:
+                cut = part.start + len(part) // 2
+            _log.info("LSNs %d to %d become two segments: %s", part.start, part.stop - 1, error)
+            todo += [range(cut, part.stop), range(part.start, cut)]
+        else:
+            led.was_copied(part)
+            led.metrics.copied_segments += 1
+            led.metrics.copied_bytes += copied_bytes
 
 
 async def copy_range(
@@ -34,23 +65,37 @@ async def copy_range(
     lsns: range,
     groups: AsyncIterator[Group],
     *,
+    about_bytes: int,
     merged_from: Sequence[SegmentMetadata] = (),
-) -> None:
-    """Make one remote segment of these groups."""
-    prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups, merged_from=merged_from)
-    await led.rate.take(prepared.size_bytes)
-    await led.publisher.started(prepared)
-    try:
-        await led.storage.copy(prepared)
-    except HeadwaterError as failed:
+) -> int:
+    """Make one remote segment of these groups, of about so many bytes; how many it has."""
+    await led.rate.take(0)  # before it is in memory
+    async with led.memory.hold(about_bytes):
+        prepared = await led.storage.prepare(
+            lsns.start, lsns.stop - 1, groups, merged_from=merged_from
+        )
+        led.rate.spend(prepared.size_bytes)
+        # Records without a time are as old as their first copy: merging makes none younger.
+        newest_ms = max(map(newest_ms_of, merged_from), default=0)
+        await led.voice.started(prepared, newest_ms=newest_ms)
         try:
-            await abandon(led, prepared.segment_id)
-        except Fenced:
-            raise
-        except HeadwaterError as later:
-            _log.info("%s is left for later: %s", prepared.segment_id, later)
-        raise failed
-    await led.publisher.finished(prepared)
+            await led.storage.copy(prepared)
+        except HeadwaterError as failed:
+            try:
+                await abandon(led, prepared.segment_id)
+            except Fenced:
+                raise
+            except HeadwaterError as later:
+                _log.info("%s is left for later: %s", prepared.segment_id, later)
+            raise failed
+        led.will_be_read(lsns)
+        await led.voice.finished(prepared)
+        return prepared.size_bytes
+
+
+def newest_ms_of(segment: SegmentMetadata) -> int:
+    """How old the newest record of a segment is; without a time, it is as old as its copy."""
+    return segment.max_timestamp_ms or segment.event_timestamp_ms
 
 
 def missing(led: LedPartition) -> range:

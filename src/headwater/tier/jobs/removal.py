@@ -7,41 +7,74 @@ segment is read no longer, and one that was ever in a cover only `delete_delay_m
 from __future__ import annotations
 
 from headwater.core import runtime
+from headwater.core.errors import Corrupt, NotFound
+from headwater.tier.cover import gaps
+from headwater.tier.errors import LastCopy
 from headwater.tier.events import SegmentMetadata, SegmentState, unstamp
 from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.setbacks import Setbacks
 
 
 async def abandon(led: LedPartition, segment_id: SegmentId) -> None:
     """Clean up after a copy that never was in a cover: nobody reads it, so it goes at once."""
-    await led.publisher.settle()
-    await led.publisher.unlist_copy(segment_id)
-    await erase(led, segment_id)
+    await led.voice.settle()
+    await led.voice.unlist_copy(segment_id)
+    await remove(led, segment_id)
 
 
-async def erase(led: LedPartition, segment_id: SegmentId) -> None:
+async def remove(led: LedPartition, segment_id: SegmentId) -> None:
     """Remove the object of an unlisted segment."""
     await led.storage.delete(segment_id)
-    await led.publisher.deleted(segment_id)
+    await led.voice.deleted(segment_id)
     led.unlisted_s.pop(segment_id, None)
+    led.metrics.removed_objects += 1
 
 
-async def clean_up(led: LedPartition) -> int:
-    """Remove all that is due; how many objects that were.
+async def clean_up(led: LedPartition) -> None:
+    """Remove all that is due; one that cannot be removed keeps no other.
 
     Copies of older leaders that began and never ended are among it: their epochs are over, so they
     never will.
     """
-    removed = 0
-    for segment in led.metadata.segments():
-        if segment.state is SegmentState.COPY_STARTED:
-            await abandon(led, segment.segment_id)
-        elif segment.state is SegmentState.DELETE_STARTED and is_due(led, segment):
-            await erase(led, segment.segment_id)
-        else:
+    setbacks = Setbacks()
+    for segment in led.metadata.unfinished():
+        with setbacks.kept():
+            if segment.state is SegmentState.COPY_STARTED:
+                await abandon(led, segment.segment_id)
+            elif is_due(led, segment):
+                await _check_replaced(led, segment)
+                await remove(led, segment.segment_id)
+    setbacks.tell()
+
+
+async def _check_replaced(led: LedPartition, segment: SegmentMetadata) -> None:
+    """Raise `LastCopy` unless what is to be read of a segment is elsewhere, and can be read there.
+
+    A merged segment that was damaged since would otherwise lose what its parts still have.
+    """
+    first_lsn, end_lsn = max(segment.start_offset, led.first_lsn), segment.end_offset + 1
+    pieces = led.metadata.cover(first_lsn, end_lsn)
+    local = range(led.local.oldest_lsn(), led.local.current_lsn() + 1)
+    for gap in gaps(pieces, first_lsn, end_lsn):
+        if gap.start not in local or gap.stop - 1 not in local:
+            raise LastCopy(
+                f"{segment.segment_id} was unlisted, and nothing else has LSNs {gap.start} to "
+                f"{gap.stop - 1}: it stays until a scrub has mended that"
+            )
+    for piece in pieces:
+        instead = piece.segment
+        if instead.segment_id in led.sound:
             continue
-        removed += 1
-    return removed
+        await led.rate.take(instead.size_bytes)
+        try:
+            await led.storage.verify(instead)
+        except (Corrupt, NotFound) as error:
+            raise LastCopy(
+                f"{segment.segment_id} was unlisted for {instead.segment_id}, which cannot be "
+                f"read: it stays until a scrub has mended that: {error}"
+            ) from error
+        led.sound.add(instead.segment_id)
 
 
 def is_due(led: LedPartition, segment: SegmentMetadata) -> bool:

@@ -16,10 +16,12 @@ import xxhash
 
 from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits
-from headwater.core.errors import LimitExceeded, Refused
+from headwater.core.errors import Refused
 from headwater.log.record.columns import COMMIT_TIMESTAMP
 from headwater.log.record.group import Group
+from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata, SegmentState, SegmentUpdate
+from headwater.tier.identity import SegmentId
 from headwater.tier.segments.columns import SegmentColumns
 from headwater.tier.segments.description import (
     FORMAT,
@@ -34,7 +36,7 @@ from headwater.tier.segments.field_ids import LSN
 from headwater.tier.segments.parquet_writer import open_writer
 from headwater.tier.segments.plan import SegmentConfig, SegmentPlan
 from headwater.tier.segments.receipt import Receipt
-from headwater.tier.segments.seal import footer_bytes, seal
+from headwater.tier.segments.seal import FOOTER_END_BYTES, footer_bytes, seal
 from headwater.tier.segments.sink import HashingSink
 
 TERM_MAX: Final = 0x7FFFFFFF
@@ -47,8 +49,18 @@ class EncodedSegment:
 
     description: Description
     receipt: Receipt
-    data: bytes = field(repr=False)
+    data: bytearray = field(repr=False)
     """Not shown: whoever logs or debugs what holds a segment would spend a second on each."""
+
+    @property
+    def segment_id(self) -> SegmentId:
+        """Which."""
+        return self.description.identity
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the object."""
+        return self.receipt.size_bytes
 
     def started(
         self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
@@ -107,12 +119,10 @@ class SegmentEncoder:
             )
         if not 0 <= group.term <= TERM_MAX:
             raise Refused(f"term {group.term}: epochs of segments have 31 bits")
-        if group.lost is None:
-            if self._columns is None:
-                self._columns = SegmentColumns([group.records.schema], self._plan.declared)
-            for part in self._parts(group):
-                self._wait(self._columns.of(part))
-        self._note(group)
+        try:
+            self._add(group)
+        except NotOneSegment as error:
+            raise NotOneSegment(str(error), at_lsn=group.first_lsn) from error
         self._next_lsn = group.last_lsn + 1
 
     def finish(self) -> EncodedSegment:
@@ -129,9 +139,13 @@ class SegmentEncoder:
             writer = open_writer(self._sink, nothing.schema, nothing, self._config)
         writer.add_key_value_metadata({METADATA_KEY: encode_description(description)})
         writer.close()
-        body, footer = self._sink.cut(footer_bytes(self._sink.end()))
-        sealed = seal(description.segment_id, footer, _xxh3_128(body))
-        data = b"".join([*body, sealed, footer])
+        data = self._sink.data
+        footer = bytes(data[-footer_bytes(bytes(data[-FOOTER_END_BYTES:])) :])
+        del data[-len(footer) :]
+        whole = xxhash.xxh3_128(data)
+        sealed = seal(description.segment_id, footer, bytes(whole.digest()))
+        data += sealed + footer
+        whole.update(sealed + footer)
         _check_size(len(data))
         receipt = Receipt(
             description.rows,
@@ -139,9 +153,17 @@ class SegmentEncoder:
             len(footer),
             description.schema_version,
             description.sequences,
-            _xxh3_128([data]),
+            bytes(whole.digest()),
         )
         return EncodedSegment(description, receipt, data)
+
+    def _add(self, group: Group) -> None:
+        if group.lost is None:
+            if self._columns is None:
+                self._columns = SegmentColumns([group.records.schema], self._plan.declared)
+            for part in self._parts(group):
+                self._wait(self._columns.of(part))
+        self._note(group)
 
     def _describe(self) -> Description:
         plan, partition = self._plan, self._plan.segment_id.partition
@@ -214,7 +236,7 @@ class SegmentEncoder:
         schema = None if group.lost is not None else self._schema_number(group.records.schema)
         last = self._runs[-1] if self._runs else None
         if last is not None and group.term < last.term:
-            raise Refused(f"term {group.term} after {last.term}: terms of a log do not fall")
+            raise NotOneSegment(f"term {group.term} after {last.term}: terms of a log do not fall")
         if last is not None and (last.term, last.schema, last.lost) == (
             group.term,
             schema,
@@ -223,7 +245,7 @@ class SegmentEncoder:
             self._runs[-1] = Run(last.first_lsn, group.last_lsn, last.term, schema, last.lost)
             return
         if len(self._runs) == limits.TIER_SEGMENT_RUNS:
-            raise LimitExceeded(
+            raise NotOneSegment(
                 f"term or columns change more than {limits.TIER_SEGMENT_RUNS:,} times "
                 "(TIER_SEGMENT_RUNS): make the segment smaller"
             )
@@ -246,16 +268,9 @@ def _max_timestamp_ms(table: pa.Table) -> int:
     return 0 if latest is None else latest // 1000
 
 
-def _xxh3_128(parts: list[bytes]) -> bytes:
-    hasher = xxhash.xxh3_128()
-    for part in parts:
-        hasher.update(part)
-    return bytes(hasher.digest())
-
-
 def _check_size(size_bytes: int) -> None:
     if size_bytes > limits.TIER_SEGMENT_MAX_BYTES:
-        raise LimitExceeded(
+        raise NotOneSegment(
             f"a segment of more than {limits.TIER_SEGMENT_MAX_BYTES:,} bytes "
             "(TIER_SEGMENT_MAX_BYTES): copy fewer LSNs at once"
         )

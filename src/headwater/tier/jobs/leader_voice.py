@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import uuid
 
+import msgspec
+
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Unavailable
 from headwater.tier.errors import EventRejected
@@ -23,10 +25,11 @@ from headwater.tier.events import (
     unstamp,
 )
 from headwater.tier.identity import SegmentId, TopicIdPartition
-from headwater.tier.jobs.contract import PartitionMetadata, PreparedSegment
+from headwater.tier.jobs.contract import PartitionMetadata
+from headwater.tier.segments import PreparedSegment
 
 
-class Publisher:
+class LeaderVoice:
     """Publishes under one epoch. For one task at a time."""
 
     def __init__(
@@ -41,9 +44,16 @@ class Publisher:
         self.epoch = epoch
         self.is_over = False
         """Whether a newer leader was heard of."""
+        self.said = 0
+        """How many events were published, or may have been."""
         self._metadata = metadata
         self._broker_id = broker_id
         self._unsettled: MetadataEvent | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what became of every event so far."""
+        return self._unsettled is None
 
     async def begin(self) -> None:
         """Say that this epoch has begun: from here on, what older ones publish changes nothing.
@@ -68,15 +78,15 @@ class Publisher:
         except EventRejected:
             pass  # what follows from it is there already, and with it the answer
 
-    async def started(self, prepared: PreparedSegment) -> None:
-        """That a copy begins."""
-        await self._publish(
-            prepared.started(
-                broker_id=self._broker_id,
-                event_timestamp_ms=runtime.wall_ms(),
-                publisher_epoch=self.epoch,
-            )
+    async def started(self, prepared: PreparedSegment, *, newest_ms: int = 0) -> None:
+        """That a copy begins, of records that are at least as new as that."""
+        event = prepared.started(
+            broker_id=self._broker_id,
+            event_timestamp_ms=runtime.wall_ms(),
+            publisher_epoch=self.epoch,
         )
+        newest_ms = max(newest_ms, event.max_timestamp_ms)
+        await self._publish(msgspec.structs.replace(event, max_timestamp_ms=newest_ms))
 
     async def finished(self, prepared: PreparedSegment) -> None:
         """That a copy is there."""
@@ -119,6 +129,7 @@ class Publisher:
             raise Fenced(f"a leader after epoch {self.epoch} leads {self.partition}")
         # Before the question: whoever is cancelled while it is asked knows nothing either.
         self._unsettled = event
+        self.said += 1
         try:
             await self._metadata.publish(event, publisher_epoch=self.epoch)
         except Fenced:
