@@ -9,7 +9,7 @@ from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import EVENT_GRACE_S
 from headwater.store import Backend, Store
 from headwater.tier import TierCache, decode_event, encode_event
-from headwater.tier.cache import PartitionDump, dump_all, restore_all
+from headwater.tier.cache import PartitionDump, dump_all
 from headwater.tier.eventlog import (
     EventDelivered,
     Item,
@@ -69,7 +69,7 @@ class Known:
         """Go on by one item, which must be the next one."""
         if isinstance(item, SnapshotDelivered):
             assert item.through_offset >= self.next_offset
-            self.cache = restore_all(item.dumps)
+            self.cache = item.cache
             self.next_offset = item.through_offset + 1
             self.snapshots += 1
         else:

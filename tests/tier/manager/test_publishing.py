@@ -15,7 +15,6 @@ from headwater.tier import (
     SegmentState,
     encode_event,
 )
-from headwater.tier.cache import dump_all
 from headwater.tier.errors import EventUndecodable
 from headwater.tier.eventlog import SnapshotDelivered
 from tests.tier.event_histories import applied
@@ -248,8 +247,7 @@ async def test_an_event_that_came_with_a_snapshot_is_an_unknown_outcome() -> Non
     log.hold()
     publishing = runtime.spawn(manager.publish(started(10, 0, 99)), name="publish")
     await runtime.sleep(1.0)
-    dumps = dump_all(applied([(started(10, 0, 99), None)]))
-    log.deliver(SnapshotDelivered(HOME, 0, dumps))
+    log.deliver(SnapshotDelivered(HOME, 0, applied([(started(10, 0, 99), None)])))
     with pytest.raises(OutcomeUnknown, match="part of a snapshot: look whether it is so"):
         await publishing
     assert numbers(manager) == [10]

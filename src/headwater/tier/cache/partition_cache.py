@@ -7,6 +7,7 @@ the next epoch's start the segment belongs to another lineage.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 from headwater.tier.cache.epoch_index import EpochIndex
@@ -119,9 +120,9 @@ class PartitionCache:
         rows.sort(key=table.finished.__getitem__)
         return cover(list(map(table.metadata, rows)), first_lsn, end_lsn)
 
-    def rows(self) -> Iterator[int]:
-        """The rows of all that are listed, in order of their start offsets."""
-        return iter(self._listed)
+    def rows(self) -> array[int]:
+        """The rows of all that are listed, in order of their start offsets, as a copy."""
+        return self._listed.columns()[1]
 
     def epoch(self, epoch: int) -> EpochIndex:
         """The index of an epoch, which begins if it is not there."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, HeadwaterError
+from headwater.tier.cache import restore_all
 from headwater.tier.manager.followed import FollowedPartition
 from headwater.tier.manager.metrics import ManagerMetrics
 from headwater.tier.snapshot import Snapshot, SnapshotFolder
@@ -50,9 +51,11 @@ class Saving:
             self._leave_out(damaged)
         for partition, snapshot in found.snapshots.items():
             try:
-                self._followed[partition].resume(snapshot)
+                cache = await runtime.run_blocking(restore_all, snapshot.dumps)
             except Corrupt as error:
                 self._leave_out(error)
+                continue
+            self._followed[partition].resume(snapshot, cache)
 
     async def save(self) -> list[HeadwaterError]:
         """Write each partition that has moved since it was written last; what went wrong.
