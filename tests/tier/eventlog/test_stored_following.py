@@ -30,7 +30,9 @@ from tests.store.scripted import Scripted, fails, stalls, virtual
 from tests.tier.eventlog.stored_given import (
     GRACE_S,
     Known,
+    damage,
     event_bytes,
+    event_key,
     followed,
     opened,
     publish_events,
@@ -38,22 +40,11 @@ from tests.tier.eventlog.stored_given import (
 )
 
 
-def event_key(offset: int) -> str:
-    return f"metadata/0/{offset:020d}"
-
-
 async def items(log: StoredEventLog, count: int, start_offset: int = 0) -> list[Item]:
     subscription = await log.subscribe({0: start_offset})
     taken = [await anext(subscription.items) for _ in range(count)]
     await subscription.assignment.close()
     return taken
-
-
-async def damage(backend: Scripted, key: str) -> None:
-    """Flip a bit of what stands there."""
-    data = bytearray((await backend.inner.get(key)).data)
-    data[-1] ^= 1
-    await backend.inner.put(key, bytes(data))
 
 
 # High-water marks
