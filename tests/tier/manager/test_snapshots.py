@@ -380,3 +380,25 @@ def test_segments_are_gone_through_on_threads_and_not_on_the_event_loop(
 
     asyncio.run(main())
     assert threading.main_thread() not in threads
+
+
+@virtual
+async def test_a_start_that_is_cancelled_leaves_the_folder_to_the_next_one() -> None:
+    log, disk = TamperedLog(), FaultyDisk()
+    manager = await start_all(log, disk=disk)
+    await copy_segment(manager, 10, 0, 99)
+    await manager.close()
+    for steps in range(8):
+        starting = runtime.spawn(
+            TopicMetadataManager.start(log, FOLDER, disk=disk), name="starting"
+        )
+        for _ in range(steps):
+            await runtime.sleep(0)
+        starting.cancel()
+        told = await asyncio.gather(starting, return_exceptions=True)
+        if isinstance(told[0], TopicMetadataManager):
+            await told[0].close()
+        await runtime.sleep(1.0)
+        again = await start_all(log, disk=disk)
+        assert numbers(again) == [10]
+        await again.close()

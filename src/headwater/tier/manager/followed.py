@@ -222,16 +222,14 @@ class FollowedPartition:
         partition = partition_of(event)
         if metadata_partition_for(partition, self._partition_count) != self.partition:
             self._metrics.events_misplaced += 1
-        try:
-            outcome = self.cache.apply(event, beside)
-        except EventRejected as rejected:
-            # Everybody reads the same events and leaves out the same ones: it changes nothing.
-            self._metrics.events["rejected"] += 1
-            if isinstance(event, SegmentUpdate) and rejected.current is None:
-                self._metrics.events_of_unknown_segments += 1
-            return rejected
-        self._metrics.events[outcome.value] += 1
-        return outcome
+        verdict = self.cache.follow(event, beside)
+        if isinstance(verdict, Outcome):
+            self._metrics.events[verdict.value] += 1
+            return verdict
+        self._metrics.events["rejected"] += 1
+        if isinstance(event, SegmentUpdate) and verdict.current is None:
+            self._metrics.events_of_unknown_segments += 1
+        return verdict
 
     def _take_snapshot(self, item: SnapshotDelivered) -> None:
         if item.through_offset < self.next_offset:

@@ -39,14 +39,19 @@ class Saving:
         """Let every partition go on from its snapshot, and hold the folder."""
         if self._folder is None:
             return
-        await runtime.run_blocking(self._folder.open)
+        folder = self._folder
+        opening = runtime.spawn(runtime.run_blocking(folder.open), name="tier-metadata-folder")
         try:
-            found = await runtime.run_blocking(
-                self._folder.read_all, self._log_id, len(self._followed)
-            )
+            await asyncio.shield(opening)
+            await self._resume(folder)
         except BaseException:
-            self._folder.close()
+            # Also if it was cancelled while a thread opens it, which goes on: what nobody uses must
+            # not stay locked.
+            opening.add_done_callback(lambda opened: _close_if(folder, opened))
             raise
+
+    async def _resume(self, folder: SnapshotFolder) -> None:
+        found = await runtime.run_blocking(folder.read_all, self._log_id, len(self._followed))
         for damaged in found.damaged:
             self._leave_out(damaged)
         for partition, snapshot in found.snapshots.items():
@@ -110,6 +115,11 @@ class Saving:
         self._metrics.snapshots_damaged += 1
         self.problem = f"{damaged}: it is left out, and its partition read from the log"
         _log.warning("%s", self.problem)
+
+
+def _close_if(folder: SnapshotFolder, opened: asyncio.Task[None]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        folder.close()
 
 
 def _hear(writing: asyncio.Task[None]) -> None:

@@ -31,7 +31,6 @@ from headwater.core.errors import (
     Trimmed,
 )
 from headwater.tier.cache import TierCache
-from headwater.tier.errors import EventRejected
 from headwater.tier.eventlog.items import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor
@@ -223,9 +222,7 @@ def _apply(
     if isinstance(item, EventUnreadable):
         return item.error
     try:
-        cache.apply(decode_event(item.payload), item.publisher_epoch)
-    except EventRejected:
-        return None  # it changes nothing, for whoever reads it
+        cache.follow(decode_event(item.payload), item.publisher_epoch)
     except (Damaged, NotSupported, LimitExceeded) as error:
         return type(error)(f"{events.place.event(item.offset)} holds no event: {error}")
     return None
