@@ -7,8 +7,7 @@ the next epoch's start the segment belongs to another lineage.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headwater.tier.cache.epoch_index import EpochIndex
 from headwater.tier.cache.outcome import Outcome
@@ -120,7 +119,7 @@ class PartitionCache:
         rows.sort(key=table.finished.__getitem__)
         return cover(list(map(table.metadata, rows)), first_lsn, end_lsn)
 
-    def rows(self) -> array[int]:
+    def rows(self) -> Sequence[int]:
         """The rows of all that are listed, in order of their start offsets, as a copy."""
         return self._listed.columns()[1]
 
