@@ -138,9 +138,9 @@ class PartitionCache:
             rows.append(row)
         return self._cover(rows, first_lsn, end_lsn), end_lsn
 
-    def rows(self) -> Iterator[int]:
-        """The rows of all that are listed, in order of their start offsets."""
-        return iter(self._listed)
+    def rows(self) -> Sequence[int]:
+        """The rows of all that are listed, in order of their start offsets, as a copy."""
+        return self._listed.columns()[1]
 
     def epoch(self, epoch: int) -> EpochIndex:
         """The index of an epoch, which begins if it is not there."""

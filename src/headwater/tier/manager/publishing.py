@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
 from headwater.core.waiters import Waiters
 from headwater.tier.cache import Outcome
@@ -24,8 +25,11 @@ from headwater.tier.events import (
     partition_of,
     publisher_epoch_of,
 )
-from headwater.tier.events.publisher import EPOCH_MAX
+from headwater.tier.events.publisher_epoch import check_epoch
 from headwater.tier.manager.followed import FollowedPartition
+
+LEADER_EPOCH_MAX: Final = (1 << 31) - 1
+"""A segment has no room for a leader's epoch above it."""
 
 
 async def publish_and_wait(
@@ -74,12 +78,20 @@ def check_before(
             f"{event.segment_id} cannot begin as {event.state.name}: a segment is added as "
             "COPY_STARTED, and updated from then on; nothing was published"
         )
-    if publisher_epoch is not None and not 0 <= publisher_epoch <= EPOCH_MAX:
-        raise Refused(f"epoch {publisher_epoch} does not fit into 64 bits")
+    check_epoch(publisher_epoch)
     mine = publisher_epoch_of(event, publisher_epoch)
     newest = followed.cache.publisher_epoch(partition_of(event))
-    if mine is not None and newest is not None and mine < newest:
+    if mine is None:
+        return
+    if newest is not None and mine < newest:
         raise _fenced(followed, event)
+    if mine > LEADER_EPOCH_MAX or (newest is not None and mine - newest > limits.EPOCH_STEP_MAX):
+        before = "" if newest is None else f", and {newest} was the last before it"
+        raise Refused(
+            f"no leader of {partition_of(event)} has epoch {mine}: at most {LEADER_EPOCH_MAX} is "
+            f"one{before} (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). Nobody after it would be "
+            "listened to. Nothing was published"
+        )
 
 
 def _fenced(followed: FollowedPartition, event: MetadataEvent) -> Fenced:
