@@ -11,7 +11,7 @@ import pytest
 
 from headwater.core.errors import HeadwaterError
 from headwater.log.primary import Pulled, log_retention
-from headwater.log.replica import Bookmark, intake, keyed_table
+from headwater.log.replica import Bookmark, Image, LogArchive, Target, intake, keyed_table, log_copy
 from headwater.log.replica import replica as replica_module
 from headwater.log.replica.holdings import Holdings
 from headwater.log.replica.intake import Intake
@@ -104,6 +104,17 @@ def frees_what_it_knows(self: SlotBook) -> int | None:
     return self.wanted_floor_lsn()
 
 
+async def begins_at_the_end(self: LogCopies, path: str, image: Image | None) -> Target:
+    """Leaves the tier where it is, and copies what follows."""
+    return LogCopy(await self._empty(path, 1 if image is None else image.lsn + 1))
+
+
+async def loads_half(copy: LogCopy, archive: LogArchive, lsns: range) -> None:
+    """Takes for all what is a part."""
+    await _load(copy, archive, lsns[: len(lsns) // 2])
+
+
+_load = log_copy._load
 _check_dense, _take_in = intake._check_dense, intake.take_in
 _heed, _create = Holdings.heed, SlotBook.create
 
@@ -120,6 +131,8 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "leftovers-are-kept": (LogCopies, "discard", does_nothing),
     "bookmark-without-term": (Replica, "_shows", shows_by_lsn_alone),
     "bookmark-not-waited-for": (Replica, "_shows", shows_anything),
+    "tier-is-left-out": (LogCopies, "begin", begins_at_the_end),
+    "tier-is-loaded-in-part": (log_copy, "_load", loads_half),
     "deleted-keys-stay": (keyed_table, "_deletes", deletes_nothing),
     "rebootstrap-for-ever": (SlotBook, "create", never_renews),
     "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),

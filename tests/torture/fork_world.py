@@ -115,8 +115,8 @@ class ForkWorld(ReplicaWorld):
         assert isinstance(life.wal, ForkingWal)
         return life.wal
 
-    def archived(self, lsn: int) -> Group:
-        return self.lineage_wal(self.leaders[-1]).lineage.group(1, lsn)
+    def archived(self, last_lsn: int, first_lsn: int = 1) -> Group:
+        return self.lineage_wal(self.leaders[-1]).lineage.group(first_lsn, last_lsn)
 
     def check_prefix(self, name: str, target: Target, life: LeaderLife, through_lsn: int) -> None:
         """A copy holds the records of this leader's log, through this LSN."""
@@ -133,6 +133,7 @@ class ForkWorld(ReplicaWorld):
         known, after_lsn = self._looked_at.get(target, (lineage, 0))
         if known is not lineage:
             after_lsn = 0
+        after_lsn = max(after_lsn, target.spool.oldest_lsn() - 1)
         if through_lsn <= after_lsn:
             return
         groups = target.spool.read_since_blocking(

@@ -2,7 +2,8 @@
 
 Two copies of the log and one keyed state, on disks that lose power.
 
-- a copy is always a prefix of the log, with equal hashes; a keyed state is what that prefix makes;
+- a copy is always a prefix of the log, with equal hashes, from 1 or from a log start on where it
+  began in the tier; a keyed state is what that prefix makes;
 - what was acknowledged as durable is there after a crash; the fence never goes back;
 - whoever reads by a bookmark sees at least what it says; nobody is ever shown less than before;
 - nothing that a valid slot needs is pruned, and a dead slot holds no more than its limit;
@@ -230,10 +231,16 @@ class ReplicaHistory(History):
         self.living = replicas
 
     async def run(self) -> None:
+        self._spawn(self._retain(), "retention")
         await super().run()
         for one in self.living:
             if one.replica is not None and one.process is not None and one.process.alive:
                 self._check_in_the_end(one, one.replica.target)
+
+    async def _retain(self) -> None:
+        while not self.world.over:
+            await pause(self.world, 120.0)
+            self.world.give_up()
 
     def _check_in_the_end(self, one: LivingReplica, target: Target) -> None:
         self.world.check_copy(one.name, target)

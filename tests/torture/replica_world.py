@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Unavailable
+from headwater.core.errors import HeadwaterError, Trimmed, Unavailable
 from headwater.log.primary import (
     Acknowledged,
     Acknowledgement,
@@ -37,6 +37,7 @@ from headwater.log.replica import (
 )
 from headwater.log.spool import SpoolConfig
 from headwater.store import Store
+from headwater.testing import Simulation
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import STREAM, STREAM_ID
 from tests.torture.slot_world import IMPATIENT, LeaderLife, WatchedWal, World
@@ -96,7 +97,14 @@ class TrueWal(WatchedWal):
 
 
 class ReplicaWorld(World):
-    """The world of slots, with a log whose records have keys."""
+    """The world of slots, with a log whose records have keys, and whose beginning goes."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        self.log_start_lsn = 1
+        self.log_starts = {1: 0.0}
+        """All that ever were, and since when."""
+        self.delete_delay_s = self.random.choice((1.0, 60.0, 86_400.0))
 
     def new_wal(self) -> WatchedWal:
         held = [life.wal for life in self.leaders if life.process.alive]
@@ -105,9 +113,23 @@ class ReplicaWorld(World):
             return free[-1]
         return TrueWal(self, first_lsn=self.archived_lsn + 1)
 
-    def archived(self, lsn: int) -> Group:
-        """The archive, through this LSN."""
-        return true_group(1, lsn)
+    def archived(self, last_lsn: int, first_lsn: int = 1) -> Group:
+        """What the archive has of these LSNs."""
+        return true_group(first_lsn, last_lsn)
+
+    def give_up(self) -> None:
+        """Let the log begin later, but nothing go that a slot needs."""
+        table = self.objects.table
+        needed = [slot.restart_lsn for slot in table.slots if slot.is_valid] if table else []
+        most = min([self.archived_lsn, *needed]) + 1
+        if most > self.log_start_lsn:
+            self.log_start_lsn = self.random.randint(self.log_start_lsn, most)
+            self.log_starts[self.log_start_lsn] = runtime.monotonic_s()
+
+    def is_deleted(self, lsn: int) -> bool:
+        """Whether what was given up is gone, too."""
+        before_s = runtime.monotonic_s() - self.delete_delay_s
+        return any(lsn < start and at_s <= before_s for start, at_s in self.log_starts.items())
 
     def images(self) -> ImageStore:
         """The images of keyed states, over a connection of one's own."""
@@ -121,10 +143,10 @@ class ReplicaWorld(World):
             sync=self.random.choice(("always", 2.0)),
             segment_bytes=self.random.choice((2000, 1 << 20)),
         )
-        return ArchivedCopies(self, config=config, disk=disk)
+        return LogCopies(config=config, disk=disk, archive=Tier(self))
 
     def check_copy(self, name: str, target: Target, *, after_lsn: int = 0) -> None:
-        """A copy is what the log is, through where it says to be.
+        """A copy is what the log is, from a log start through where it says to be.
 
         Of a log copy, what was looked at before (`after_lsn`) need not be looked at again.
         """
@@ -137,6 +159,9 @@ class ReplicaWorld(World):
             self.check(len(found) == len(rows), f"{name} has a key twice")
             return
         assert isinstance(target, LogCopy)
+        begins = target.spool.oldest_lsn()
+        self.check(begins in self.log_starts, f"{name} begins at {begins}, and no log ever did")
+        after_lsn = max(after_lsn, begins - 1)
         groups = target.spool.read_since_blocking(
             after_lsn, max_records=LSNS_MAX, max_bytes=1 << 30
         )
@@ -153,22 +178,33 @@ class ReplicaWorld(World):
             self.check(found_hash == expected, f"{name} is another log")
 
 
-class ArchivedCopies(LogCopies):
-    """Copies of the log that begin from its archive, as they will from the tier."""
+class Tier:
+    """A `LogArchive` of the archive, read bit by bit over a bad line while its beginning goes."""
 
-    def __init__(self, world: ReplicaWorld, **options: Any) -> None:
-        super().__init__(**options)
+    name = "the tier"
+
+    def __init__(self, world: ReplicaWorld) -> None:
         self._world = world
 
-    async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        lsn = self._world.archived_lsn
-        return Image(lsn, "archive") if lsn else None
+    async def held(self) -> range:
+        await self._line()
+        return range(self._world.log_start_lsn, self._world.archived_lsn + 1)
 
-    async def begin(self, path: str, image: Image | None) -> Target:
-        target = await super().begin(path, None)
-        if image is not None:
-            await target.apply([self._world.archived(image.lsn)], image.lsn)
-        return target
+    async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
+        world, at = self._world, first_lsn
+        while at < end_lsn:
+            await self._line()
+            if world.is_deleted(at):
+                raise Trimmed(f"LSN {at} was given up", floor=world.log_start_lsn)
+            last_lsn = min(end_lsn - 1, at + world.random.choice((0, 10, 100)))
+            yield world.archived(last_lsn, at)
+            at = last_lsn + 1
+
+    async def _line(self) -> None:
+        world = self._world
+        await world.idle(5.0)
+        if not world.network.calm and world.random.random() < 0.03:
+            raise Unavailable("connection reset")
 
 
 class ArchivedStates(KeyedStates):
@@ -181,6 +217,7 @@ class ArchivedStates(KeyedStates):
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
         image = await super().newest_image(below_lsn=below_lsn)
         lsn = self._world.archived_lsn
+        lsn = lsn if below_lsn is None else min(lsn, below_lsn - 1)
         oldest_lsn = min((life.wal.oldest_lsn() for life in self._world.leaders[-1:]), default=1)
         if image is not None and image.lsn + 1 >= oldest_lsn:
             return image

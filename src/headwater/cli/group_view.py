@@ -66,7 +66,7 @@ def show_slots(console: Console, rows: list[dict[str, Any]], problems: Mapping[i
 
 def _durable_lsn(slot: Slot) -> int:
     """What its replica has on disk: a slot that is bootstrapped keeps the log for later."""
-    return min(slot.restart_lsn, slot.confirmed_lsn)
+    return min(slot.restart_lsn, slot.confirmed_lsn) if slot.bootstrapping else slot.restart_lsn
 
 
 def _state(slot: Slot) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -18,9 +18,12 @@ from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
+    from headwater.core.portal import Portal
     from headwater.log.spool.repair import Repaired
-    from headwater.log.spool.repair_source import BufferSource, SpoolSource
+    from headwater.log.spool.repair_source import RepairSource, SpoolSource
     from headwater.store import Store
+
+T = TypeVar("T")
 
 log_app = typer.Typer(
     cls=HeadwaterGroup,
@@ -43,8 +46,11 @@ def repair(
         metavar="FOLDER",
         help="The folder of another copy of the log, or of a replica; repeatable.",
     ),
+    tier: str | None = typer.Option(
+        None, metavar="URL", help="The store whose tier has segments of the log; after the copies."
+    ),
     buffer: str | None = typer.Option(
-        None, metavar="URL", help="The store whose buffer the log came from; after the copies."
+        None, metavar="URL", help="The store whose buffer the log came from; after all others."
     ),
     stream: str | None = typer.Option(None, metavar="STREAM", help="The stream there."),
     partition: int = typer.Option(0, min=0, help="Its partition."),
@@ -60,14 +66,16 @@ def repair(
     Exit status: 0 if the log is whole now, 1 if something is still missing.
     """
     from headwater.log.spool.repair import repair
-    from headwater.log.spool.repair_source import RepairSource
 
-    if (buffer is None) != (stream is None):
-        raise typer.BadParameter("the buffer is named by its store and its stream: give both")
+    if (tier is None and buffer is None) != (stream is None):
+        raise typer.BadParameter(
+            "tier and buffer are named by their store (--tier, --buffer) and the stream (--stream)"
+        )
     sources: list[RepairSource] = [_copy(one, damaged=folder) for one in source]
     with contextlib.ExitStack() as held:
-        if buffer is not None and stream is not None:
-            sources.append(held.enter_context(_buffer(buffer, stream, partition, option)))
+        for url, opened in ((tier, _tier), (buffer, _buffer)):
+            if url is not None and stream is not None:
+                sources.append(held.enter_context(opened(url, stream, partition, option)))
         report = repair(os.path.abspath(folder), sources, give_up=give_up)
     with reporting():
         if as_json:
@@ -101,11 +109,43 @@ def _copy(path: str, *, damaged: str) -> SpoolSource:
 
 
 @contextlib.contextmanager
-def _buffer(url: str, name: str, partition: int, options: list[str]) -> Iterator[BufferSource]:
-    """The buffer of a stream, on the loop of those who block: repairing is done without one."""
+def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
+    """What the tier of a stream's partition covers, by the log of events in the same store."""
+    from headwater.cli.tier_place import open_places
+    from headwater.tier.jobs import LogStartRegister
+    from headwater.tier.reader import RefreshedCover, TierSource
+    from headwater.tier.segments import ObjectCache, ObjectStorage
+
+    with _opened(url, name, partition, options) as (loop, store, stream):
+        places = open_places(store, stream, [partition])
+        [place] = loop.call(_entered(places))
+        try:
+            yield TierSource(
+                f"the tier of {name}, partition {partition}",
+                ObjectStorage(store, ObjectCache()),
+                RefreshedCover(place.metadata),
+                LogStartRegister(store, place.partition).first_lsn,
+            )
+        finally:
+            loop.call(_left(places))
+
+
+@contextlib.contextmanager
+def _buffer(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
+    """The buffer of a stream."""
+    from headwater.log.spool.repair_source import BufferSource
+
+    with _opened(url, name, partition, options) as (_, _, stream):
+        yield BufferSource(stream, partition)
+
+
+@contextlib.contextmanager
+def _opened(
+    url: str, name: str, partition: int, options: list[str]
+) -> Iterator[tuple[Portal, Store, Stream]]:
+    """A stream, on the loop of those who block: repairing is done without one."""
     from headwater.buffer.stream import open_stream
     from headwater.core import portal
-    from headwater.log.spool.repair_source import BufferSource
 
     async def opened() -> tuple[Store, Stream]:
         store = open_with_options(url, options)
@@ -119,9 +159,17 @@ def _buffer(url: str, name: str, partition: int, options: list[str]) -> Iterator
     store, stream = loop.call(opened())
     try:
         stream.check_partition(partition)
-        yield BufferSource(stream, partition)
+        yield loop, store, stream
     finally:
         loop.call(store.close())
+
+
+async def _entered(block: contextlib.AbstractAsyncContextManager[T]) -> T:
+    return await block.__aenter__()
+
+
+async def _left(block: contextlib.AbstractAsyncContextManager[T]) -> None:
+    await block.__aexit__(None, None, None)
 
 
 def _show(report: Repaired) -> None:
@@ -142,8 +190,8 @@ def _show(report: Repaired) -> None:
         typer.echo(f"missing  {missing}: no source has it")
     if report.missing:
         typer.echo(
-            "→ name another copy with --from, or the buffer it came from with --buffer and "
-            "--stream, or give them up with --give-up"
+            "→ name another copy with --from, or its stream with --stream and where that is with "
+            "--tier or --buffer, or give them up with --give-up"
         )
     elif not report.mended:
         typer.echo("nothing is damaged")

@@ -74,3 +74,14 @@ async def test_without_a_target_nobody_is_held_up() -> None:
     one = await leader(soft_lag_lsn=None)
     one.wal.append(1_000_000)
     assert await one.primary.admit() == 0.0
+
+
+@virtual
+async def test_a_copy_that_is_still_compared_holds_nobody_up() -> None:
+    one = await leader(soft_lag_lsn=100, max_delay_s=0.5)
+    one.wal.append(1000)
+    one.primary.register_replica("r1", position_lsn=990)
+    one.acknowledge("r1", 10)
+    assert await one.primary.admit() == 0.0
+    one.wal.append(1000)
+    assert await one.primary.admit() > 0.0

@@ -193,7 +193,7 @@ async def test_a_replica_that_is_ahead_of_a_leader_which_derives_again_waits_for
     one.wal.append(3)
     told = await one.service.register("r1", 8)
     assert told.resume == PartialResync(3), "what it has beyond may be other records"
-    assert (told.confirmed_lsn, told.oldest_lsn, told.current_lsn) == (3, 1, 3)
+    assert (told.confirmed_lsn, told.oldest_lsn, told.current_lsn) == (0, 1, 3)
     with pytest.raises(Refused, match="nothing beyond 3"):
         await one.service.pull("r1", 8)
     assert (await one.service.pull("r1", 3, wait_s=1.0)).groups == []
@@ -208,11 +208,14 @@ async def test_a_slot_above_the_end_of_the_log_is_brought_back_to_it() -> None:
     first = await leader(epoch=1)
     first.wal.append(9)
     await first.service.register("r1", 9)
+    seen_ms = first.slot("r1").last_seen_ms
     await first.primary.close()
     shorter = MemoryWal()
     shorter.append(5)
+    await runtime.sleep(60.0)
     second = await leader(wal=shorter, store=first.store, epoch=2)
     assert second.slot("r1").restart_lsn == 5
+    assert second.slot("r1").last_seen_ms == seen_ms, "nobody was heard of since"
     shorter.append(7)
     assert await second.primary.prune_retained_wal_through(12) == 5, "its replica has not compared"
 
@@ -303,6 +306,26 @@ async def test_slots_that_are_gone_do_not_free_a_log_that_holds_records() -> Non
     await slot_register(one.store).reset_damaged()
     second = await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
     assert second.primary.slots() == []
+
+
+@virtual
+async def test_a_replica_that_comes_with_a_copy_is_behind_by_what_follows_it() -> None:
+    one = await leader()
+    one.wal.append(100)
+    await one.service.register("standby", 90)
+    (view,) = one.primary.slot_views()
+    assert (view.confirmed_lsn, view.lag_lsn) == (0, 10), "though nobody has compared the copy yet"
+
+
+@virtual
+async def test_what_a_bootstrap_begins_from_is_not_taken_for_acknowledged() -> None:
+    one = await leader()
+    one.wal.append(100)
+    await one.service.register("standby", 40)
+    one.acknowledge("standby", 60)
+    await one.service.begin_bootstrap("standby", image_lsn=90)
+    assert one.slot("standby").restart_lsn == 90
+    assert (await one.service.register("standby", 90)).confirmed_lsn == 60
 
 
 @virtual

@@ -19,6 +19,7 @@ from headwater.log.primary import (
 )
 from headwater.log.record import Group, range_hash
 from headwater.log.replica import (
+    Image,
     ImageStore,
     KeyedState,
     KeyedStates,
@@ -94,6 +95,16 @@ def images(store: Store, *, of: str = "all") -> ImageStore:
 def keyed_states(store: Store, *, of: str = "all", **options: Any) -> KeyedStates:
     """Keyed states over a store."""
     return KeyedStates(images(store, of=of), **options)
+
+
+async def imaged(store: Store, *groups: Group) -> Image:
+    """The image that a keyed replica which was sent these groups writes."""
+    state = await keyed_states(store).begin("", None)
+    await state.apply(groups, groups[-1].last_lsn)
+    await state.sync()
+    image = await images(store).newest(below_lsn=state.durable_lsn + 1)
+    assert image is not None
+    return image
 
 
 async def reaches(replica: Replica, lsn: int) -> None:

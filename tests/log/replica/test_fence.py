@@ -231,3 +231,22 @@ async def test_copies_without_the_file_beside_them_are_not_opened() -> None:
     disk.unlink(f"{PATH}/replica.json")
     with pytest.raises(Corrupt, match="is gone, and copies are there"):
         await standby(one.service, disk)
+
+
+def test_two_things_that_are_kept_at_once_are_both_kept() -> None:
+    """Records that differ were found while the answer to a pull ahead brought a newer term."""
+
+    async def main() -> None:
+        disk = FaultyDisk()
+        files = KeptFile(disk, PATH)
+        files.folder.make()
+        for term in range(1, 21):
+            holdings = await Holdings.load(files, LogCopies(disk=disk))
+            await asyncio.gather(holdings.mark_diverged(term), holdings.heed(term))
+            assert (holdings.diverged_lsn, holdings.term) == (term, term)
+            found = files.read()
+            assert found is not None
+            assert (found.diverged_lsn, found.term) == (term, term)
+            await holdings.close()
+
+    asyncio.run(main())

@@ -113,6 +113,21 @@ async def test_the_last_records_are_compared_also_where_the_slot_knows_all_of_th
 
 
 @virtual
+async def test_what_a_copy_says_of_itself_is_not_what_its_slot_knows() -> None:
+    disk = FaultyDisk()
+    _, _, replica = await followed(disk)
+    await replica.close()
+    wal = MemoryWal()
+    wal.append(2)
+    wal.append_group(others(3, 3))
+    wal.append(9)
+    stranger = await leader(wal=wal, epoch=2)
+    replica = await standby(stranger.service, disk, compare_records=1)
+    await fails(replica, "another record under LSN 3")
+    await replica.close()
+
+
+@virtual
 async def test_what_is_not_compared_is_not_shown_to_readers_of_the_new_leader() -> None:
     first, source, replica = await followed(FaultyDisk())
     second = await shorter_successor(first, 5)

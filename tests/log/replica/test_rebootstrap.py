@@ -152,7 +152,7 @@ async def test_a_damaged_image_is_passed_over_for_an_older_one() -> None:
 
 
 @virtual
-async def test_an_image_that_is_damaged_before_it_is_used_costs_one_more_try() -> None:
+async def test_an_image_that_is_damaged_before_it_is_used_is_passed_over_at_once() -> None:
     store = memory_store()
     one = await leader(store=store, max_lag_lsn=2)
     one.wal.append_group(rows(1, (b"a", 0, b"1")))
@@ -173,7 +173,7 @@ async def test_an_image_that_is_damaged_before_it_is_used_costs_one_more_try() -
     source.on_pull = lambda pulled: pulled
     await reaches(left, 8)
     await runtime.sleep(1.0)
-    assert left.metrics.retries["Unavailable"] == 1
+    assert not left.metrics.retries
     assert left.metrics.bootstraps == {"image": 1}
     assert keyed(left).get(b"a") == keyed(writer).get(b"a")
     await left.close()
@@ -292,6 +292,56 @@ async def test_a_reader_that_is_stopped_while_it_leaves_a_copy_is_in_nobodys_way
     await replica.rebootstrap()
     assert sum(map(len, await copied(replica))) == 10
     await replica.close()
+
+
+@virtual
+async def test_a_reader_that_outlives_its_replica_removes_nothing_of_the_next_ones() -> None:
+    one = await leader()
+    one.wal.append(10)
+    replica = await standby(one.service, FaultyDisk())
+    await reaches(replica, 10)
+    await replica.close()
+    disk = replica_disk(replica)
+    replica = await standby(one.service, disk, start=False)
+    reading = replica.reading()
+    await reading.__aenter__()
+    await replica.rebootstrap()
+    await replica.close()
+    following = await standby(one.service, disk, start=False)
+    await following.rebootstrap()
+    assert sum(map(len, await copied(following))) == 10, "in the folder that was read"
+    await reading.__aexit__(None, None, None)
+    await following.close()
+    following = await standby(one.service, disk, start=False)
+    assert following.target.applied_lsn == 10
+    await following.close()
+
+
+@virtual
+async def test_a_replica_is_closed_only_when_nothing_is_removed_any_more() -> None:
+    one = await leader()
+    one.wal.append(10)
+    replica = await standby(one.service, FaultyDisk())
+    await reaches(replica, 10)
+    await replica.close()
+    disk = replica_disk(replica)
+    replica = await standby(one.service, disk, start=False)
+    discard, removed = LogCopies.discard, asyncio.Event()
+
+    async def slowly(self: LogCopies, path: str) -> None:
+        await runtime.sleep(60.0)
+        await discard(self, path)
+        removed.set()
+
+    reading = replica.reading()
+    await reading.__aenter__()
+    await replica.rebootstrap()
+    with mock.patch.object(LogCopies, "discard", slowly):
+        leaving = runtime.spawn(reading.__aexit__(None, None, None), name="leave")
+        await runtime.sleep(1.0)
+        leaving.cancel()
+        await replica.close()
+    assert removed.is_set()
 
 
 def replica_disk(replica: object) -> FaultyDisk:

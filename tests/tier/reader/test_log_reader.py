@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core import limits, runtime
-from headwater.core.errors import NotFound, Refused, RolledBack, Trimmed, Unavailable
+from headwater.core.errors import Corrupt, NotFound, Refused, RolledBack, Trimmed, Unavailable
 from headwater.log.record import Group, range_hash
 from headwater.store import MemoryBackend, Store
 from headwater.testing import Faults, FaultyStore, MemoryWal, Simulation, simulate
@@ -35,6 +35,7 @@ class Place:
         )
         self.asked: Callable[[], None] = lambda: None
         """What happens when the cover is asked for."""
+        self.start_lsn: int | None = 1
 
     def write(self, count: int, *, term: int = 1, is_lost: bool = False) -> None:
         first = self.wal.current_lsn() + 1
@@ -60,9 +61,12 @@ class Place:
         self.asked()
         return cover(self.finished, first_lsn, end_lsn)
 
+    async def log_start(self) -> int | None:
+        return self.start_lsn
+
     def reader(self, *, local: bool = True, parallel: int = 4) -> LogReader:
         wal = self.wal if local else None
-        return LogReader(self.storage, self.covering, wal, parallel=parallel)
+        return LogReader(self.storage, self.covering, self.log_start, wal, parallel=parallel)
 
     async def read(self, first_lsn: int, end_lsn: int, **options: bool) -> list[Group]:
         return [group async for group in self.reader(**options).read(first_lsn, end_lsn)]
@@ -179,28 +183,117 @@ async def test_a_segment_that_is_gone_though_the_cover_has_it_is_an_error() -> N
 
 
 @virtual
-async def test_what_is_nowhere_is_told_apart() -> None:
+async def test_what_is_not_written_yet_is_refused() -> None:
     place = await half_tiered()
-    first, second = place.finished
     with pytest.raises(Refused, match="ends at LSN 30"):
         await place.read(20, 40)
-    place.finished[:] = [second]
+    with pytest.raises(Refused, match="at least one"):
+        place.reader(parallel=0)
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["with a log", "from the tier alone"])
+@virtual
+async def test_what_was_given_up_is_trimmed_and_one_begins_at_the_log_start(local: bool) -> None:
+    place = await half_tiered()
+    place.finished[:] = place.finished[1:]
+    place.start_lsn = 12
+    with pytest.raises(Trimmed) as trimmed:
+        await place.read(3, 20, local=local)
+    assert trimmed.value.floor == 12
+    with pytest.raises(Trimmed) as trimmed:
+        await place.read(3, 8, local=local)
+    assert trimmed.value.floor == 12
+    assert lsns(await place.read(12, 20, local=local)) == list(range(12, 20))
+
+
+@virtual
+async def test_what_is_given_up_while_the_cover_is_asked_for_is_trimmed() -> None:
+    place = await half_tiered()
+
+    def expire() -> None:
+        place.start_lsn = 11
+        place.finished[:] = place.finished[1:]
+
+    place.asked = expire
     with pytest.raises(Trimmed) as trimmed:
         await place.read(3, 20)
     assert trimmed.value.floor == 11
+
+
+@virtual
+async def test_what_nobody_gave_up_is_never_trimmed() -> None:
+    place = await half_tiered()
+    first, second = place.finished
+    place.finished[:] = [second]
+    for local in (True, False):
+        with pytest.raises(RolledBack, match="3 to 10"):
+            await place.read(3, 20, local=local)
     place.finished[:] = []
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(RolledBack, match="3 to 7"):
         await place.read(3, 8)
-    assert trimmed.value.floor == 13
+    with pytest.raises(Refused, match="not yet"):
+        await place.read(3, 8, local=False)
     place.finished[:] = [first]
-    with pytest.raises(Unavailable, match="11 to 12"):
+    with pytest.raises(RolledBack, match="11 to 12"):
         await place.read(3, 20)
     await place.wal.prune_through(24)
     place.finished[:] = [first, await place.tier(15, 24)]
     with pytest.raises(RolledBack, match="11 to 14"):
         await place.read(3, 20)
-    with pytest.raises(Refused, match="at least one"):
-        place.reader(parallel=0)
+
+
+@virtual
+async def test_where_nobody_led_with_a_tier_the_log_says_where_it_begins() -> None:
+    place = await half_tiered()
+    place.start_lsn = None
+    place.finished[:] = place.finished[:1]
+    with pytest.raises(RolledBack):
+        await place.read(3, 20)
+    place.finished[:] = []
+    with pytest.raises(Trimmed) as trimmed:
+        await place.read(3, 20)
+    assert trimmed.value.floor == 13
+
+
+class Faulty:
+    """A storage that hands out something else than the groups that it holds."""
+
+    def __init__(self, storage: ObjectStorage, change: Callable[[list[Group]], list[Group]]):
+        self._storage = storage
+        self._change = change
+        self.copy, self.fetch_index, self.delete = (
+            storage.copy,
+            storage.fetch_index,
+            storage.delete,
+        )
+
+    async def fetch(
+        self, segment: SegmentMetadata, first_lsn: int, end_lsn: int
+    ) -> AsyncIterator[Group]:
+        groups = [group async for group in self._storage.fetch(segment, first_lsn, end_lsn)]
+        for group in self._change(groups) if 5 in range(first_lsn, end_lsn) else groups:
+            yield group
+
+
+CHANGES: dict[str, Callable[[list[Group]], list[Group]]] = {
+    "nothing": lambda groups: [],
+    "twice": lambda groups: groups * 2,
+    "too little": lambda groups: [groups[0].between(1, groups[0].last_lsn - 1) or groups[0]],
+    "not from the beginning": lambda groups: [groups[0].after(groups[0].first_lsn) or groups[0]],
+    "too much": lambda groups: [*groups, orders(groups[-1].last_lsn + 1, 1)],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@virtual
+async def test_a_storage_that_hands_out_something_else_is_found_out(change: str) -> None:
+    place = Place()
+    place.write(12)
+    await place.tier(1, 12, rows=4)
+    storage = Faulty(place.storage, CHANGES[change])
+    reader = LogReader(storage, place.covering, place.log_start)
+    with pytest.raises(Corrupt, match="should hold LSNs 5 to 8"):
+        assert [group async for group in reader.read(1, 13)]
 
 
 @virtual

@@ -167,7 +167,10 @@ def _judge(report: Report, found: Survey) -> None:
             f"{said}; {len(scan.later):,} whole frames follow"
         )
     )
-    advice = f"Mend it with: {command()} log repair FOLDER --from COPY"
+    advice = (
+        f"Mend it with: {command()} log repair FOLDER --from COPY (or --tier URL --stream STREAM, "
+        "or --buffer URL --stream STREAM)"
+    )
     problem = Problem("frames", message, scan.valid_bytes, advice, Corrupt.__name__)
     report.problems.append(problem)
 

@@ -81,6 +81,7 @@ class LogRetention:
                 slot.name,
                 min(slot.restart_lsn, current_lsn),
                 confirmed_lsn=min(slot.confirmed_lsn, current_lsn),
+                last_seen_ms=slot.last_seen_ms,
             )
             if slot.invalidation is not None:
                 self.book.invalidate(slot.name, slot.invalidation.cause)
@@ -140,7 +141,10 @@ class LogRetention:
         )
         if not isinstance(plan, BootstrapPlan):
             raise Refused(f"replica {name!r} cannot be bootstrapped: {plan.why}")
-        self.book.create(name, plan.after_lsn, bootstrapping=True)
+        # What it begins from was not acknowledged to anybody: what was before stays known.
+        before = self.book.find(name)
+        known_lsn = 0 if before is None else min(before.confirmed_lsn, plan.after_lsn)
+        self.book.create(name, plan.after_lsn, bootstrapping=True, confirmed_lsn=known_lsn)
         return plan
 
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
@@ -202,7 +206,8 @@ class LogRetention:
         if position_lsn is None:
             return self.book.create(name, current_lsn)
         if is_comparable(position_lsn, confirmed_lsn=0, oldest_lsn=self.oldest_lsn()):
-            return self.book.create(name, min(position_lsn, current_lsn))
+            # What it says of itself was compared with nobody's log yet.
+            return self.book.create(name, min(position_lsn, current_lsn), confirmed_lsn=0)
         # What the replica has does not reach the log: it needs a copy, and its slot says so.
         return self.book.create(name, current_lsn, bootstrapping=True, confirmed_lsn=0)
 

@@ -406,16 +406,23 @@ class PrimaryReplication:
     # Inside
 
     def _flow_lag_lsn(self) -> int:
-        """Of the slowest replica that is there, has spoken, and is not being made anew."""
+        """Of the slowest replica that is there, has spoken, and is not being made anew.
+
+        From its slot on, where it is still being compared below that: it has those records.
+        """
         slowest = min(
             (
-                one.last_acked_lsn
+                max(one.last_acked_lsn, self._held_lsn(one.name))
                 for one in self._registry.replicas()
                 if one.healthy and one.is_counted and one.last_acked_lsn
             ),
             default=None,
         )
         return 0 if slowest is None else max(0, self.wal.current_lsn() - slowest)
+
+    def _held_lsn(self, name: str) -> int:
+        slot = self._book.find(name)
+        return 0 if slot is None else slot.restart_lsn
 
     def _evaluate(self) -> None:
         self.commits.evaluate()

@@ -43,12 +43,13 @@ def slot_view(
     is_active: bool,
 ) -> SlotView:
     """The view of a slot at this moment."""
+    not_in_log = slot.restart_lsn - slot.confirmed_lsn if slot.bootstrapping else 0
     return SlotView(
         slot.name,
         slot_status(slot, lag, bounds, oldest_lsn=oldest_lsn, archived_lsn=archived_lsn),
         slot.restart_lsn,
         slot.confirmed_lsn,
-        lag.lsn + max(0, slot.restart_lsn - slot.confirmed_lsn),
+        lag.lsn + max(0, not_in_log),
         lag.bytes,
         lag.seconds,
         None if is_active else slot.last_seen_ms,

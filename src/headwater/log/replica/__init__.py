@@ -12,6 +12,7 @@ that is read, by bookmark where a reader must see what it saw elsewhere.
     holdings          the copy that counts; kept, what a restart finds: also fence and divergence
     target            what a replica applies to, as a protocol
     log_copy          the log again, record for record
+    archive           what a log copy begins from where the leader's log does not reach back
     keyed_state       the latest record of each key; keyed_table, one collection of it
     image             a keyed state in Parquet; image_store, where images stand
 
@@ -20,6 +21,7 @@ what is acknowledged as durable survives; a fresh copy replaces the old one at o
 less.
 """
 
+from headwater.log.replica.archive import LogArchive
 from headwater.log.replica.bookmark import Bookmark
 from headwater.log.replica.config import ReplicaConfig
 from headwater.log.replica.errors import Diverged, GoElsewhere, LogGap
@@ -39,6 +41,7 @@ __all__ = [
     "ImageStore",
     "KeyedState",
     "KeyedStates",
+    "LogArchive",
     "LogCopies",
     "LogCopy",
     "LogGap",

@@ -1,7 +1,8 @@
 """What can be wrong with a replica, beyond the one tree of errors.
 
 Unavailable
-└── GoElsewhere   this copy cannot show it in time: ask another, or the leader
+├── GoElsewhere   this copy cannot show it in time: ask another, or the leader
+└── UnusableImage an image is damaged, gone or of another log: the next one is tried
 Damaged
 ├── Diverged      the copy and the log hold different records under one LSN: bootstrap again
 └── LogGap        what was sent does not follow what is there: nothing of it was applied
@@ -28,6 +29,10 @@ class GoElsewhere(Unavailable):
         """With what to do about it."""
         told = f"replica {replica!r} is at {at} {why}: read from another copy, or from the leader"
         return cls(told, bookmark=bookmark, at=at)
+
+
+class UnusableImage(Unavailable):
+    """A fresh copy cannot begin from an image, which is passed over from then on."""
 
 
 class Diverged(Damaged):

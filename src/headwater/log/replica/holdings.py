@@ -29,6 +29,8 @@ class Holdings:
         self._targets = targets
         self._kept = kept
         self._replaced: HeldCopy | None = None
+        self._keeping = asyncio.Lock()
+        """An answer to a pull ahead may bring a newer term while something else is kept."""
         self._is_closed = False
 
     @classmethod
@@ -64,15 +66,17 @@ class Holdings:
 
         Whether it is a newer one.
         """
+        if term > self._kept.term:
+            async with self._keeping:
+                if term > self._kept.term:
+                    await self._keep(term=term)
+                    return True
         if term < self._kept.term:
             raise Fenced(
                 f"an answer of term {term} came from a leader that was overtaken: this replica has "
                 f"heard of term {self._kept.term}"
             )
-        if term == self._kept.term:
-            return False
-        await self._keep(msgspec.structs.replace(self._kept, term=term))
-        return True
+        return False
 
     def check_open(self, name: str) -> None:
         """Raise `Refused` if the folder may be somebody else's by now."""
@@ -80,9 +84,13 @@ class Holdings:
             raise Refused(f"replica {name!r} is closed: open it again")
 
     async def close(self) -> None:
-        """Give the copy back."""
+        """Give the copies back."""
         self._is_closed = True
-        await self.target.close()
+        try:
+            if self._replaced is not None:
+                await self._replaced.close()
+        finally:
+            await self.copy.close()
 
     def check_sound(self, name: str) -> None:
         """Raise `Diverged` if the copy holds another record than the log."""
@@ -96,7 +104,8 @@ class Holdings:
 
     async def mark_diverged(self, lsn: int) -> None:
         """Say for good that the copy is not one."""
-        await self._keep(msgspec.structs.replace(self._kept, diverged_lsn=lsn))
+        async with self._keeping:
+            await self._keep(diverged_lsn=lsn)
 
     async def replace(
         self,
@@ -111,24 +120,26 @@ class Holdings:
                 raise Unavailable("the copy before this one is still read: the next waits for it")
         number = 3 - self.copy.number
         path = self._files.copy_path(number)
-        if self.diverged_lsn is not None:
-            # Before any of the fresh copy's own are made.
-            await self._targets.distrust(self.diverged_lsn)
         target = await begin(path)
         fresh = HeldCopy(self._targets, target, number, path)
         try:
             await fill(target)
+            if self.diverged_lsn is not None:
+                # Other replicas may count on some of these: they stay until the fresh copy's own,
+                # which reaches further than any of the log's, is safe. And they are gone before the
+                # fresh copy counts: from then on nobody would know that they are not to be used.
+                await self._targets.drop_distrusted()
         except BaseException:
             await fresh.replace()
             raise
         await self._swap(fresh)
 
     async def _swap(self, fresh: HeldCopy) -> None:
-        kept = msgspec.structs.replace(self._kept, copy=fresh.number, diverged_lsn=None)
         try:
-            await self._keep(kept)
+            async with self._keeping:
+                await self._keep(copy=fresh.number, diverged_lsn=None)
         except BaseException as error:
-            if self._kept is kept:
+            if self._kept.copy == fresh.number:
                 # It counts, though whoever waited for it was stopped meanwhile.
                 self._replaced, self.copy = self.copy, fresh
             elif isinstance(error, HeadwaterError) and not isinstance(error, DiskFailed):
@@ -140,8 +151,9 @@ class Holdings:
         self._replaced, self.copy = self.copy, fresh
         await self._replaced.replace()
 
-    async def _keep(self, kept: Kept) -> None:
-        """Return, or be cancelled, only when it is known whether this is kept."""
+    async def _keep(self, **changes: int | None) -> None:
+        """Return, or be cancelled, only when it is known whether this is kept. One at a time."""
+        kept = msgspec.structs.replace(self._kept, **changes)
         writing = runtime.spawn(runtime.run_blocking(self._files.write, kept), name="keep")
         try:
             await asyncio.shield(writing)

@@ -36,6 +36,7 @@ class ImageStore:
         self._store = store
         self._of = of
         self._passed_over: set[str] = set()
+        self._distrusted: set[str] = set()
 
     def check_filtered(self) -> None:
         """Refuse to be used by a filtered replica under the name that stands for everything."""
@@ -46,10 +47,11 @@ class ImageStore:
 
     async def newest(self, *, below_lsn: int | None = None) -> Image | None:
         """The newest that nobody found unusable."""
+        unusable = self._passed_over | self._distrusted
         images = [
             image
             for image in await self._list()
-            if image.key not in self._passed_over and (below_lsn is None or image.lsn < below_lsn)
+            if image.key not in unusable and (below_lsn is None or image.lsn < below_lsn)
         ]
         return max(images, key=lambda image: (image.lsn, image.key), default=None)
 
@@ -69,6 +71,8 @@ class ImageStore:
         """Store an image of everything through this LSN."""
         key = self._key(lsn, data)
         await self._store.put(key, data)
+        # Byte for byte the same: what was distrusted is good after all.
+        self._distrusted.discard(key)
         return Image(lsn, key)
 
     def pass_over(self, image: Image) -> None:
@@ -85,11 +89,15 @@ class ImageStore:
             if image.lsn < than.lsn:
                 await self._store.delete(image.key)
 
-    async def drop_from(self, lsn: int) -> None:
-        """Delete those that reach this LSN."""
-        for image in await self._list():
-            if image.lsn >= lsn:
-                await self._store.delete(image.key)
+    async def distrust(self, from_lsn: int) -> None:
+        """Pass those over that are there and reach this LSN."""
+        self._distrusted |= {image.key for image in await self._list() if image.lsn >= from_lsn}
+
+    async def drop_distrusted(self) -> None:
+        """Delete them."""
+        for key in sorted(self._distrusted):
+            await self._store.delete(key)
+            self._distrusted.discard(key)
 
     async def _list(self) -> list[Image]:
         found = []

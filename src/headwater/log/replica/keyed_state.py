@@ -258,7 +258,11 @@ class KeyedStates:
 
     async def distrust(self, from_lsn: int) -> None:
         """See `Targets`."""
-        await self._images.drop_from(from_lsn)
+        await self._images.distrust(from_lsn)
+
+    async def drop_distrusted(self) -> None:
+        """See `Targets`."""
+        await self._images.drop_distrusted()
 
     def _of(
         self, tables: dict[str, KeyedTable], image: Image, last_hashes: Sequence[int] = ()

@@ -8,17 +8,29 @@ copy writes the highest it has seen; hashes that compare copies cover neither.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import logging
+import math
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Final
 
 import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import Damaged, Refused
-from headwater.core.limits import DECODE_INLINE_BYTES, LOG_READ_BYTES, LOG_TEND_EVERY_S
+from headwater.core.errors import Damaged, NotFound, Refused, Unavailable
+from headwater.core.limits import (
+    DECODE_INLINE_BYTES,
+    LOG_READ_BYTES,
+    LOG_TEND_EVERY_S,
+    REPLICA_DISTRUST_S,
+)
 from headwater.log.record import Group, record_hashes
+from headwater.log.replica.archive import LogArchive
 from headwater.log.replica.target import Image, Target
 from headwater.log.spool import Draft, Spool, SpoolConfig, draft_of, draft_of_lost
+
+_log: Final = logging.getLogger("headwater")
 
 
 class LogCopy:
@@ -94,11 +106,26 @@ class LogCopy:
 
 
 class LogCopies:
-    """`Targets` that are logs. They begin with the leader's log, which has to reach back to 1."""
+    """`Targets` that are logs.
 
-    def __init__(self, *, config: SpoolConfig | None = None, disk: Disk | None = None) -> None:
+    They begin with the leader's log where that reaches back to 1, and otherwise with an archive of
+    it: the first LSN is the log start then, and no longer 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: SpoolConfig | None = None,
+        disk: Disk | None = None,
+        archive: LogArchive | None = None,
+    ) -> None:
+        """Without an archive there is nothing but the leader's log to begin with."""
         self._config = config
         self._disk = disk or OsDisk()
+        self._archive = archive
+        self._begun_lsn = 0
+        """Through here the last copy came from the archive."""
+        self._distrusted_until_s = -math.inf
 
     def check_filtered(self) -> None:
         """See `Targets`."""
@@ -109,26 +136,62 @@ class LogCopies:
         return LogCopy(await runtime.run_blocking(self._open, path, 1))
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        """See `Targets`. Nothing is kept of a log but the log."""
-        return None
+        """See `Targets`: the archive, as far as it goes and is wanted.
+
+        Where it has nothing, a copy is still complete that begins with the log at the log start.
+        """
+        if self._archive is None or runtime.monotonic_s() < self._distrusted_until_s:
+            return None
+        held = await self._archive.held()
+        last_lsn = min(held.stop, held.stop if below_lsn is None else below_lsn) - 1
+        is_complete = last_lsn >= max(1, held.start - 1)
+        return Image(last_lsn, self._archive.name) if is_complete else None
 
     async def begin(self, path: str, image: Image | None) -> Target:
         """See `Targets`."""
-        if image is not None:
+        if image is None:
+            return LogCopy(await self._empty(path, 1))
+        if self._archive is None or image.key != self._archive.name:
             raise Refused(f"a copy of the log cannot begin from {image.key}")
-        await self.discard(path)
-        spool = await runtime.run_blocking(self._open, path, 1)
-        if spool.current_lsn() or spool.oldest_lsn() != 1:
-            await spool.close()
-            raise Damaged(f"{path} was emptied, and holds a log that goes on: look after the disk")
-        return LogCopy(spool)
+        held = await self._archive.held()
+        if not held.start - 1 <= image.lsn < held.stop:
+            raise NotFound(f"{image.key} has no LSN {image.lsn} any more")
+        copy = LogCopy(await self._empty(path, held.start))
+        try:
+            await _load(copy, self._archive, range(held.start, image.lsn + 1))
+        except BaseException:
+            await copy.close()
+            raise
+        self._begun_lsn = image.lsn
+        return copy
 
     async def discard(self, path: str) -> None:
         """See `Targets`."""
         await runtime.run_blocking(self._discard, path)
 
     async def distrust(self, from_lsn: int) -> None:
-        """See `Targets`. There are no images."""
+        """See `Targets`. An archive of which a copy was found to differ is not used for a while,
+        also not for what comes before: where the log begins above that, nobody could compare it.
+        And no longer: it may be the leader who has other records, and is followed by another."""
+        if self._archive is not None and from_lsn <= self._begun_lsn:
+            self._distrusted_until_s = runtime.monotonic_s() + REPLICA_DISTRUST_S
+            _log.error(
+                "%s holds another record than the log under LSN %s: find out which is right",
+                self._archive.name,
+                from_lsn,
+            )
+
+    async def _empty(self, path: str, first_lsn: int) -> Spool:
+        """A log without records that begins here, in place of whatever the folder holds."""
+        await self.discard(path)
+        spool = await runtime.run_blocking(self._open, path, first_lsn)
+        if (spool.oldest_lsn(), spool.current_lsn()) != (first_lsn, first_lsn - 1):
+            await spool.close()
+            raise Damaged(f"{path} was emptied, and holds a log that goes on: look after the disk")
+        return spool
+
+    async def drop_distrusted(self) -> None:
+        """See `Targets`. An archive stays as it is: whoever keeps it looks after it."""
 
     def _open(self, path: str, first_lsn: int) -> Spool:
         return Spool.open(path, first_lsn=first_lsn, config=self._config, disk=self._disk)
@@ -139,6 +202,33 @@ class LogCopies:
             self._disk.unlink(f"{path}/{name}")
         if names:
             self._disk.sync_dir(path)
+
+
+async def _load(copy: LogCopy, archive: LogArchive, lsns: range) -> None:
+    """Fill an empty copy with these LSNs, some megabytes at a time."""
+    waiting: list[Group] = []
+    waiting_bytes = 0
+    async with aclosing(_archived(archive, lsns)) as groups:
+        async for group in groups:
+            waiting.append(group)
+            waiting_bytes += group.nbytes
+            if waiting_bytes >= LOG_READ_BYTES or group.last_lsn == lsns.stop - 1:
+                await copy.apply(waiting, group.last_lsn)
+                await copy.tend()
+                waiting, waiting_bytes = [], 0
+    if copy.applied_lsn != lsns.stop - 1:
+        raise Unavailable(f"{archive.name} ended at LSN {copy.applied_lsn}, before {lsns.stop - 1}")
+
+
+async def _archived(archive: LogArchive, lsns: range) -> AsyncGenerator[Group, None]:
+    try:
+        async with aclosing(archive.read(lsns.start, lsns.stop)) as groups:
+            async for group in groups:
+                yield group
+    except (Damaged, NotFound) as error:
+        # Of the archive, and not of the copy's own disk: that one may be mended, or go on from
+        # a later log start.
+        raise Unavailable(f"{archive.name} cannot be read, and is tried again: {error}") from error
 
 
 def _runs(groups: Sequence[Group]) -> Iterator[list[Group]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from headwater.core.metrics import Histogram
 from headwater.log.record import Group
 
@@ -40,6 +42,11 @@ class ReplicaMetrics:
         self.reads_waited_seconds = Histogram()
         """Of readers with a bookmark that were served."""
         self.reads_sent_elsewhere = 0
+
+    def count_compared(self, own: pa.UInt64Array) -> None:
+        """Records came again that a copy has these hashes of, and were not found to be others."""
+        self.records_not_comparable += own.null_count
+        self.records_compared += len(own) - own.null_count
 
     def count_applied(self, groups: Sequence[Group]) -> None:
         """These were applied."""

@@ -28,6 +28,7 @@ from headwater.buffer.layout import check_group_name
 from headwater.core import limits, runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import (
+    Bug,
     Conflict,
     Fenced,
     HeadwaterError,
@@ -42,7 +43,7 @@ from headwater.log.record import Group
 from headwater.log.replica.bookmark import Bookmark
 from headwater.log.replica.bootstrapper import Beginning, Bootstrapper
 from headwater.log.replica.config import ReplicaConfig
-from headwater.log.replica.errors import GoElsewhere, LogGap
+from headwater.log.replica.errors import GoElsewhere, LogGap, UnusableImage
 from headwater.log.replica.holdings import Holdings
 from headwater.log.replica.intake import Intake, take_in
 from headwater.log.replica.kept import KeptFile
@@ -82,7 +83,8 @@ class Replica:
         self._held = held
         self._link = Link(name, source, config, self._heed)
         self._ahead = PullAhead(lambda since_lsn: self._link.pull(since_lsn, wait_s=0.0))
-        self._bootstrapper = Bootstrapper(self._link, targets, config, self._apply)
+        self._targets = targets
+        self._bootstrapper = Bootstrapper(self._link, targets, config, self.metrics, self._apply)
         self._phase = ReplicaPhase.STOPPED
         self._current_lsn = 0
         self._proof = UNPROVEN
@@ -370,8 +372,7 @@ class Replica:
         own, differs_lsn = await compare(self.target, group)
         if differs_lsn is not None:
             await self._diverge(differs_lsn)
-        self.metrics.records_not_comparable += own.null_count
-        self.metrics.records_compared += len(own) - own.null_count
+        self.metrics.count_compared(own)
 
     async def _diverge(self, lsn: int) -> None:
         self.metrics.divergences += 1
@@ -402,27 +403,33 @@ class Replica:
 
     async def _bootstrap(self, *, anew: bool = False) -> None:
         self._set_phase(ReplicaPhase.BOOTSTRAPPING)
-        diverged_lsn = self._holdings.diverged_lsn
+        if self._holdings.diverged_lsn is not None:
+            # Before the source says where its log ends: what others write of it later is good.
+            await self._targets.distrust(self._holdings.diverged_lsn)
         is_good = not self.is_diverged and self._link.reaches(self.target.applied_lsn)
-        own = self.target if is_good and not anew else None
-        try:
-            beginning = await self._bootstrapper.begin(own, below_lsn=diverged_lsn)
-        except Refused:
-            self.metrics.bootstraps_refused += 1
-            raise
-        if beginning.kind != "own":
-            await self._replace_copy(beginning)
-        # What came after that is this leader's own.
-        is_own = beginning.kind == "own"
-        self._begin_proof(self.target.applied_lsn if is_own else beginning.after_lsn)
+        beginning = await self._begin(self.target if is_good and not anew else None)
+        if beginning.kind == "own":
+            self._begin_proof(self.target.applied_lsn)
         await self._link.complete_bootstrap(self._proof.proven_lsn(self.target.durable_lsn))
         self.metrics.bootstraps[beginning.kind] += 1
-        while not is_own and not self._proof.is_done:
-            pulled = await self._pull()
-            if pulled.rebootstrap is not None:
-                raise Unavailable("the log went on before the copy was compared with it")
-            await self._take(pulled)
         self._set_phase(ReplicaPhase.FOLLOWING)
+
+    async def _begin(self, own: Target | None) -> Beginning:
+        """Go on with what is there, or make a copy from the best beginning that turns out good."""
+        for tries_left in reversed(range(limits.REPLICA_BEGINNINGS_MAX)):
+            try:
+                beginning = await self._bootstrapper.begin(own)
+                if beginning.kind != "own":
+                    await self._replace_copy(beginning)
+                return beginning
+            except Refused:
+                self.metrics.bootstraps_refused += 1
+                raise
+            except UnusableImage as error:
+                if not tries_left:
+                    raise
+                _log.warning("replica %s tries an older beginning: %s", self.name, error)
+        raise Bug("a replica tried nothing to begin from")
 
     async def _replace_copy(self, beginning: Beginning) -> None:
         async def begin(path: str) -> Target:
@@ -431,12 +438,13 @@ class Replica:
         async def fill(fresh: Target) -> None:
             # Whoever read here must not find less afterwards, unless that was wrong.
             shown_lsn = 0 if self.is_diverged else self.target.applied_lsn
-            await self._bootstrapper.fill(fresh, max(beginning.current_lsn, shown_lsn))
-            # What it began from was not compared yet.
-            self._proof, self._proven_term = UNPROVEN, 0
+            through_lsn = max(beginning.current_lsn, shown_lsn)
+            await self._bootstrapper.fill(fresh, beginning, through_lsn)
 
         await self._holdings.replace(begin, fill)
         self._apply_errors_before = self.metrics.apply_errors
+        # What it began from was compared, and the rest is this leader's own.
+        self._note_proof(Proof(self.target.applied_lsn, self.target.applied_lsn))
 
     # Inside
 

@@ -67,7 +67,7 @@ class Targets(Protocol):
         """The target of this folder, as it was left."""
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        """The best there is to begin from; None if nothing is."""
+        """The best there is to begin from, of those that end below this LSN; None if nothing is."""
 
     async def begin(self, path: str, image: Image | None) -> Target:
         """A target in place of whatever the folder holds: that of an image, or an empty one.
@@ -79,4 +79,8 @@ class Targets(Protocol):
         """Remove what a target that was closed left in its folder."""
 
     async def distrust(self, from_lsn: int) -> None:
-        """Images that reach this LSN may hold what is not in the log: use them no more."""
+        """Images that reach this LSN may hold what is not in the log: use those that are there no
+        more."""
+
+    async def drop_distrusted(self) -> None:
+        """Remove them, so that nobody else begins from them."""

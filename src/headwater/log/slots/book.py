@@ -82,10 +82,12 @@ class SlotBook:
         *,
         bootstrapping: bool = False,
         confirmed_lsn: int | None = None,
+        last_seen_ms: int | None = None,
     ) -> Slot:
         """A new slot at this position; one of the same name becomes a new generation.
 
-        `confirmed_lsn` is for a replica that has less than the slot keeps the log for.
+        `confirmed_lsn` is what its replica is known to have, if that is less than the slot keeps
+        the log for; `last_seen_ms` is for one that is made anew though nobody was heard of.
         """
         if name not in self._slots and len(self._slots) >= limits.SLOTS_MAX:
             raise LimitExceeded(
@@ -96,8 +98,9 @@ class SlotBook:
         before = self._slots.get(name)
         created_ms = now_ms if before is None else before.created_ms
         confirmed_lsn = at_lsn if confirmed_lsn is None else confirmed_lsn
+        seen_ms = now_ms if last_seen_ms is None else last_seen_ms
         slot = Slot(
-            name, self._next_generation, at_lsn, confirmed_lsn, created_ms, now_ms, bootstrapping
+            name, self._next_generation, at_lsn, confirmed_lsn, created_ms, seen_ms, bootstrapping
         )
         self._next_generation += 1
         self._put(slot)

@@ -96,6 +96,6 @@ def plan_bootstrap(
         )
     return NoBootstrap(
         f"the log begins at LSN {oldest_lsn}, and the image ends at {image_lsn}: records "
-        f"{image_lsn + 1} to {oldest_lsn - 1} are in neither. A keyed replica that is further on "
-        "writes a newer one"
+        f"{image_lsn + 1} to {oldest_lsn - 1} are in neither. It is tried again: a keyed replica "
+        "that is further on writes a newer one, and a tier goes on"
     )

@@ -53,7 +53,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     restart_lsn: int
     """The replica has everything through this one on its own disk: the log is kept above it."""
     confirmed_lsn: int
-    """The replica has applied everything through this one."""
+    """The replica has applied everything through this one of this log, as it acknowledged."""
     created_ms: int
     last_seen_ms: int
     """When the replica was last heard of, by the clock of the leader that heard it."""

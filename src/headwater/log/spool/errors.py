@@ -11,7 +11,10 @@ from typing import Final
 
 from headwater.core.errors import Corrupt
 
-_REPAIR: Final = "mend it with: headwater log repair FOLDER --from COPY"
+_REPAIR: Final = (
+    "mend it with: headwater log repair FOLDER, from a replica or another copy (--from COPY), from "
+    "the tier (--tier URL --stream STREAM) or from the buffer (--buffer URL --stream STREAM)"
+)
 
 
 class SpoolCorrupt(Corrupt):

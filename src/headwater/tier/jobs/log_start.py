@@ -56,6 +56,11 @@ class LogStartRegister:
         except NotFound:
             return None
 
+    async def first_lsn(self) -> int | None:
+        """The oldest LSN that can be read; None if nobody ever led this partition with a tier."""
+        stored = await self.read()
+        return None if stored is None else stored.first_lsn
+
     async def stamp(self, epoch: int, *, began_ms: int, oldest_lsn: int) -> LogStart:
         """Become the one who moves it. Where there is none, it begins at `oldest_lsn`."""
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from headwater.tier.cache import Outcome
 from headwater.tier.cover import CoverPiece
+from headwater.tier.errors import NotReady
 from headwater.tier.events import MetadataEvent, PartitionDeleteState, SegmentMetadata
 from headwater.tier.identity import TopicIdPartition
 from headwater.tier.manager import TopicMetadataManager
 
 
 class ManagedPartition:
-    """`PartitionMetadata` by a manager, which follows the partition's events."""
+    """`PartitionMetadata` by a manager, which follows the partition's events.
+
+    `NotReady` where it does not: of a metadata partition that is not assigned a manager knows
+    nothing, and whoever decides by that would take all segments for gone.
+    """
 
     def __init__(self, manager: TopicMetadataManager, partition: TopicIdPartition) -> None:
         self._manager = manager
@@ -26,12 +31,24 @@ class ManagedPartition:
 
     def segments(self) -> list[SegmentMetadata]:
         """See `PartitionMetadata`."""
-        return self._manager.segments(self._partition)
+        return self._following().segments(self._partition)
 
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
         """See `PartitionMetadata`."""
-        return self._manager.cover(self._partition, first_lsn, end_lsn)
+        return self._following().cover(self._partition, first_lsn, end_lsn)
 
     def delete_state(self) -> PartitionDeleteState | None:
         """See `PartitionMetadata`."""
-        return self._manager.delete_state(self._partition)
+        return self._following().delete_state(self._partition)
+
+    def _following(self) -> TopicMetadataManager:
+        metadata_partition = self._manager.metadata_partition(self._partition)
+        # Whoever is ready is assigned: the list of all that are is made only for those who are not.
+        is_ready = self._manager.is_ready(metadata_partition)
+        if not is_ready and metadata_partition not in self._manager.assigned():
+            raise NotReady(
+                f"nobody follows metadata partition {metadata_partition}, which has the events of "
+                f"{self._partition}: assign it (reconcile_assignment), then try again",
+                partition=metadata_partition,
+            )
+        return self._manager

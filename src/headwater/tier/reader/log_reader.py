@@ -11,7 +11,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from headwater.core import limits
-from headwater.core.errors import NotFound, Refused, RolledBack, Trimmed, Unavailable
+from headwater.core.errors import (
+    Corrupt,
+    HeadwaterError,
+    NotFound,
+    Refused,
+    RolledBack,
+    Trimmed,
+    Unavailable,
+)
 from headwater.log.record.group import Group
 from headwater.log.wal import Wal
 from headwater.tier.cover import CoverPiece, gaps
@@ -21,7 +29,9 @@ from headwater.tier.segments.index import SegmentIndex
 from headwater.tier.segments.storage import RemoteStorage
 
 Covering = Callable[[int, int], Awaitable[Sequence[CoverPiece]]]
-"""Gives the cover of [first_lsn, end_lsn) as it is known by now."""
+"""Gives the cover of [first_lsn, end_lsn) by all that was published before it was asked."""
+AskLogStart = Callable[[], Awaitable[int | None]]
+"""Gives the oldest LSN that can be read; None if nobody has led the partition with a tier."""
 _Stretch = tuple[SegmentMetadata, range]
 
 
@@ -32,27 +42,31 @@ class LogReader:
         self,
         storage: RemoteStorage,
         covering: Covering,
+        log_start: AskLogStart,
         wal: Wal | None = None,
         *,
         parallel: int = limits.TIER_READ_PARALLEL,
     ) -> None:
         """Without a log, all is read from the tier. `parallel` row groups are fetched at once.
 
-        Each asks the storage for the index of its segment: give that a cache.
+        Each asks the storage for the index of its segment: give that a cache. A `covering` that
+        lags behind the log of events would make a loss of what is there: take `RefreshedCover`.
         """
         if parallel < 1:
             raise Refused(f"{parallel} stretches at once: at least one is needed")
         self._storage = storage
         self._covering = covering
+        self._log_start = log_start
         self._wal = wal
         self._parallel = parallel
 
     async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
         """The groups of [first_lsn, end_lsn), in order and without gaps.
 
-        `Trimmed`: it begins below what is kept, and `floor` is where one can begin. `Refused`: it
-        ends above what is written. `RolledBack`: LSNs in between are gone. `Unavailable`: what was
-        pruned from the log is not known to be in the tier yet; try again.
+        `Trimmed`: what it begins with was given up, and `floor`, the log start, is where one can
+        begin. `Refused`: it ends above what is written. `RolledBack`: LSNs are gone that nobody
+        gave up. `Corrupt`: a segment does not hand out what it should hold. `Unavailable`: what is
+        known of the tier is not all, or it changes as often as it is read; try again.
         """
         at, plans = first_lsn, 0
         while at < end_lsn:
@@ -87,7 +101,11 @@ class LogReader:
     async def _remote(self, at: int, end_lsn: int, local_from: int) -> AsyncGenerator[Group, None]:
         end_lsn = min(end_lsn, local_from)
         pieces = await self._covering(at, end_lsn)
-        self._check_whole(pieces, at, end_lsn, local_from)
+        holes = gaps(pieces, at, end_lsn)
+        if holes:
+            # The log start is asked for now: what it gave up was listed no longer after that.
+            start_lsn = await self._log_start()
+            raise self._why_not(holes[0], pieces, end_lsn, local_from, start_lsn)
         async with (
             aclosing(self._stretches(pieces)) as stretches,
             aclosing(
@@ -112,7 +130,16 @@ class LogReader:
 
     async def _fetch(self, stretch: _Stretch) -> list[Group]:
         segment, lsns = stretch
-        return [group async for group in self._storage.fetch(segment, lsns.start, lsns.stop)]
+        fetched = self._storage.fetch(segment, lsns.start, lsns.stop)
+        groups = [group async for group in fetched]
+        follows = [lsns.start, *(group.last_lsn + 1 for group in groups)]
+        if [*(group.first_lsn for group in groups), lsns.stop] != follows:
+            held = ", ".join(f"{group.first_lsn} to {group.last_lsn}" for group in groups)
+            raise Corrupt(
+                f"segment {segment.segment_id.id} should hold LSNs {lsns.start} to "
+                f"{lsns.stop - 1}, and hands out {held or 'nothing'}: headwater tier scrub"
+            )
+        return groups
 
     async def _local(self, wal: Wal, at: int, end_lsn: int) -> AsyncGenerator[Group, None]:
         while at < end_lsn:
@@ -129,26 +156,24 @@ class LogReader:
                 yield group
             at = groups[-1].last_lsn + 1
 
-    def _check_whole(
-        self, pieces: Sequence[CoverPiece], at: int, end_lsn: int, local_from: int
-    ) -> None:
-        holes = gaps(pieces, at, end_lsn)
-        if not holes:
-            return
-        hole = holes[0]
+    def _why_not(
+        self,
+        hole: range,
+        pieces: Sequence[CoverPiece],
+        end_lsn: int,
+        local_from: int,
+        start_lsn: int | None,
+    ) -> HeadwaterError:
         told = f"LSNs {hole.start} to {hole.stop - 1}"
+        if start_lsn is None and not pieces and self._wal is not None:
+            start_lsn = local_from  # nothing ever was in the tier: the log alone says it
+        if start_lsn is not None and hole.start < start_lsn:
+            return Trimmed(f"{told} were given up: begin at {start_lsn}", floor=start_lsn)
         if hole.stop == end_lsn and self._wal is None:
-            raise Refused(f"{told} are not in the tier, or not yet")
-        if hole.start == at:
-            floor = pieces[0].lsns.start if pieces else local_from
-            raise Trimmed(f"{told} are gone: begin at {floor}", floor=floor)
-        if hole.stop == end_lsn:
-            raise Unavailable(
-                f"{told} are no longer in the log, and not known to be in the tier yet"
-            )
-        raise RolledBack(
-            f"{told} are in no segment, though others before and after them are: look after the "
-            "tier"
+            return Refused(f"{told} are not in the tier, or not yet")
+        return RolledBack(
+            f"{told} are in no segment and not in the log, though nobody gave them up: "
+            "headwater tier scrub says what is left, and headwater log repair mends a log"
         )
 
 
