@@ -296,13 +296,13 @@ def test_partitions_are_apart_and_a_new_name_is_the_same_partition() -> None:
     assert len(cache.partitions()) == 2
 
 
-def test_what_is_known_of_a_segment_can_be_asked_by_an_event_about_it() -> None:
+def test_what_is_known_of_a_segment_can_be_asked_by_its_id() -> None:
     cache = cache_of(started(1, 0, 9), finished(1)).partition(ORDERS)
     assert cache is not None
-    found = cache.find(finished(1))
+    found = cache.find(segment_id(1))
     assert found is not None
     assert (found.segment_id, found.state) == (segment_id(1), SegmentState.COPY_FINISHED)
-    assert cache.find(finished(2)) is None
+    assert cache.find(segment_id(2)) is None
 
 
 # Dumps

@@ -132,11 +132,34 @@ class CacheMachine(RuleBasedStateMachine):
         assert pieces == cover(self.model.finished(), 2, OFFSET_MAX)
 
     @invariant()
+    def a_part_of_the_listed_is_found_without_the_rest(self) -> None:
+        known = self.cache.partition(ORDERS)
+        if known is None:
+            return
+        listed = sorted(self.model.segments.values(), key=place_of)
+        assert known.unfinished() == [one for one in listed if one.state != 1]
+        assert sorted(known.segments_in(3, 7), key=place_of) == [
+            one for one in listed if one.start_offset < 7 and one.end_offset >= 3
+        ]
+        at, walked = 0, []
+        while at <= OFFSET_MAX:
+            pieces, at = known.cover_part(at, OFFSET_MAX + 1, 2)
+            walked += [(lsn, name_of(one.segment)) for one in pieces for lsn in one.lsns]
+        assert walked == [
+            (lsn, name_of(one.segment))
+            for one in cover(self.model.finished(), 0, OFFSET_MAX + 1)
+            for lsn in one.lsns
+        ]
+        for name, segment in self.model.segments.items():
+            assert name_of(known.find(segment.segment_id)) == name
+
+    @invariant()
     def a_dump_is_restored_to_the_same(self) -> None:
         known = self.cache.partition(ORDERS)
         if known is not None:
-            value = dump(known)
-            assert dump(restore(value)) == value
+            value, again = dump(known), restore(dump(known))
+            assert dump(again) == value
+            assert again.unfinished() == known.unfinished()
 
 
 def test_the_cache_follows_its_rules() -> None:

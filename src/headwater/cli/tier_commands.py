@@ -82,7 +82,7 @@ def scrub(
                 seen = await look(
                     place.metadata,
                     place.storage,
-                    first_lsn=place.first_lsn,
+                    place.log_start,
                     orphan_grace_ms=round(grace_hours * 3_600_000),
                 )
                 if repair:

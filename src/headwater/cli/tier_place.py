@@ -23,6 +23,7 @@ class TierPlace:
     partition: TopicIdPartition
     metadata: ManagedPartition
     storage: ParquetSegments
+    log_start: LogStartRegister
     first_lsn: int
     """The log start; 0 if nobody has led the partition with a tier."""
     leader_epoch: int
@@ -58,11 +59,13 @@ async def open_places(
 async def _place(
     store: Store, manager: TopicMetadataManager, partition: TopicIdPartition
 ) -> TierPlace:
-    start = await LogStartRegister(store, partition).read()
+    register = LogStartRegister(store, partition)
+    start = await register.read()
     return TierPlace(
         partition,
         ManagedPartition(manager, partition),
         ParquetSegments(store, partition),
+        register,
         0 if start is None else start.first_lsn,
         0 if start is None else start.leader_epoch,
     )

@@ -246,6 +246,8 @@ TIER_WHOLE_BYTES: Final = 512 * KIB
 """A segment up to this size is fetched whole: one request instead of two."""
 TIER_FOOTER_GUESS_BYTES: Final = 64 * KIB
 """What is read of the end of an object of which nothing is known."""
+TIER_COPY_BYTES: Final = 512 * MIB
+"""Segments that all partitions of a process have in memory to copy them."""
 TIER_CACHE_BYTES: Final = 64 * MIB
 """Parts of segments that readers share in memory."""
 TIER_READ_PARALLEL: Final = 4

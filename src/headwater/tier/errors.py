@@ -4,13 +4,18 @@ Unavailable
 └── NotReady           what is asked for is not known yet: try again
 Conflict
 └── EventRejected      the event does not follow from what is there: read it and decide again
+Refused
+└── NotOneSegment      these records cannot stand in one segment: make two of them
+Damaged
+└── SourceUnreadable   a segment that was to be merged cannot be read: leave it out, and scrub
 Corrupt
 └── EventUndecodable   a metadata partition is followed up to an event that cannot be read
 """
 
 from __future__ import annotations
 
-from headwater.core.errors import Conflict, Corrupt, Unavailable
+from headwater.core.errors import Conflict, Corrupt, Damaged, Refused, Unavailable
+from headwater.tier.identity import SegmentId
 
 
 class NotReady(Unavailable):
@@ -24,6 +29,23 @@ class NotReady(Unavailable):
 
 class EventRejected(Conflict):
     """A metadata event does not follow from the state that is there; it changed nothing."""
+
+
+class NotOneSegment(Refused):
+    """Records that cannot stand in one segment, for their columns, terms or size: make two."""
+
+    def __init__(self, message: str, *, at_lsn: int | None = None) -> None:
+        super().__init__(message)
+        self.at_lsn = at_lsn
+        """What comes before this LSN can stand in one, as far as was seen; None if not known."""
+
+
+class SourceUnreadable(Damaged):
+    """A segment that was to be merged cannot be read: leave it out, and let a scrub look at it."""
+
+    def __init__(self, message: str, *, segment_id: SegmentId) -> None:
+        super().__init__(f"{segment_id} cannot be read and is not merged: {message}")
+        self.segment_id = segment_id
 
 
 class EventUndecodable(Corrupt):

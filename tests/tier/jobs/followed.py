@@ -15,12 +15,14 @@ from headwater.tier import (
     MetadataEvent,
     Outcome,
     PartitionDeleteState,
+    SegmentId,
     SegmentMetadata,
     TierCache,
     TopicIdPartition,
     decode_event,
     encode_event,
 )
+from headwater.tier.cache import PartitionCache
 from headwater.tier.eventlog import InProcessEventLog
 
 
@@ -97,6 +99,20 @@ class FollowedPartition:
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
         return self.cache.cover(self._partition, first_lsn, end_lsn)
 
+    def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
+        return self._known().find(segment_id)
+
+    def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
+        return self._known().segments_in(first_lsn, end_lsn)
+
+    def unfinished(self) -> list[SegmentMetadata]:
+        return self._known().unfinished()
+
+    def cover_part(
+        self, first_lsn: int, end_lsn: int, most_segments: int
+    ) -> tuple[list[CoverPiece], int]:
+        return self._known().cover_part(first_lsn, end_lsn, most_segments)
+
     def delete_state(self) -> PartitionDeleteState | None:
         return self.cache.delete_state(self._partition)
 
@@ -108,6 +124,9 @@ class FollowedPartition:
             except EventRejected as rejected:
                 outcome = rejected
             self._verdicts.append(outcome)
+
+    def _known(self) -> PartitionCache:
+        return self.cache.partition(self._partition) or PartitionCache(self._partition)
 
     async def _land_late(self, payload: bytes, publisher_epoch: int, place: int) -> None:
         await runtime.sleep(self._chance.choice((1.0, 100.0, 10_000.0)) * self._chance.random())

@@ -11,6 +11,7 @@ from headwater.testing import simulate
 from headwater.tier import SegmentState, TopicIdPartition
 from headwater.tier.eventlog import InProcessEventLog
 from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
+from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
 from tests.tier.jobs.followed import FollowedPartition
 from tests.tier.jobs.plain_storage import PlainStorage, plain_key
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -28,9 +29,17 @@ class Place:
         self.store = Store(self.backend)
         self.log = InProcessEventLog(1)
 
-    def lead(self, epoch: int = 1, *, wal: SealedWal | None = None, **config: Any) -> Led:
+    def lead(
+        self,
+        epoch: int = 1,
+        *,
+        wal: SealedWal | None = None,
+        memory: ByteBudget = COPY_MEMORY,
+        **config: Any,
+    ) -> Led:
         """A leader that has not begun."""
-        return Led(self, epoch, SealedWal() if wal is None else wal, TierConfig(**config))
+        wal = SealedWal() if wal is None else wal
+        return Led(self, epoch, wal, TierConfig(**config), memory)
 
     def object_names(self) -> set[str]:
         """The segments that have objects."""
@@ -41,7 +50,9 @@ class Place:
 class Led:
     """A leader and all that it works with."""
 
-    def __init__(self, place: Place, epoch: int, wal: SealedWal, config: TierConfig) -> None:
+    def __init__(
+        self, place: Place, epoch: int, wal: SealedWal, config: TierConfig, memory: ByteBudget
+    ) -> None:
         self.place = place
         self.wal = wal
         self.epoch = epoch
@@ -62,6 +73,7 @@ class Led:
             local=wal,
             log_start=LogStartRegister(place.store, ORDERS),
             config=config,
+            memory=memory,
         )
         self.manager = TierManager(self.led)
 

@@ -9,6 +9,7 @@ import pytest
 
 from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
 from headwater.tier import SegmentState
+from headwater.tier.errors import NotOneSegment
 from tests.tier.jobs.followed import LineFaults
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage
@@ -198,5 +199,24 @@ def test_objects_are_written_no_faster_than_allowed() -> None:
         sizes = [one.size_bytes for one in led.metadata.segments()]
 
         assert loop.time() >= sum(sizes[:-1]) / 10
+
+    in_time(main)
+
+
+def test_a_sealed_part_that_cannot_be_one_segment_becomes_several_and_holds_up_nothing() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0).write(8, 2)
+        prepare = led.storage.prepare
+
+        async def small_ones_only(first_lsn: int, last_lsn: int, *how: Any, **more: Any) -> Any:
+            if last_lsn - first_lsn >= 3:
+                at_lsn = 7 if first_lsn == 1 else None
+                raise NotOneSegment("too many", at_lsn=at_lsn)
+            return await prepare(first_lsn, last_lsn, *how, **more)
+
+        led.storage.prepare = small_ones_only
+        await led.round()
+
+        assert led.covered() == [range(1, 4), range(4, 7), range(7, 9), range(9, 11)]
 
     in_time(main)

@@ -19,7 +19,6 @@ from headwater.tier import SegmentMetadata
 from headwater.tier.jobs import (
     Tiering,
     copying,
-    led_partition,
     merging,
     removal,
     retention,
@@ -27,6 +26,7 @@ from headwater.tier.jobs import (
 )
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.jobs.walking import END_LSN
 from tests.torture.tier_scenarios import SCENARIOS, tier_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
@@ -35,29 +35,30 @@ BEGIN_AT = {"epoch-begins-in-silence": 15}
 CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
 
-async def says_so_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> None:
+async def says_so_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> int:
     """Tells that a copy is there before it is."""
-    prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups, **how)
+    prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups)
     await led.publisher.started(prepared)
     await led.publisher.finished(prepared)
     await led.storage.copy(prepared)
+    return prepared.size_bytes
 
 
-async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> None:
+async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> int:
     """Stores a copy of which nobody knows."""
-    prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups, **how)
+    prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups)
     await led.storage.copy(prepared)
     await led.publisher.started(prepared)
     await led.publisher.finished(prepared)
+    return prepared.size_bytes
 
 
-async def removes_first(led: LedPartition) -> int:
+async def removes_first(led: LedPartition) -> None:
     """Removes objects, and unlists them afterwards."""
     for segment in led.metadata.segments():
         if segment.end_offset < led.first_lsn and segment.state == 1:
             await led.storage.delete(segment.segment_id)
             await led.publisher.unlist(segment)
-    return 0
 
 
 async def abandons_first(led: LedPartition, segment_id: Any) -> None:
@@ -66,7 +67,7 @@ async def abandons_first(led: LedPartition, segment_id: Any) -> None:
     await led.publisher.unlist_copy(segment_id)
 
 
-async def moves_the_start_last(led: LedPartition) -> int:
+async def moves_the_start_last(led: LedPartition) -> None:
     """Unlists what is to go, and moves the log start when it is gone."""
     before = led.log_start
     wanted: list[int] = []
@@ -76,31 +77,28 @@ async def moves_the_start_last(led: LedPartition) -> int:
         led.log_start = type(before)(1, before.leader_epoch, wanted[0], before.leaders)
         await retention.unlist_below_log_start(led)
         await led.move_log_start(wanted[0])
-    return 0
 
 
 async def _noted(wanted: list[int], lsn: int) -> None:
     wanted.append(lsn)
 
 
-async def heeds_no_slot(led: LedPartition) -> int:
+async def heeds_no_slot(led: LedPartition) -> None:
     """Lets segments go that a slot still needs."""
-    pieces = led.metadata.cover(led.first_lsn, led.tiered_lsn() + 1)
-    end = retention._expired_end(pieces, led.first_lsn, led.config, led.store_ms())
+    end = await retention.expired_end(led)
     if end > led.first_lsn:
-        await led.move_log_start(end)
-    return await retention.unlist_below_log_start(led)
+        led.log_start = await led.register.move(led.leader.epoch, end)
+    await retention.unlist_below_log_start(led)
 
 
-async def drops_what_was_committed(led: LedPartition) -> int:
+async def drops_what_was_committed(led: LedPartition) -> None:
     """Takes what is committed for remote."""
     await led.local.prune_through(led.leader.committed_lsn())
-    return 0
 
 
 def counts_over_gaps(self: LedPartition) -> int:
     """Takes the end of the last remote segment for all that is remote."""
-    pieces = self.metadata.cover(self.first_lsn, led_partition.END_LSN)
+    pieces = self.metadata.cover(self.first_lsn, END_LSN)
     started = [one.end_offset for one in self.metadata.segments()]
     return max([self.first_lsn - 1, *(piece.lsns.stop - 1 for piece in pieces), *started])
 
@@ -137,42 +135,43 @@ def never_waits(led: LedPartition, segment: SegmentMetadata) -> bool:
     return True
 
 
-async def unlists_the_merged_first(led: LedPartition) -> int:
+async def unlists_the_merged_first(led: LedPartition) -> None:
     """Unlists what it merges before the merged segment is there."""
-    run = merging._next_run(led)
+    run = await merging.next_run(led)
     if run is not None:
         for piece in run:
             await led.publisher.unlist(piece.segment)
         lsns = range(run[0].lsns.start, run[-1].lsns.stop)
-        await copying.copy_range(led, lsns, _groups(led, run))
-    return 0
+        await copying.copy_range(led, lsns, _groups(led, run), about_bytes=0)
 
 
-async def merges_with_a_gap(led: LedPartition) -> int:
+async def merges_with_a_gap(led: LedPartition) -> None:
     """Says of a merged segment that it holds more than it does."""
-    run = merging._next_run(led)
+    run = await merging.next_run(led)
     if run is not None:
         lsns = run[0].lsns
         prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, _groups(led, run[:1]))
         began = prepared.started(
             broker_id=1, event_timestamp_ms=0, publisher_epoch=led.leader.epoch
         )
+        whole_lsns = range(lsns.start, run[-1].lsns.stop)
         whole = msgspec.structs.replace(began, end_offset=run[-1].lsns.stop - 1)
         await led.publisher._publish(whole)
         await led.storage.copy(prepared)
+        led.will_be_read(whole_lsns)
         await led.publisher.finished(prepared)
-    return await merging.unlist_replaced(led)
+    await merging.unlist_replaced(led)
 
 
-async def merges_and_overlooks(led: LedPartition) -> int:
+async def merges_and_overlooks(led: LedPartition) -> None:
     """Unlists whatever overlaps with a merged segment."""
-    run = merging._next_run(led)
+    run = await merging.next_run(led)
     if run is not None:
         lsns = range(run[0].lsns.start, run[-1].lsns.stop - 1)
-        await copying.copy_range(led, lsns, _cut(_groups(led, run), lsns.stop - 1))
+        cut = _cut(_groups(led, run), lsns.stop - 1)
+        await copying.copy_range(led, lsns, cut, about_bytes=0)
         for piece in run:
             await led.publisher.unlist(piece.segment)
-    return 0
 
 
 async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Group]:
@@ -182,7 +181,7 @@ async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Gro
             yield part
 
 
-_expire_remote, _groups = retention.expire_remote, merging._groups
+_expire_remote, _groups = retention.expire_remote, merging.groups_of
 JOBS = tier_manager._JOBS[Tiering.ON]
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {

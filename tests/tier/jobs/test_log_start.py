@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headwater.core.errors import Fenced, NotSupported, RolledBack
 from headwater.store import Register
-from headwater.tier.jobs import LogStart, LogStartRegister
+from headwater.tier.jobs import LogStart, LogStartRegister, TierConfig
 from headwater.tier.jobs.log_start import FORMAT, LEADERS_KEPT
 from tests.tier.jobs.given import ORDERS, Place, in_time
 
@@ -70,5 +72,25 @@ def test_one_that_is_gone_or_of_a_later_version_is_not_taken_for_a_new_one() -> 
         for call in (register.read(), register.move(1, 5)):
             with pytest.raises(NotSupported, match="Upgrade"):
                 await call
+
+    in_time(main)
+
+
+def test_what_is_needed_since_it_was_decided_to_move_it_stays() -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(3, 3, 3).round()
+        read = led.place.backend.get
+
+        async def slot_is_made(key: str, *how: Any, **more: Any) -> Any:
+            if key == led.led.register.key:
+                led.slot_floor_lsn = 4
+            return await read(key, *how, **more)
+
+        led.place.backend.get = slot_is_made  # type: ignore[method-assign]
+        led.manager.configure(TierConfig(merge_below_bytes=0, retention_bytes=0))
+        await led.round()
+
+        assert led.led.first_lsn == 5
+        assert led.covered() == [range(4, 7), range(7, 10)]
 
     in_time(main)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from headwater.tier import SegmentState
-from tests.tier.jobs.given import FAR, Led, Place, in_time
+import pytest
+
+from headwater.tier import SegmentMetadata, SegmentState
+from headwater.tier.cache.segment_table import SegmentTable
+from headwater.tier.errors import NotOneSegment
+from headwater.tier.jobs import TierConfig, walking
+from tests.tier.jobs.given import FAR, HOUR_MS, Led, Place, in_time
 from tests.tier.jobs.sealed_wal import SealedWal
 
 FINISHED, DELETING = SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED
@@ -131,5 +137,64 @@ def test_epochs_that_fall_are_not_merged() -> None:
         await led.round()
 
         assert led.covered() == [range(1, 5), range(5, 7)]
+
+    in_time(main)
+
+
+def test_only_what_does_not_fit_stands_apart() -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(2, 2, 2, 2, 2).round()
+        prepare = led.storage.prepare
+
+        async def in_two_parts(first_lsn: int, last_lsn: int, *how: Any, **more: Any) -> Any:
+            if first_lsn < 7 <= last_lsn:
+                raise NotOneSegment("columns of another kind", at_lsn=7)
+            return await prepare(first_lsn, last_lsn, *how, **more)
+
+        led.storage.prepare = in_two_parts
+        led.manager.configure(TierConfig(merge_segments=2))
+        await led.round()
+
+        assert led.covered() == [range(1, 7), range(7, 11)]
+
+    in_time(main)
+
+
+def test_a_byte_is_written_again_about_as_often_as_its_segment_doubles() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=1 << 20, merge_segments=4)
+        for _ in range(200):
+            await led.write(1).round()
+
+        assert len(led.covered()) <= 12
+        whole = sum(one.size_bytes for one in led.metadata.segments() if one.state is FINISHED)
+        assert led.manager.metrics.merged_bytes <= 8 * whole
+
+    in_time(main)
+
+
+def test_rounds_in_which_nothing_happens_look_at_few_segments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=60, retention_ms=HOUR_MS, retention_bytes=1 << 30)
+        await led.write(*[20] * 300).round()
+        looked_at = 0
+        metadata = SegmentTable.metadata
+
+        def counted(self: SegmentTable, row: int) -> SegmentMetadata:
+            nonlocal looked_at
+            looked_at += 1
+            return metadata(self, row)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SegmentTable, "metadata", counted)
+            patch.setattr(walking, "SEGMENTS_AT_ONCE", 10)
+            await led.round()
+            await led.round()
+            assert looked_at <= 60
+            looked_at = 0
+            await led.write(20).round()
+            assert looked_at <= 700, "the bytes are counted again, and nothing else"
 
     in_time(main)

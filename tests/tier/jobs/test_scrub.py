@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from headwater.core.errors import Fenced
-from headwater.tier import SegmentState
-from headwater.tier.jobs import TierConfig
-from headwater.tier.jobs.scrub import Kind
-from tests.tier.jobs.given import Led, Place, in_time
+from headwater.core.errors import Denied, Fenced
+from headwater.tier import SegmentMetadata, SegmentState
+from headwater.tier.jobs import LogStartRegister, TierConfig, Tiering
+from headwater.tier.jobs.copying import copy_local
+from headwater.tier.jobs.scrub import Kind, Scrubbed, look
+from tests.tier.jobs.followed import FollowedPartition
+from tests.tier.jobs.given import FAR, ORDERS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage, plain_key
 from tests.tier.jobs.sealed_wal import SealedWal
 
@@ -203,5 +207,169 @@ def test_a_leader_that_was_overtaken_takes_nothing_for_lost() -> None:
 
         with pytest.raises(Fenced):
             await led.manager.scrub(mend=False)
+
+    in_time(main)
+
+
+def test_sound_copies_of_an_older_term_take_the_place_of_a_damaged_segment() -> None:
+    async def main() -> None:
+        place = Place()
+        await place.lead(5).write(5).round()
+        wal = SealedWal()
+        wal.append(5, term=3)
+        wal.seal()
+        led = await place.lead(7, wal=wal, local_retention_bytes=KEEP_LOCAL).round()
+        await led.damage(0, b"[]")
+
+        assert (await led.manager.scrub(mend=True)).is_clean
+
+        [piece] = led.metadata.cover(0, FAR)
+        assert piece.segment.epochs == ((3, 1),)
+        await led.storage.verify(piece.segment)
+        assert (await led.manager.scrub(mend=True)).findings == ()
+
+    in_time(main)
+
+
+def test_what_sound_segments_have_is_not_copied_again() -> None:
+    async def main() -> None:
+        place = Place()
+        await place.lead(3).write(5).round()
+        led = place.lead(5, wal=SealedWal(), local_retention_bytes=KEEP_LOCAL)
+        led.write(5)
+        await led.led.begin()
+        await copy_local(led.led, range(1, 6))
+        newer = led.metadata.cover(0, FAR)[0].segment.segment_id
+        await place.backend.put(plain_key(newer), b"[]")
+
+        assert (await led.manager.scrub(mend=True)).is_clean
+        assert len(led.metadata.segments()) == 2
+        assert led.metadata.cover(0, FAR)[0].segment.segment_id != newer
+
+    in_time(main)
+
+
+class Looked(PlainStorage):
+    """Something happens while a scrub reads."""
+
+    meanwhile: Callable[[], Awaitable[object]]
+
+    async def verify(self, segment: SegmentMetadata) -> None:
+        happens, self.meanwhile = self.meanwhile, _nothing
+        await happens()
+        await super().verify(segment)
+
+
+async def _nothing() -> None:
+    """Nothing more."""
+
+
+def outside(led: Led, meanwhile: Callable[[], Awaitable[object]]) -> Awaitable[Scrubbed]:
+    """A scrub by somebody who only looks, in the middle of which something happens."""
+    storage = Looked(led.place.store, ORDERS)
+    storage.meanwhile = meanwhile
+    log_start = LogStartRegister(led.place.store, ORDERS)
+    metadata = FollowedPartition(led.place.log, ORDERS)
+    return look(metadata, storage, log_start, orphan_grace_ms=0)
+
+
+GIVEN_UP: dict[str, dict[str, Any]] = {
+    "merged": {"merge_segments": 2},
+    "expired": {"retention_bytes": 0},
+    "given up": {"tiering": Tiering.DELETE},
+}
+
+
+@pytest.mark.parametrize("how", GIVEN_UP)
+def test_a_copy_that_goes_while_it_is_looked_at_is_no_damage(how: str) -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0, delete_delay_ms=0)
+        await led.write(3, 3, 3).round()
+
+        async def goes() -> None:
+            led.manager.configure(TierConfig(delete_delay_ms=0, **GIVEN_UP[how]))
+            await led.round()
+            await led.round()
+            assert len(led.place.object_names()) < 3
+
+        assert (await outside(led, goes)).findings == ()
+
+    in_time(main)
+
+
+def test_a_partition_that_is_deleted_while_it_is_looked_at_is_no_damage() -> None:
+    async def main() -> None:
+        led = await tiered(3, 3, 3)
+        assert (await outside(led, led.manager.delete_partition)).findings == ()
+
+    in_time(main)
+
+
+def test_what_could_not_be_looked_at_is_told_and_keeps_nothing_from_being_looked_at() -> None:
+    async def main() -> None:
+        led = await tiered(3, 3, 3)
+        await led.damage(2, None)
+        verify = led.storage.verify
+
+        async def closed(segment: SegmentMetadata) -> None:
+            if segment.start_offset == 1:
+                raise Denied("not for you")
+            await verify(segment)
+
+        led.storage.verify = closed
+        found = (await led.manager.scrub(mend=True)).findings
+
+        assert [(one.kind, one.lsns, one.mended) for one in found] == [
+            (Kind.UNKNOWN, range(1, 4), False),
+            (Kind.MISSING, range(7, 10), True),
+        ]
+
+    in_time(main)
+
+
+def test_what_cannot_be_mended_keeps_nothing_from_being_mended() -> None:
+    async def main() -> None:
+        led = await tiered(3, 3)
+        await led.damage(0, None)
+        await led.damage(1, None)
+        prepare = led.storage.prepare
+
+        async def refusing(first_lsn: int, *how: Any, **more: Any) -> Any:
+            if first_lsn == 1:
+                raise Denied("the disk is not to be read")
+            return await prepare(first_lsn, *how, **more)
+
+        led.storage.prepare = refusing
+        first, second = (await led.manager.scrub(mend=True)).findings
+
+        assert (first.mended, second.mended) == (False, True)
+        assert "not to be read" in first.detail
+
+    in_time(main)
+
+
+def test_a_gap_is_filled_sealed_part_by_sealed_part() -> None:
+    async def main() -> None:
+        led = await tiered(3, 3, 3, 3)
+        merged = led.place.lead(2, wal=led.wal, merge_segments=3, local_retention_bytes=KEEP_LOCAL)
+        await merged.round()
+        [first, *_] = [one for one in merged.metadata.segments() if one.state is FINISHED]
+        await merged.place.backend.delete(plain_key(first.segment_id))
+
+        assert (await merged.manager.scrub(mend=True)).is_clean
+        assert merged.covered() == [range(1, 4), range(4, 7), range(7, 10), range(10, 13)]
+
+    in_time(main)
+
+
+def test_the_log_is_copied_while_a_scrub_reads() -> None:
+    async def main() -> None:
+        led = await tiered(3)
+        storage = Looked(led.place.store, ORDERS)
+        storage.meanwhile = lambda: led.write(3).round()
+        led.led.storage = led.storage = storage
+
+        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert led.covered() == [range(1, 4), range(4, 7)]
 
     in_time(main)

@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from headwater.core import limits
-from headwater.core.errors import LimitExceeded, Refused
+from headwater.core.errors import Refused
 from headwater.log.record import Group
+from headwater.tier.errors import NotOneSegment
 from headwater.tier.segments import SegmentConfig, SegmentEncoder, SegmentPlan, can_share
 from tests.tier.given import segment_id
 from tests.tier.segments.given import (
@@ -177,10 +178,10 @@ def test_terms_do_not_fall_and_fit_into_an_event() -> None:
 
 def test_a_segment_above_its_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TIER_SEGMENT_MAX_BYTES", 1000)
-    with pytest.raises(LimitExceeded, match="TIER_SEGMENT_MAX_BYTES"):
+    with pytest.raises(NotOneSegment, match="TIER_SEGMENT_MAX_BYTES"):
         encoded([orders(1, 100)])
     monkeypatch.setattr(limits, "TIER_SEGMENT_RUNS", 2)
-    with pytest.raises(LimitExceeded, match="TIER_SEGMENT_RUNS"):
+    with pytest.raises(NotOneSegment, match="TIER_SEGMENT_RUNS"):
         encoded([orders(1, 1), orders(2, 1, term=2), orders(3, 1, term=3)])
 
 

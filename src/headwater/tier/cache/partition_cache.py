@@ -7,7 +7,7 @@ the next epoch's start the segment belongs to another lineage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headwater.tier.cache.epoch_index import EpochIndex
 from headwater.tier.cache.outcome import Outcome
@@ -27,7 +27,7 @@ from headwater.tier.events.states import (
     partition_may_become,
     segment_may_become,
 )
-from headwater.tier.identity import TopicIdPartition
+from headwater.tier.identity import SegmentId, TopicIdPartition
 
 
 class PartitionCache:
@@ -43,6 +43,8 @@ class PartitionCache:
         """How many copies have finished so far."""
         self.table = SegmentTable(partition)
         self._listed = StartIndex(self.table.end.__getitem__)
+        self._unfinished: set[int] = set()
+        """Rows of segments that are being copied or deleted: few, whatever the tier has."""
         self.epochs: dict[int, EpochIndex] = {}
 
     @property
@@ -90,9 +92,9 @@ class PartitionCache:
         index = self.epochs.get(epoch)
         return None if index is None else index.highest_offset
 
-    def find(self, segment: SegmentMetadata | SegmentUpdate) -> SegmentMetadata | None:
-        """What is known of the segment that an event is about."""
-        row = self.table.find(segment.segment_id.id)
+    def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
+        """What is known of one segment."""
+        row = self.table.find(segment_id.id)
         return None if row is None else self.table.metadata(row)
 
     def segments(self) -> Iterator[SegmentMetadata]:
@@ -108,16 +110,33 @@ class PartitionCache:
         rows = sorted(index.listed(), key=self.table.sort_key) if index else []
         return list(map(self.table.metadata, rows))
 
+    def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
+        """Those with LSNs of [first_lsn, end_lsn), in whatever state, by their start offsets."""
+        return list(map(self.table.metadata, self._listed.reaching(first_lsn, end=end_lsn)))
+
+    def unfinished(self) -> list[SegmentMetadata]:
+        """Those that are being copied or deleted, ordered as all of them are."""
+        rows = sorted(self._unfinished, key=self.table.sort_key)
+        return list(map(self.table.metadata, rows))
+
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
         """What to read for [first_lsn, end_lsn), each LSN from one segment."""
-        table = self.table
-        rows = [
-            row
-            for row in self._listed.reaching(first_lsn, end=end_lsn)
-            if table.state(row) is SegmentState.COPY_FINISHED
-        ]
-        rows.sort(key=table.finished.__getitem__)
-        return cover(list(map(table.metadata, rows)), first_lsn, end_lsn)
+        return self._cover(list(self._listed.reaching(first_lsn, end=end_lsn)), first_lsn, end_lsn)
+
+    def cover_part(
+        self, first_lsn: int, end_lsn: int, most_segments: int
+    ) -> tuple[list[CoverPiece], int]:
+        """The first pieces of a cover, and where it goes on: for whoever walks a long one.
+
+        About so many segments are looked at; more where they begin at one LSN.
+        """
+        rows: list[int] = []
+        for row in self._listed.reaching(first_lsn, end=end_lsn):
+            if len(rows) >= most_segments and self.table.start[row] > first_lsn:
+                end_lsn = self.table.start[row]
+                break
+            rows.append(row)
+        return self._cover(rows, first_lsn, end_lsn), end_lsn
 
     def rows(self) -> Iterator[int]:
         """The rows of all that are listed, in order of their start offsets."""
@@ -133,6 +152,8 @@ class PartitionCache:
     def list_segment(self, segment: SegmentMetadata, finished: int = NOT_FINISHED) -> int:
         """List a segment that is not there, under all of its epochs; its row."""
         row = self.table.add(segment, finished)
+        if segment.state is not SegmentState.COPY_FINISHED:
+            self._unfinished.add(row)
         self._listed.add(segment.start_offset, row)
         for epoch, _ in segment.epochs:
             self.epoch(epoch).started(row)
@@ -170,6 +191,7 @@ class PartitionCache:
         if event.state is SegmentState.COPY_FINISHED:
             self._finish(row)
         elif event.state is SegmentState.DELETE_STARTED:
+            self._unfinished.add(row)
             for epoch, start in self.table.epochs(row):
                 self.epochs[epoch].deleting(start, row)
         else:
@@ -189,6 +211,12 @@ class PartitionCache:
         self.delete_state = event.state
         return Outcome.CHANGED
 
+    def _cover(self, rows: Sequence[int], first_lsn: int, end_lsn: int) -> list[CoverPiece]:
+        table = self.table
+        finished = [row for row in rows if table.state(row) is SegmentState.COPY_FINISHED]
+        finished.sort(key=table.finished.__getitem__)
+        return cover(list(map(table.metadata, finished)), first_lsn, end_lsn)
+
     def _check(self, now: SegmentState, event: SegmentMetadata | SegmentUpdate) -> None:
         if not segment_may_become(now, event.state):
             raise EventRejected(
@@ -197,6 +225,7 @@ class PartitionCache:
             )
 
     def _finish(self, row: int) -> None:
+        self._unfinished.discard(row)
         self.finishes += 1
         self.table.finished[row] = self.finishes
         for epoch, start in self.table.epochs(row):
@@ -204,6 +233,7 @@ class PartitionCache:
             self.epochs[epoch].finished(start, end, row)
 
     def _forget(self, row: int) -> None:
+        self._unfinished.discard(row)
         for epoch, _ in self.table.epochs(row):
             self.epochs[epoch].deleted(row)
         self._listed.remove(self.table.start[row], row)

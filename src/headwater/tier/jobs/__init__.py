@@ -10,13 +10,17 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
                     metadata by a manager, segments in a store, the local log by a spool
     led_partition   what the jobs of one leader share
     byte_rate       so many bytes a second
+    byte_budget     so many bytes in memory
+    setbacks        what goes wrong with single items of a job
     copying         from the local log to the tier
     removal         objects whose segments are unlisted
     retention       what is let go, remote and local
     merging         small segments into larger ones
     deletion        all that the tier has of a partition
     stopping        tiering that is given up
+    walking         long covers, bit by bit
     scrub           whether the tier has what it says
+    repair          what a scrub found
     metrics         what was done
     tier_manager    one job after the other
 
@@ -37,7 +41,8 @@ from headwater.tier.jobs.log_start import LogStart, LogStartRegister
 from headwater.tier.jobs.managed_partition import ManagedPartition
 from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.parquet_segments import ParquetSegments
-from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look, remove_orphans, repair
+from headwater.tier.jobs.repair import remove_orphans, repair
+from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look
 from headwater.tier.jobs.spool_log import SpoolLog
 from headwater.tier.jobs.tier_manager import TierManager
 

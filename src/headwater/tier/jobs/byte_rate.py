@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headwater.core import runtime
 
 
@@ -15,10 +17,16 @@ class ByteRate:
     async def take(self, size_bytes: int) -> None:
         """Wait until so many may be moved: an object larger than a second's worth holds up what
         comes after it, not itself."""
-        if self._bytes_per_s < 1:
-            return
-        now_s = runtime.monotonic_s()
-        begins_s = max(now_s, self._free_at_s)
-        self._free_at_s = begins_s + size_bytes / self._bytes_per_s
-        if begins_s > now_s:
-            await runtime.sleep(begins_s - now_s)
+        wait_s = self._free_at_s - runtime.monotonic_s()
+        self.spend(size_bytes)
+        if wait_s > 0:
+            await runtime.sleep(wait_s)
+
+    def spend(self, size_bytes: int) -> None:
+        """So many are moved: whoever comes next waits for them."""
+        if self._bytes_per_s > 0:
+            begins_s = max(runtime.monotonic_s(), self._free_at_s)
+            self._free_at_s = begins_s + size_bytes / self._bytes_per_s
+
+
+NO_RATE: Final = ByteRate(-1)

@@ -37,8 +37,23 @@ class PartitionMetadata(Protocol):
     def segments(self) -> list[SegmentMetadata]:
         """All that are listed, in order of their start offsets."""
 
+    def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
+        """What is known of one segment, if it is listed."""
+
+    def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
+        """Those that are listed with LSNs of [first_lsn, end_lsn), by their start offsets."""
+
+    def unfinished(self) -> list[SegmentMetadata]:
+        """Those that are being copied or deleted; it costs as much as there are of them."""
+
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
         """What to read for [first_lsn, end_lsn)."""
+
+    def cover_part(
+        self, first_lsn: int, end_lsn: int, most_segments: int
+    ) -> tuple[list[CoverPiece], int]:
+        """The first pieces of a cover, from about so many segments, and the LSN at which it goes
+        on, which is `end_lsn` if it does not."""
 
     def delete_state(self) -> PartitionDeleteState | None:
         """How far the deletion of the whole partition has come."""

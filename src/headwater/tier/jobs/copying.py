@@ -12,6 +12,7 @@ from typing import Final
 
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
+from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.jobs.contract import SealedRange
 from headwater.tier.jobs.led_partition import LedPartition
@@ -20,13 +21,35 @@ from headwater.tier.jobs.removal import abandon
 _log: Final = logging.getLogger("headwater")
 
 
-async def copy_sealed(led: LedPartition) -> int:
-    """Copy all that is sealed, committed and not remote yet; how many segments that were."""
-    copied = 0
+async def copy_sealed(led: LedPartition) -> None:
+    """Copy all that is sealed, committed and not remote yet."""
     while (due := _next_due(led)) is not None:
-        await copy_range(led, due, led.local_groups(due.start, due.stop - 1))
-        copied += 1
-    return copied
+        await copy_local(led, due)
+
+
+async def copy_local(led: LedPartition, lsns: range) -> None:
+    """Copy what the local log has of these LSNs.
+
+    As one segment, or as many as it takes: records that cannot stand in one hold up nothing.
+    """
+    todo = [lsns]
+    while todo:
+        part = todo.pop()
+        about_bytes = led.local.bytes_since(part.start - 1) - led.local.bytes_since(part.stop - 1)
+        groups = led.local_groups(part.start, part.stop - 1)
+        try:
+            copied_bytes = await copy_range(led, part, groups, about_bytes=about_bytes)
+        except NotOneSegment as error:
+            if len(part) == 1:
+                raise
+            cut = error.at_lsn
+            if cut is None or not part.start < cut < part.stop:
+                cut = part.start + len(part) // 2
+            _log.info("LSNs %d to %d become two segments: %s", part.start, part.stop - 1, error)
+            todo += [range(cut, part.stop), range(part.start, cut)]
+        else:
+            led.metrics.copied_segments += 1
+            led.metrics.copied_bytes += copied_bytes
 
 
 async def copy_range(
@@ -34,23 +57,30 @@ async def copy_range(
     lsns: range,
     groups: AsyncIterator[Group],
     *,
+    about_bytes: int,
     merged_from: Sequence[SegmentMetadata] = (),
-) -> None:
-    """Make one remote segment of these groups."""
-    prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups, merged_from=merged_from)
-    await led.rate.take(prepared.size_bytes)
-    await led.publisher.started(prepared)
-    try:
-        await led.storage.copy(prepared)
-    except HeadwaterError as failed:
+) -> int:
+    """Make one remote segment of these groups, of about so many bytes; how many it has."""
+    await led.rate.take(0)  # before it is in memory
+    async with led.memory.hold(about_bytes):
+        prepared = await led.storage.prepare(
+            lsns.start, lsns.stop - 1, groups, merged_from=merged_from
+        )
+        led.rate.spend(prepared.size_bytes)
+        await led.publisher.started(prepared)
         try:
-            await abandon(led, prepared.segment_id)
-        except Fenced:
-            raise
-        except HeadwaterError as later:
-            _log.info("%s is left for later: %s", prepared.segment_id, later)
-        raise failed
-    await led.publisher.finished(prepared)
+            await led.storage.copy(prepared)
+        except HeadwaterError as failed:
+            try:
+                await abandon(led, prepared.segment_id)
+            except Fenced:
+                raise
+            except HeadwaterError as later:
+                _log.info("%s is left for later: %s", prepared.segment_id, later)
+            raise failed
+        led.will_be_read(lsns)
+        await led.publisher.finished(prepared)
+        return prepared.size_bytes
 
 
 def missing(led: LedPartition) -> range:

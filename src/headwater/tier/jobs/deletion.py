@@ -9,24 +9,26 @@ from __future__ import annotations
 
 from headwater.tier.events import PartitionDeleteState, SegmentState
 from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.jobs.removal import erase
+from headwater.tier.jobs.removal import remove
+from headwater.tier.jobs.setbacks import Setbacks
 
 
-async def delete_partition(led: LedPartition) -> int:
-    """Go on from wherever the deletion has come to; how many objects were removed."""
+async def delete_partition(led: LedPartition) -> None:
+    """Go on from wherever the deletion has come to."""
     if led.metadata.delete_state() is None:
         await led.publisher.partition_deletion(PartitionDeleteState.MARKED)
     if led.metadata.delete_state() is PartitionDeleteState.MARKED:
         await led.publisher.partition_deletion(PartitionDeleteState.STARTED)
-    removed = 0
+    setbacks = Setbacks()
     for segment in led.metadata.segments():
-        if segment.state is not SegmentState.DELETE_STARTED:
-            await led.publisher.unlist(segment)
-        await erase(led, segment.segment_id)
-        removed += 1
+        with setbacks.kept():
+            if segment.state is not SegmentState.DELETE_STARTED:
+                await led.publisher.unlist(segment)
+            await remove(led, segment.segment_id)
     # What no event names is of copies whose outcome was not known.
     async for segment_id, _ in led.storage.objects():
-        await led.storage.delete(segment_id)
-        removed += 1
+        if led.metadata.find(segment_id) is None:
+            with setbacks.kept():
+                await led.storage.delete(segment_id)
+    setbacks.tell()
     await led.publisher.partition_deletion(PartitionDeleteState.FINISHED)
-    return removed

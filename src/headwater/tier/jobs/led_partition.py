@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced
 from headwater.log.record.group import Group
-from headwater.tier.events import SegmentMetadata, SegmentState
+from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
 from headwater.tier.jobs.byte_rate import ByteRate
 from headwater.tier.jobs.config import TierConfig
 from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
+from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
-
-END_LSN: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +47,33 @@ class LedPartition:
         local: LocalLog,
         log_start: LogStartRegister,
         config: TierConfig,
+        memory: ByteBudget = COPY_MEMORY,
     ) -> None:
+        """`memory`: for segments that are being copied, shared by all partitions of a process."""
         self.leader = leader
         self.metadata = metadata
         self.storage = storage
         self.local = local
+        self.memory = memory
+        self.metrics = TierMetrics()
         self.configure(config)
         self.publisher = Publisher(
             leader.partition, metadata, epoch=leader.epoch, broker_id=leader.broker_id
         )
         self.log_start = LogStart(FORMAT, 0, 0)
         """As this leader knows it; 0 before it leads."""
-        self._register = log_start
+        self.register = log_start
         self.unlisted_s: dict[SegmentId, float] = {}
         """Since when segments are known to be unlisted that were unlisted by this leader."""
-        self.unmergeable: set[SegmentId] = set()
-        """Those of which it turned out that they cannot stand in one segment with others."""
+        self.apart: set[SegmentId] = set()
+        """Those of which it turned out that they cannot stand in one segment with what comes before
+        them."""
+        self.finished_in: list[range] = []
+        """Where copies finished since it was last looked for segments that are read no more."""
+        self.merge_looked_lsn = -1
+        """Through here nothing is worth merging, as far as was seen."""
+        self.weighed: tuple[tuple[int, int, int], int] | None = None
+        """How many bytes are remote, and as of when."""
         self._tiered_lsn = -1
         self._clock = (0, 0.0)
         """What the store's clock showed, and when that was by our own."""
@@ -69,6 +81,7 @@ class LedPartition:
     def configure(self, config: TierConfig) -> None:
         """Go by these settings."""
         self.config = config
+        self.merge_looked_lsn = -1
         self.rate = ByteRate(config.bytes_per_s)
 
     async def begin(self) -> None:
@@ -79,20 +92,23 @@ class LedPartition:
         await self.metadata.refresh()
         await self.publisher.begin()
         oldest_lsn = self.local.oldest_lsn()
-        pieces = self.metadata.cover(0, END_LSN)
-        if pieces:
-            oldest_lsn = min(oldest_lsn, pieces[0].lsns.start)
+        async with aclosing(walk_cover(self.metadata, 0, END_LSN)) as pieces:
+            async for piece in pieces:
+                oldest_lsn = min(oldest_lsn, piece.lsns.start)
+                break
         # After the first event: what older leaders published landed before this time. By the clock
         # of the store, because those of leaders may be days apart.
         began_ms = await self.storage.now_ms()
         self._clock = (began_ms, runtime.monotonic_s())
-        self.log_start = await self._register.stamp(
+        self.log_start = await self.register.stamp(
             self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
         )
+        self.finished_in = [range(END_LSN)]
+        await self._walk_tiered()
 
     async def check_leads(self) -> None:
         """Raise `Fenced` if a newer leader has begun: what it gave up would look like a loss."""
-        stored = await self._register.read()
+        stored = await self.register.read()
         if stored is not None and stored.leader_epoch > self.leader.epoch:
             self.publisher.is_over = True
             raise Fenced(f"epoch {stored.leader_epoch} leads {self.leader.partition}")
@@ -103,8 +119,10 @@ class LedPartition:
         return asked_ms + int((runtime.monotonic_s() - asked_s) * 1000)
 
     async def move_log_start(self, first_lsn: int) -> None:
-        """Give up what lies below."""
-        self.log_start = await self._register.move(self.leader.epoch, first_lsn)
+        """Give up what lies below, but for what a slot needs at the moment of writing."""
+        self.log_start = await self.register.move(
+            self.leader.epoch, first_lsn, at_most=lambda: self.leader.slot_floor_lsn() + 1
+        )
 
     @property
     def first_lsn(self) -> int:
@@ -116,8 +134,29 @@ class LedPartition:
         if segment.end_offset >= self.first_lsn:
             # Before it is known whether that lands: what may be remote no longer does not count.
             self._tiered_lsn = min(self._tiered_lsn, segment.start_offset - 1)
+            self._look_again_from(segment.start_offset)
         await self.publisher.unlist(segment)
+        self.metrics.unlisted_segments += 1
         self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
+
+    def will_be_read(self, lsns: range) -> None:
+        """A copy of these LSNs is about to finish, and may take the place of others."""
+        self.finished_in.append(lsns)
+        self._look_again_from(lsns.start)
+
+    def _look_again_from(self, lsn: int) -> None:
+        if lsn <= self.merge_looked_lsn:
+            self.merge_looked_lsn = -1  # from the beginning: what lies before it may fit, too
+
+    async def _walk_tiered(self) -> None:
+        """Find out how far the tier goes without a gap, bit by bit: later looks begin there."""
+        through = self.first_lsn - 1
+        async with aclosing(walk_cover(self.metadata, through + 1, END_LSN)) as pieces:
+            async for piece in pieces:
+                if piece.lsns.start > through + 1:
+                    break
+                through = piece.lsns.stop - 1
+        self._tiered_lsn = through
 
     def tiered_lsn(self) -> int:
         """From the log start through here every LSN is remote; one below it if none is.
@@ -131,10 +170,6 @@ class LedPartition:
             through = piece.lsns.stop - 1
         self._tiered_lsn = through
         return through
-
-    def listed(self, state: SegmentState) -> list[SegmentMetadata]:
-        """The segments in one state."""
-        return [one for one in self.metadata.segments() if one.state is state]
 
     def local_groups(self, first_lsn: int, last_lsn: int) -> AsyncIterator[Group]:
         """The groups of the local log from one LSN to another; `Trimmed` if some were pruned."""

@@ -9,6 +9,7 @@ one began, however long it was under way: its own time says when it was written,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -74,14 +75,21 @@ class LogStartRegister:
 
         return (await self._register.update(change)).value
 
-    async def move(self, epoch: int, first_lsn: int) -> LogStart:
-        """Raise it; what it is then. It never goes down."""
+    async def move(
+        self, epoch: int, first_lsn: int, *, at_most: Callable[[], int] | None = None
+    ) -> LogStart:
+        """Raise it; what it is then. It never goes down.
+
+        `at_most` is asked right before each attempt to write: what is needed may have become more
+        since somebody decided to move it.
+        """
 
         def change(stored: LogStart | None) -> LogStart:
             if stored is None:
                 raise RolledBack(f"{self.key} is gone: nothing says where the log begins")
             self._refuse_newer(stored, epoch)
-            return msgspec.structs.replace(stored, first_lsn=max(stored.first_lsn, first_lsn))
+            wanted = first_lsn if at_most is None else min(first_lsn, at_most())
+            return msgspec.structs.replace(stored, first_lsn=max(stored.first_lsn, wanted))
 
         return (await self._register.update(change)).value
 

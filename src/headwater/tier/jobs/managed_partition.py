@@ -6,7 +6,7 @@ from headwater.tier.cache import Outcome
 from headwater.tier.cover import CoverPiece
 from headwater.tier.errors import NotReady
 from headwater.tier.events import MetadataEvent, PartitionDeleteState, SegmentMetadata
-from headwater.tier.identity import TopicIdPartition
+from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.manager import TopicMetadataManager
 
 
@@ -40,6 +40,30 @@ class ManagedPartition:
     def delete_state(self) -> PartitionDeleteState | None:
         """See `PartitionMetadata`."""
         return self._following().delete_state(self._partition)
+
+    def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
+        """See `PartitionMetadata`."""
+        known = self._following().partition(self._partition)
+        return None if known is None else known.find(segment_id)
+
+    def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
+        """See `PartitionMetadata`."""
+        known = self._following().partition(self._partition)
+        return [] if known is None else known.segments_in(first_lsn, end_lsn)
+
+    def unfinished(self) -> list[SegmentMetadata]:
+        """See `PartitionMetadata`."""
+        known = self._following().partition(self._partition)
+        return [] if known is None else known.unfinished()
+
+    def cover_part(
+        self, first_lsn: int, end_lsn: int, most_segments: int
+    ) -> tuple[list[CoverPiece], int]:
+        """See `PartitionMetadata`."""
+        known = self._following().partition(self._partition)
+        if known is None:
+            return [], end_lsn
+        return known.cover_part(first_lsn, end_lsn, most_segments)
 
     def _following(self) -> TopicMetadataManager:
         metadata_partition = self._manager.metadata_partition(self._partition)

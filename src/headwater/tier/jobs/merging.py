@@ -7,46 +7,104 @@ when it has finished; only what no LSN is read from any more is unlisted.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Set
+from contextlib import aclosing
 from typing import Final
 
-from headwater.core.errors import Refused
+from headwater.core import runtime
+from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.log.record.group import Group
 from headwater.tier.cover import CoverPiece
-from headwater.tier.events import SegmentState
+from headwater.tier.errors import NotOneSegment, SourceUnreadable
+from headwater.tier.events import SegmentMetadata, SegmentState
+from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.copying import copy_range
-from headwater.tier.jobs.led_partition import END_LSN, LedPartition
+from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.setbacks import Setbacks
+from headwater.tier.jobs.walking import END_LSN, SEGMENTS_AT_ONCE, walk_cover
 
 _log: Final = logging.getLogger("headwater")
 
-
-async def merge_small(led: LedPartition) -> int:
-    """Merge what is due, and unlist what was replaced; how many segments that were."""
-    while (run := _next_run(led)) is not None:
-        lsns = range(run[0].lsns.start, run[-1].lsns.stop)
-        segments = [piece.segment for piece in run]
-        await led.rate.take(sum(map(share_bytes, run)))
-        try:
-            await copy_range(led, lsns, _groups(led, run), merged_from=segments)
-        except Refused as refused:
-            # Columns that do not go together stay so; others are still worth merging.
-            led.unmergeable.update(segment.segment_id for segment in segments)
-            _log.warning("LSNs %d to %d are not merged: %s", lsns.start, lsns.stop - 1, refused)
-    return await unlist_replaced(led)
+Run = list[CoverPiece]
 
 
-async def unlist_replaced(led: LedPartition) -> int:
+async def merge_small(led: LedPartition) -> None:
+    """Merge what is due, and unlist what was replaced."""
+    await unlist_replaced(led)
+    setbacks = Setbacks()
+    aside: set[SegmentId] = set()
+    again_lsn = END_LSN
+    try:
+        while (run := await next_run(led, aside)) is not None:
+            try:
+                await merge(led, run)
+                await unlist_replaced(led)
+            except HeadwaterError as error:
+                again_lsn = min(again_lsn, run[0].lsns.start - 1)
+                setbacks.note(error)
+                aside |= _to_blame(error, run)
+    finally:
+        # What was set aside in this round is looked at again in the next.
+        led.merge_looked_lsn = min(led.merge_looked_lsn, again_lsn)
+    setbacks.tell()
+
+
+async def merge(led: LedPartition, run: Run) -> None:
+    """Make one segment of these pieces, or know from where on they do not fit together."""
+    lsns = range(run[0].lsns.start, run[-1].lsns.stop)
+    about_bytes = sum(map(share_bytes, run))
+    await led.rate.take(about_bytes)
+    try:
+        merged_bytes = await copy_range(
+            led,
+            lsns,
+            groups_of(led, run),
+            about_bytes=about_bytes,
+            merged_from=[piece.segment for piece in run],
+        )
+    except NotOneSegment as error:
+        at_lsn = lsns.start if error.at_lsn is None else error.at_lsn
+        fits = next((n for n, one in enumerate(run) if one.lsns.stop > at_lsn), 0)
+        led.apart.add(run[fits or len(run) - 1].segment.segment_id)
+        _log.warning("LSNs %d to %d are not merged: %s", lsns.start, lsns.stop - 1, error)
+        return
+    led.metrics.merged_segments += 1
+    led.metrics.merged_bytes += merged_bytes
+
+
+def _to_blame(error: HeadwaterError, run: Run) -> set[SegmentId]:
+    if isinstance(error, SourceUnreadable):
+        return {error.segment_id}
+    return {piece.segment.segment_id for piece in run}
+
+
+async def unlist_replaced(led: LedPartition) -> None:
     """Unlist finished segments that no LSN is read from, because later copies hold all of theirs.
 
-    Also what is left of older leaders that copied the same, and what a crash left of a merge.
+    Where copies finished since the last look. For a leader that begins that is everywhere: older
+    leaders may have copied the same, and a crash may have left what was merged.
     """
-    read = {piece.segment.segment_id for piece in led.metadata.cover(led.first_lsn, END_LSN)}
-    unlisted = 0
-    for segment in led.listed(SegmentState.COPY_FINISHED):
-        if segment.segment_id not in read:
-            await led.unlist(segment)
-            unlisted += 1
-    return unlisted
+    metadata = led.metadata
+    while led.finished_in:
+        lsns = led.finished_in[-1]
+        at = max(lsns.start, led.first_lsn)
+        while at < lsns.stop:
+            pieces, end_lsn = metadata.cover_part(at, lsns.stop, SEGMENTS_AT_ONCE)
+            read = {piece.segment.segment_id for piece in pieces}
+            for segment in metadata.segments_in(at, end_lsn):
+                finished = segment.state is SegmentState.COPY_FINISHED
+                if finished and segment.segment_id not in read and not _is_read(led, segment):
+                    await led.unlist(segment)
+            at = end_lsn
+            if at < lsns.stop:
+                await runtime.sleep(0)
+        led.finished_in.pop()
+
+
+def _is_read(led: LedPartition, segment: SegmentMetadata) -> bool:
+    first_lsn = max(segment.start_offset, led.first_lsn)
+    pieces = led.metadata.cover(first_lsn, segment.end_offset + 1)
+    return any(piece.segment.segment_id == segment.segment_id for piece in pieces)
 
 
 def share_bytes(piece: CoverPiece) -> int:
@@ -56,42 +114,57 @@ def share_bytes(piece: CoverPiece) -> int:
     return segment.size_bytes * len(piece.lsns) // lsns
 
 
-async def _groups(led: LedPartition, run: Sequence[CoverPiece]) -> AsyncIterator[Group]:
+async def groups_of(led: LedPartition, run: Run) -> AsyncIterator[Group]:
+    """The records of these pieces; `SourceUnreadable` says which of them cannot be read."""
     for piece in run:
-        async for group in led.storage.fetch(piece.segment, piece.lsns.start, piece.lsns.stop):
-            yield group
+        try:
+            async for group in led.storage.fetch(piece.segment, piece.lsns.start, piece.lsns.stop):
+                yield group
+        except Unavailable:
+            raise
+        except HeadwaterError as error:
+            raise SourceUnreadable(str(error), segment_id=piece.segment.segment_id) from error
 
 
-def _next_run(led: LedPartition) -> list[CoverPiece] | None:
-    """The first pieces that are worth merging."""
-    most = led.config.merge_segments
-    for run, may_grow in _runs(led):
-        if len(run) >= (most if may_grow else 2):
-            return run[:most]
-    return None
+async def next_run(led: LedPartition, aside: Set[SegmentId] = frozenset()) -> Run | None:
+    """The first pieces that are worth merging, without those that are set aside.
 
-
-def _runs(led: LedPartition) -> Iterator[tuple[list[CoverPiece], bool]]:
-    """Small pieces side by side that fit into one segment, and whether more may follow them."""
+    Looked for from where the last look found nothing, up to what may still grow.
+    """
     config = led.config
-    run: list[CoverPiece] = []
+    run: Run = []
     run_bytes = 0
-    for piece in led.metadata.cover(led.first_lsn, led.tiered_lsn() + 1):
-        size_bytes = share_bytes(piece)
-        if run and (
-            run_bytes + size_bytes > config.merge_target_bytes or not _fit(led, run[-1], piece)
-        ):
-            yield run, False
-            run, run_bytes = [], 0
-        mergeable = piece.segment.segment_id not in led.unmergeable
-        if mergeable and size_bytes < config.merge_below_bytes:
-            run.append(piece)
-            run_bytes += size_bytes
-        elif run:
-            yield run, False
-            run, run_bytes = [], 0
-    if run:
-        yield run, True
+    first_lsn = max(led.first_lsn, led.merge_looked_lsn + 1)
+    async with aclosing(walk_cover(led.metadata, first_lsn, led.tiered_lsn() + 1)) as pieces:
+        async for piece in pieces:
+            size_bytes = share_bytes(piece)
+            too_large = run_bytes + size_bytes > config.merge_target_bytes
+            small = size_bytes < config.merge_below_bytes and piece.segment.segment_id not in aside
+            if run and (too_large or not small or not _fit(led, run[-1], piece)):
+                if due := _worth_merging(run, config.merge_segments, may_grow=False):
+                    return due
+                run, run_bytes = [], 0
+            if small:
+                run.append(piece)
+                run_bytes += size_bytes
+            if not run:
+                led.merge_looked_lsn = piece.lsns.stop - 1
+            elif len(run) == 1:
+                led.merge_looked_lsn = piece.lsns.start - 1
+    return _worth_merging(run, config.merge_segments, may_grow=True)
+
+
+def _worth_merging(run: Run, most: int, *, may_grow: bool) -> Run | None:
+    """So many pieces of a run as are merged at once, the first of them no larger than the rest.
+
+    A large piece before a few small ones would be written again and again for little: so it is
+    written again only where that doubles it.
+    """
+    sizes = [share_bytes(piece) for piece in run]
+    for begin in range(len(run) - (most if may_grow else 2) + 1):
+        if sizes[begin] <= sum(sizes[begin + 1 : begin + most]):
+            return run[begin : begin + most]
+    return run[:most] if not may_grow and len(run) >= 2 else None
 
 
 def _fit(led: LedPartition, before: CoverPiece, after: CoverPiece) -> bool:
@@ -99,6 +172,7 @@ def _fit(led: LedPartition, before: CoverPiece, after: CoverPiece) -> bool:
     as they may where an older leader had gone further than its successor has come yet."""
     return (
         before.lsns.stop == after.lsns.start
+        and after.segment.segment_id not in led.apart
         and _epoch_at(before, before.lsns.stop - 1) <= _epoch_at(after, after.lsns.start)
         and led.storage.schema_version(before.segment) == led.storage.schema_version(after.segment)
     )

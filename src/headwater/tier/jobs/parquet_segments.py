@@ -9,8 +9,10 @@ from typing import cast
 import pyarrow as pa
 
 from headwater.buffer.layout import segments_prefix
+from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
+from headwater.tier.errors import NotOneSegment, SourceUnreadable
 from headwater.tier.events import SegmentMetadata, SegmentUpdate
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.contract import PreparedSegment
@@ -19,6 +21,7 @@ from headwater.tier.segments import (
     ObjectStorage,
     SegmentConfig,
     SegmentPlan,
+    can_share,
     encode_segment,
     new_segment_id,
     receipt_of,
@@ -149,10 +152,24 @@ class ParquetSegments:
         """All that records of these segments have; they stand in their footers."""
         schemas: list[pa.Schema] = []
         for segment in segments:
-            for schema in (await self._storage.fetch_index(segment)).schemas:
-                if not any(schema.equals(known, check_metadata=True) for known in schemas):
-                    schemas.append(schema)
+            try:
+                index = await self._storage.fetch_index(segment)
+            except Unavailable:
+                raise
+            except HeadwaterError as error:
+                raise SourceUnreadable(str(error), segment_id=segment.segment_id) from error
+            new = [one for one in index.schemas if not _among(one, schemas)]
+            if schemas and not can_share([*schemas, *new]):
+                raise NotOneSegment(
+                    f"the columns of {segment.segment_id} do not go together with those before it",
+                    at_lsn=segment.start_offset,
+                )
+            schemas += new
         return schemas
+
+
+def _among(schema: pa.Schema, schemas: Sequence[pa.Schema]) -> bool:
+    return any(schema.equals(known, check_metadata=True) for known in schemas)
 
 
 def _joined(segments: Sequence[SegmentMetadata]) -> Sequences | None:

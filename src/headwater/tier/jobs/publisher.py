@@ -41,6 +41,8 @@ class Publisher:
         self.epoch = epoch
         self.is_over = False
         """Whether a newer leader was heard of."""
+        self.said = 0
+        """How many events were published, or may have been."""
         self._metadata = metadata
         self._broker_id = broker_id
         self._unsettled: MetadataEvent | None = None
@@ -119,6 +121,7 @@ class Publisher:
             raise Fenced(f"a leader after epoch {self.epoch} leads {self.partition}")
         # Before the question: whoever is cancelled while it is asked knows nothing either.
         self._unsettled = event
+        self.said += 1
         try:
             await self._metadata.publish(event, publisher_epoch=self.epoch)
         except Fenced:

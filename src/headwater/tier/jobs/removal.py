@@ -10,38 +10,38 @@ from headwater.core import runtime
 from headwater.tier.events import SegmentMetadata, SegmentState, unstamp
 from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.setbacks import Setbacks
 
 
 async def abandon(led: LedPartition, segment_id: SegmentId) -> None:
     """Clean up after a copy that never was in a cover: nobody reads it, so it goes at once."""
     await led.publisher.settle()
     await led.publisher.unlist_copy(segment_id)
-    await erase(led, segment_id)
+    await remove(led, segment_id)
 
 
-async def erase(led: LedPartition, segment_id: SegmentId) -> None:
+async def remove(led: LedPartition, segment_id: SegmentId) -> None:
     """Remove the object of an unlisted segment."""
     await led.storage.delete(segment_id)
     await led.publisher.deleted(segment_id)
     led.unlisted_s.pop(segment_id, None)
+    led.metrics.removed_objects += 1
 
 
-async def clean_up(led: LedPartition) -> int:
-    """Remove all that is due; how many objects that were.
+async def clean_up(led: LedPartition) -> None:
+    """Remove all that is due; one that cannot be removed keeps no other.
 
     Copies of older leaders that began and never ended are among it: their epochs are over, so they
     never will.
     """
-    removed = 0
-    for segment in led.metadata.segments():
-        if segment.state is SegmentState.COPY_STARTED:
-            await abandon(led, segment.segment_id)
-        elif segment.state is SegmentState.DELETE_STARTED and is_due(led, segment):
-            await erase(led, segment.segment_id)
-        else:
-            continue
-        removed += 1
-    return removed
+    setbacks = Setbacks()
+    for segment in led.metadata.unfinished():
+        with setbacks.kept():
+            if segment.state is SegmentState.COPY_STARTED:
+                await abandon(led, segment.segment_id)
+            elif is_due(led, segment):
+                await remove(led, segment.segment_id)
+    setbacks.tell()
 
 
 def is_due(led: LedPartition, segment: SegmentMetadata) -> bool:

@@ -6,71 +6,73 @@ without a gap, unless the gap is lost for good; it moves before anything below i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import aclosing
 
-from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentState
-from headwater.tier.jobs.config import FOR_EVER, TierConfig
+from headwater.tier.jobs.config import FOR_EVER
 from headwater.tier.jobs.copying import missing
-from headwater.tier.jobs.led_partition import END_LSN, LedPartition
+from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import share_bytes
+from headwater.tier.jobs.walking import END_LSN, walk_cover
 
 
-async def expire_remote(led: LedPartition) -> int:
+async def expire_remote(led: LedPartition) -> None:
     """Move the log start as retention says, and unlist what lies wholly below it."""
     config = led.config
     if (config.retention_ms, config.retention_bytes) != (FOR_EVER, FOR_EVER):
-        # What is lost is no older than what comes after it, and goes with that.
-        end_lsn = END_LSN if missing(led) else led.tiered_lsn() + 1
-        pieces = led.metadata.cover(led.first_lsn, end_lsn)
-        wanted = _expired_end(pieces, led.first_lsn, config, led.store_ms())
-        wanted = min(wanted, led.leader.slot_floor_lsn() + 1)
+        wanted = min(await expired_end(led), led.leader.slot_floor_lsn() + 1)
         if wanted > led.first_lsn:
             await led.move_log_start(wanted)
-    return await unlist_below_log_start(led)
+    await unlist_below_log_start(led)
 
 
-async def unlist_below_log_start(led: LedPartition) -> int:
-    """Unlist what nobody can read any more; how many segments that were."""
-    unlisted = 0
-    for segment in led.metadata.segments():
-        if segment.start_offset >= led.first_lsn:
-            break
+async def unlist_below_log_start(led: LedPartition) -> None:
+    """Unlist what nobody can read any more."""
+    for segment in led.metadata.segments_in(0, led.first_lsn):
         if segment.state is SegmentState.COPY_FINISHED and segment.end_offset < led.first_lsn:
             await led.unlist(segment)
-            unlisted += 1
-    return unlisted
 
 
-async def expire_local(led: LedPartition) -> int:
-    """Drop what is remote, not needed by a slot, and not kept for local readers; how many LSNs."""
+async def expire_local(led: LedPartition) -> None:
+    """Drop what is remote, not needed by a slot, and not kept for local readers."""
     before, tiered_lsn = led.local.oldest_lsn(), led.tiered_lsn()
     through = min(tiered_lsn, led.leader.slot_floor_lsn(), _kept_after(led, tiered_lsn))
     if through >= before:
         await led.local.prune_through(through)
-    return led.local.oldest_lsn() - before
+    led.metrics.dropped_lsns += led.local.oldest_lsn() - before
 
 
-def _expired_end(
-    pieces: Sequence[CoverPiece], first_lsn: int, config: TierConfig, now_ms: int
-) -> int:
+async def expired_end(led: LedPartition) -> int:
     """Where the log would begin if only retention counted.
 
     Pieces of the cover are of one lineage, and each LSN counts once, however many copies there are.
     """
-    left_bytes = sum(map(share_bytes, pieces))
-    at = first_lsn
-    for piece in pieces:
-        segment = piece.segment
-        # Records without a time are as old as their copy.
-        newest_ms = segment.max_timestamp_ms or segment.event_timestamp_ms
-        too_old = config.retention_ms != FOR_EVER and newest_ms < now_ms - config.retention_ms
-        left_bytes -= share_bytes(piece)
-        too_much = config.retention_bytes != FOR_EVER and left_bytes >= config.retention_bytes
-        if not (too_old or too_much):
-            break
-        at = piece.lsns.stop
+    config, now_ms = led.config, led.store_ms()
+    # What is lost is no older than what comes after it, and goes with that.
+    end_lsn = END_LSN if missing(led) else led.tiered_lsn() + 1
+    left_bytes = await _cover_bytes(led, end_lsn) if config.retention_bytes != FOR_EVER else 0
+    at = led.first_lsn
+    async with aclosing(walk_cover(led.metadata, at, end_lsn)) as pieces:
+        async for piece in pieces:
+            segment = piece.segment
+            # Records without a time are as old as their copy.
+            newest_ms = segment.max_timestamp_ms or segment.event_timestamp_ms
+            too_old = config.retention_ms != FOR_EVER and newest_ms < now_ms - config.retention_ms
+            left_bytes -= share_bytes(piece)
+            too_much = config.retention_bytes != FOR_EVER and left_bytes >= config.retention_bytes
+            if not (too_old or too_much):
+                break
+            at = piece.lsns.stop
     return at
+
+
+async def _cover_bytes(led: LedPartition, end_lsn: int) -> int:
+    """How much is read from the log start on. Only this leader's events change that."""
+    of = (led.publisher.said, led.first_lsn, end_lsn)
+    if led.weighed is None or led.weighed[0] != of:
+        async with aclosing(walk_cover(led.metadata, led.first_lsn, end_lsn)) as pieces:
+            led.weighed = of, sum([share_bytes(piece) async for piece in pieces])
+    return led.weighed[1]
 
 
 def _kept_after(led: LedPartition, tiered_lsn: int) -> int:

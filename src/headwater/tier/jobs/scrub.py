@@ -1,27 +1,30 @@
-"""Looks whether the tier has what it says, and mends what can be mended.
+"""Looks whether the tier has what it says.
 
-Always holds: an object is listed before the events are read, so that one that no event names is of
-no copy under way; it is removed only when all it holds can be read elsewhere; a segment that is
-damaged stays listed until another has its LSNs, so that a loss is told and not skipped.
+Always holds: objects are listed before the events are read, so that one that no event names is of
+no copy under way; a copy that was merged, given up or expired while it was looked at is no damage;
+what could not be looked at is told as unknown, and ends nothing.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
-from headwater.core.errors import Corrupt, NotFound
+from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
 from headwater.tier.cover import gaps
 from headwater.tier.events import SegmentMetadata, SegmentState
-from headwater.tier.identity import SegmentId, TopicIdPartition
-from headwater.tier.jobs.byte_rate import ByteRate
+from headwater.tier.identity import SegmentId
+from headwater.tier.jobs.byte_rate import NO_RATE, ByteRate
 from headwater.tier.jobs.contract import PartitionMetadata, SegmentStorage
-from headwater.tier.jobs.copying import copy_range
-from headwater.tier.jobs.led_partition import END_LSN, LedPartition
+from headwater.tier.jobs.log_start import LogStartRegister
+from headwater.tier.jobs.walking import END_LSN, walk_cover
+from headwater.tier.reader.window import in_order
+
+SEGMENTS_AT_ONCE: Final = 4
 
 
 class Kind(StrEnum):
@@ -33,6 +36,8 @@ class Kind(StrEnum):
     """The object of a finished segment is not what was written."""
     GAP = "gap"
     """LSNs between remote ones that are in no segment."""
+    UNKNOWN = "unknown"
+    """A segment or an object that could not be looked at: whether it is sound is not known."""
     ORPHAN = "orphan"
     """An object that no event names, and of which all is held elsewhere."""
     UNCLAIMED = "unclaimed"
@@ -48,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True):
     segment_id: str | None = None
     detail: str = ""
     mended: bool = False
-    """Whether all of it was: LSNs copied again from the local log, objects removed."""
+    """Whether all of it was: LSNs are read from sound segments, objects are removed."""
 
     @property
     def lsns(self) -> range:
@@ -60,7 +65,7 @@ class Scrubbed(msgspec.Struct, frozen=True):
     """What a scrub came to."""
 
     segments: int
-    """Finished ones that were read from end to end."""
+    """Finished ones that were to be read from end to end."""
     size_bytes: int
     objects: int
     """Objects that were found, whatever the events say of them."""
@@ -75,12 +80,13 @@ class Scrubbed(msgspec.Struct, frozen=True):
 async def look(
     metadata: PartitionMetadata,
     storage: SegmentStorage,
+    log_start: LogStartRegister,
     *,
-    first_lsn: int,
     orphan_grace_ms: int,
-    rate: ByteRate | None = None,
+    rate: ByteRate = NO_RATE,
 ) -> Scrubbed:
-    """Compare events and objects from the log start on. Changes nothing."""
+    """Compare events and objects from the log start on. Changes no event and no segment."""
+    first_lsn = await _first_lsn(log_start)
     objects = [found async for found in storage.objects()]
     await metadata.refresh()
     listed = metadata.segments()
@@ -89,89 +95,47 @@ async def look(
         for one in listed
         if one.state is SegmentState.COPY_FINISHED and one.end_offset >= first_lsn
     ]
-    findings: list[Finding] = []
-    for segment in finished:
-        if rate is not None:
-            await rate.take(segment.size_bytes)
-        found = await _damage(metadata, storage, segment)
-        if found is not None:
-            findings.append(found)
-    pieces = metadata.cover(first_lsn, END_LSN)
-    if pieces:
-        for gap in gaps(pieces, first_lsn, pieces[-1].lsns.stop):
-            findings.append(Finding(Kind.GAP, gap.start, gap.stop - 1))
+    findings = await _damaged(metadata, storage, finished, rate)
+    held = [piece async for piece in walk_cover(metadata, first_lsn, END_LSN)]
+    missing = gaps(held, first_lsn, held[-1].lsns.stop) if held else []
+    # Reading took long, and what was given up meanwhile is neither damaged nor missing. The log
+    # start moves before anything below it is unlisted, so it is asked for after the cover.
+    first_lsn = await _first_lsn(log_start)
+    findings = [found for found in findings if found.last_lsn >= first_lsn]
+    for gap in missing:
+        if gap.stop > first_lsn:
+            findings.append(Finding(Kind.GAP, max(gap.start, first_lsn), gap.stop - 1))
     known = {one.segment_id for one in listed}
     strays = [found for found in objects if found[0] not in known]
     if strays:
         old_ms = await storage.now_ms() - orphan_grace_ms
-        damaged = [found.lsns for found in findings]
-        findings += await _strays(metadata, storage, strays, first_lsn, old_ms, damaged)
+        old = [found for found in strays if found[1].modified_ms <= old_ms]
+        findings += await _strays(metadata, storage, old, first_lsn, findings)
     size_bytes = sum(one.size_bytes for one in finished)
     return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings))
 
 
-async def remove_orphans(
-    storage: SegmentStorage, partition: TopicIdPartition, seen: Scrubbed
-) -> Scrubbed:
-    """Remove the objects that no event names. Needs no leader: there is no event about them."""
-    findings = []
-    for finding in seen.findings:
-        if finding.kind is Kind.ORPHAN:
-            await storage.delete(_id_of(partition, finding))
-            finding = msgspec.structs.replace(finding, mended=True)
-        findings.append(finding)
-    return msgspec.structs.replace(seen, findings=tuple(findings))
+async def _first_lsn(log_start: LogStartRegister) -> int:
+    stored = await log_start.read()
+    return 0 if stored is None else stored.first_lsn
 
 
-async def repair(led: LedPartition, seen: Scrubbed) -> Scrubbed:
-    """Mend what a scrub found, as far as the local log has it, and remove orphans."""
-    seen = await remove_orphans(led.storage, led.leader.partition, seen)
-    findings = []
-    for finding in seen.findings:
-        if finding.kind is Kind.GAP:
-            finding = await _fill(led, finding)
-        elif finding.kind in (Kind.MISSING, Kind.CORRUPT):
-            finding = await _replace(led, finding)
-        findings.append(finding)
-    return msgspec.structs.replace(seen, findings=tuple(findings))
+async def _damaged(
+    metadata: PartitionMetadata,
+    storage: SegmentStorage,
+    segments: Sequence[SegmentMetadata],
+    rate: ByteRate,
+) -> list[Finding]:
+    async def each() -> AsyncIterator[SegmentMetadata]:
+        for segment in segments:
+            yield segment
 
+    async def damage(segment: SegmentMetadata) -> Finding | None:
+        await rate.take(segment.size_bytes)
+        return await _damage(metadata, storage, segment)
 
-async def _fill(led: LedPartition, finding: Finding) -> Finding:
-    copied = await _copy_again(led, finding.lsns)
-    return msgspec.structs.replace(finding, mended=copied == finding.lsns)
-
-
-async def _replace(led: LedPartition, finding: Finding) -> Finding:
-    """Copy what a damaged segment is read for, and unlist it when it is read for nothing."""
-    bad = _id_of(led.leader.partition, finding)
-    segment = next((one for one in led.metadata.segments() if one.segment_id == bad), None)
-    if segment is None or segment.state is not SegmentState.COPY_FINISHED:
-        return msgspec.structs.replace(finding, mended=True)
-    for lsns in _read_from(led, segment):
-        await _copy_again(led, lsns)
-    if _read_from(led, segment):
-        return finding
-    await led.unlist(segment)
-    return msgspec.structs.replace(finding, mended=True)
-
-
-async def _copy_again(led: LedPartition, lsns: range) -> range:
-    """Copy these LSNs from the local log as far as it has them; which those were."""
-    local = range(
-        max(lsns.start, led.local.oldest_lsn()), min(lsns.stop, led.local.current_lsn() + 1)
-    )
-    if local:
-        await copy_range(led, local, led.local_groups(local.start, local.stop - 1))
-    return local
-
-
-def _read_from(led: LedPartition, segment: SegmentMetadata) -> list[range]:
-    first_lsn = max(segment.start_offset, led.first_lsn)
-    return [
-        piece.lsns
-        for piece in led.metadata.cover(first_lsn, segment.end_offset + 1)
-        if piece.segment.segment_id == segment.segment_id
-    ]
+    looked_at = in_order(each(), damage, parallel=SEGMENTS_AT_ONCE, name="scrub")
+    return [found async for found in looked_at if found is not None]
 
 
 async def _damage(
@@ -180,19 +144,28 @@ async def _damage(
     try:
         await storage.verify(segment)
         return None
-    except NotFound as error:
-        kind, detail = Kind.MISSING, str(error)
-    except Corrupt as error:
-        kind, detail = Kind.CORRUPT, str(error)
+    except (Bug, Fenced):
+        raise
+    except HeadwaterError as error:
+        kind, detail = _kind_of(error), f"{type(error).__name__}: {error}"
     # It may have been unlisted and removed while this scrub went on.
-    await metadata.refresh()
-    if not any(
-        one.segment_id == segment.segment_id and one.state is SegmentState.COPY_FINISHED
-        for one in metadata.segments()
-    ):
+    try:
+        await metadata.refresh()
+    except (Bug, Fenced):
+        raise
+    except HeadwaterError as error:
+        kind, detail = Kind.UNKNOWN, f"{detail}; {type(error).__name__}: {error}"
+    now = metadata.find(segment.segment_id)
+    if now is None or now.state is not SegmentState.COPY_FINISHED:
         return None
     name = str(segment.segment_id.id)
     return Finding(kind, segment.start_offset, segment.end_offset, name, detail)
+
+
+def _kind_of(error: HeadwaterError) -> Kind:
+    if isinstance(error, NotFound):
+        return Kind.MISSING
+    return Kind.CORRUPT if isinstance(error, Corrupt) else Kind.UNKNOWN
 
 
 async def _strays(
@@ -200,8 +173,7 @@ async def _strays(
     storage: SegmentStorage,
     strays: Sequence[tuple[SegmentId, ObjectMeta]],
     first_lsn: int,
-    old_ms: int,
-    damaged: Sequence[range],
+    damage: Sequence[Finding],
 ) -> list[Finding]:
     """Objects that no event names, and that have been there for long enough.
 
@@ -210,26 +182,29 @@ async def _strays(
     """
     findings = []
     for segment_id, meta in strays:
-        if meta.modified_ms > old_ms:
-            continue
         name = str(segment_id.id)
         try:
             lsns = await storage.lsns_of(segment_id)
         except NotFound:
             continue
         except Corrupt as error:
-            kind = Kind.UNCLAIMED if damaged else Kind.ORPHAN
+            kind = Kind.UNCLAIMED if damage else Kind.ORPHAN
             findings.append(Finding(kind, 0, -1, name, str(error)))
+            continue
+        except (Bug, Fenced):
+            raise
+        except HeadwaterError as error:
+            findings.append(Finding(Kind.UNKNOWN, 0, -1, name, f"{type(error).__name__}: {error}"))
             continue
         wanted = range(max(lsns.start, first_lsn), lsns.stop)
         # Were events lost, or is this the wrong log of them, objects would look like orphans that
         # are all there is: those are told, and stay.
         alone = gaps(metadata.cover(wanted.start, wanted.stop), wanted.start, wanted.stop)
-        doubtful = any(max(wanted.start, bad.start) < min(wanted.stop, bad.stop) for bad in damaged)
+        doubtful = any(_meet(wanted, found.lsns) for found in damage)
         kind = Kind.UNCLAIMED if wanted and (alone or doubtful) else Kind.ORPHAN
         findings.append(Finding(kind, lsns.start, lsns.stop - 1, name, meta.key))
     return findings
 
 
-def _id_of(partition: TopicIdPartition, finding: Finding) -> SegmentId:
-    return SegmentId(partition, uuid.UUID(finding.segment_id))
+def _meet(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)

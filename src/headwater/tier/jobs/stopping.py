@@ -6,21 +6,33 @@ before anything below it is unlisted.
 
 from __future__ import annotations
 
+import logging
+from typing import Final
+
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.led_partition import LedPartition
 
+_log: Final = logging.getLogger("headwater")
 
-async def give_up_remote(led: LedPartition) -> int:
+
+async def give_up_remote(led: LedPartition) -> None:
     """Let the log begin where the local one does, and unlist what nobody needs remote any more.
 
-    How many segments were unlisted. Tiering that is turned on again copies from there on.
+    Tiering that is turned on again copies from there on.
     """
     local = led.local
     wanted = min(local.oldest_lsn(), led.leader.slot_floor_lsn() + 1)
     if wanted > led.first_lsn:
+        _log.warning(
+            "tiering=delete gives up LSNs %d to %d of %s, which the local log does not have",
+            led.first_lsn,
+            wanted - 1,
+            led.leader.partition,
+        )
         await led.move_log_start(wanted)
-    unlisted = 0
-    for segment in led.listed(SegmentState.COPY_FINISHED):
+    for segment in led.metadata.segments():
+        if segment.state is not SegmentState.COPY_FINISHED:
+            continue
         # From the log start up to where the local log begins, only the tier has it.
         only_remote = range(
             max(segment.start_offset, led.first_lsn),
@@ -28,5 +40,3 @@ async def give_up_remote(led: LedPartition) -> int:
         )
         if not only_remote and segment.end_offset <= local.current_lsn():
             await led.unlist(segment)
-            unlisted += 1
-    return unlisted

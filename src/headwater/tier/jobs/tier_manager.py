@@ -24,15 +24,15 @@ from headwater.tier.jobs.copying import copy_sealed, missing
 from headwater.tier.jobs.deletion import delete_partition
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
-from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.removal import clean_up
+from headwater.tier.jobs.repair import repair
 from headwater.tier.jobs.retention import expire_local, expire_remote
-from headwater.tier.jobs.scrub import Scrubbed, look, repair
+from headwater.tier.jobs.scrub import Scrubbed, look
 from headwater.tier.jobs.stopping import give_up_remote
 
 _log: Final = logging.getLogger("headwater")
 
-Job = Callable[[LedPartition], Awaitable[int]]
+Job = Callable[[LedPartition], Awaitable[None]]
 _JOBS: Final[dict[Tiering, dict[str, Job]]] = {
     Tiering.ON: {
         "clean up": clean_up,
@@ -51,14 +51,15 @@ class TierManager:
 
     def __init__(self, led: LedPartition) -> None:
         self.led = led
-        self.metrics = TierMetrics()
+        self.metrics = led.metrics
         self.problems: dict[str, str] = {}
         """By job: why it did not come to its end the last time."""
         self._chosen: dict[str, Job] = {}
         self._leads = False
         self._deleting = False
         self._deleted = False
-        self._failures = 0
+        self._retries: dict[str, tuple[int, float]] = {}
+        """By job: how often it failed in a row, and when it is tried again."""
         self._told_lost = range(0)
         self._busy = asyncio.Lock()
 
@@ -71,15 +72,14 @@ class TierManager:
         """Run all jobs again and again; returns when a newer leader was heard of."""
         while True:
             try:
-                await self.run_once()
+                async with self._busy:
+                    await self._round(self._is_due)
             except Fenced as fenced:
                 _log.info("the tier of %s is left: %s", self.led.leader.partition, fenced)
                 return
-            self._failures = self._failures + 1 if self.problems else 0
-            if self._failures:
-                await runtime.sleep(self.led.config.pause_s(self._failures - 1))
-            else:
-                await runtime.sleep(self.led.config.interval_s)
+            now_s = runtime.monotonic_s()
+            retries_s = [max(0.0, at_s - now_s) for _, at_s in self._retries.values()]
+            await runtime.sleep(min([self.led.config.interval_s, *retries_s]))
 
     async def run_once(self) -> None:
         """One round of all jobs. `Fenced`: a newer leader was heard of, and this one is over.
@@ -88,17 +88,27 @@ class TierManager:
         others do their work.
         """
         async with self._busy:
+            await self._round(lambda name: True)
+
+    async def _round(self, is_due: Callable[[str], bool]) -> None:
+        if is_due("begin"):
             await self._tried("begin", self._begin)
-            if not self._leads:
-                return
-            await self._tried("choose jobs", self._choose_jobs)
-            for name, job in self._chosen.items():
-                await self._tried(name, self._after_settling(job, name))
-            if not self._deleting:
-                await self._tried("look for losses", self._note_loss)
+        if not self._leads:
+            return
+        await self._tried("choose jobs", self._choose_jobs)
+        for name, job in self._chosen.items():
+            if is_due(name):
+                await self._tried(name, self._after_settling(job))
+        if not self._deleting:
+            await self._tried("look for losses", self._note_loss)
+
+    def _is_due(self, name: str) -> bool:
+        """Whether a job did not fail just now: one that does slows down no other."""
+        return name not in self._retries or runtime.monotonic_s() >= self._retries[name][1]
 
     def configure(self, config: TierConfig) -> None:
-        """Go by other settings from the next job on; tiering can be stopped and turned on again."""
+        """Go by other settings, from the next job on at the latest; `tiering` from the next round
+        on, so that it can be stopped and turned on again."""
         self.led.configure(config)
 
     async def delete_partition(self) -> bool:
@@ -111,18 +121,23 @@ class TierManager:
         return self._deleted
 
     async def scrub(self, *, mend: bool) -> Scrubbed:
-        """Look whether the tier has what it says, between two rounds of the jobs; and mend it."""
+        """Look whether the tier has what it says, beside the jobs; and mend it between two rounds.
+
+        Reading all of a tier takes hours, in which the log goes on being copied.
+        """
+        led = self.led
         async with self._busy:
             await self._begin()
-            led = self.led
             await led.publisher.settle()
-            seen = await look(
-                led.metadata,
-                led.storage,
-                first_lsn=led.first_lsn,
-                orphan_grace_ms=led.config.orphan_grace_ms,
-                rate=led.rate,
-            )
+        seen = await look(
+            led.metadata,
+            led.storage,
+            led.register,
+            orphan_grace_ms=led.config.orphan_grace_ms,
+            rate=led.rate,
+        )
+        async with self._busy:
+            await led.publisher.settle()
             await led.check_leads()
             return await repair(led, seen) if mend else seen
 
@@ -135,7 +150,7 @@ class TierManager:
         self._chosen = {}
         self._chosen = self._jobs()
         for name in {name for jobs in _JOBS.values() for name in jobs} - self._chosen.keys():
-            self.problems.pop(name, None)  # nobody tries that any more
+            self._is_well(name)  # nobody tries that any more
 
     def _jobs(self) -> dict[str, Job]:
         if self._deleted:
@@ -145,16 +160,15 @@ class TierManager:
             return {"delete partition": self._delete_partition}
         return _JOBS[self.led.config.tiering]
 
-    async def _delete_partition(self, led: LedPartition) -> int:
-        removed = await delete_partition(led)
+    async def _delete_partition(self, led: LedPartition) -> None:
+        await delete_partition(led)
         self._deleted = True
-        return removed
 
-    def _after_settling(self, job: Job, name: str) -> Callable[[], Awaitable[None]]:
+    def _after_settling(self, job: Job) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
             # What a job reads must not change by an event that is still on its way.
             await self.led.publisher.settle()
-            self.metrics.done[name] += await job(self.led)
+            await job(self.led)
 
         return run
 
@@ -169,15 +183,24 @@ class TierManager:
         except HeadwaterError as error:
             self.metrics.failures[name] += 1
             self.problems[name] = f"{type(error).__name__}: {error}"
+            failures, _ = self._retries.get(name, (0, 0.0))
+            pause_s = self.led.config.pause_s(failures)
+            self._retries[name] = failures + 1, runtime.monotonic_s() + pause_s
             passing = isinstance(error, Unavailable | OutcomeUnknown)
             level = logging.INFO if passing else logging.WARNING
             _log.log(level, "%s of %s: %s", name, self.led.leader.partition, error)
         else:
-            self.problems.pop(name, None)
+            self._is_well(name)
+            self.metrics.succeeded_ms[name] = runtime.wall_ms()
+
+    def _is_well(self, name: str) -> None:
+        self.problems.pop(name, None)
+        self._retries.pop(name, None)
 
     async def _note_loss(self) -> None:
-        lost = missing(self.led)
+        lost, local = missing(self.led), self.led.local
         self.metrics.missing_lsns = len(lost)
+        self.metrics.lag_lsns = max(0, local.current_lsn() - self.led.tiered_lsn())
         if lost and lost != self._told_lost:
             _log.error(
                 "LSNs %d to %d of %s are neither remote nor in the local log: they are lost, and "

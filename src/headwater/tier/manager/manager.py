@@ -29,7 +29,7 @@ from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Bug, HeadwaterError, Refused, Unavailable
 from headwater.core.waiters import Waiters
-from headwater.tier.cache import Outcome, TierCache
+from headwater.tier.cache import Outcome, PartitionCache, TierCache
 from headwater.tier.cover import CoverPiece
 from headwater.tier.errors import NotReady
 from headwater.tier.eventlog import MetadataEventLog
@@ -266,6 +266,11 @@ class TopicMetadataManager:
         """What to read for [first_lsn, end_lsn), each LSN from one segment."""
         cache = self._answering(partition)
         return cache.cover(partition, first_lsn, end_lsn) if cache else []
+
+    def partition(self, partition: TopicIdPartition) -> PartitionCache | None:
+        """All that is known of a partition, to be asked at once and not kept; None if nothing."""
+        cache = self._answering(partition)
+        return cache.partition(partition) if cache else None
 
     def delete_state(self, partition: TopicIdPartition) -> PartitionDeleteState | None:
         """How far the deletion of a partition has come; None also when it is over."""

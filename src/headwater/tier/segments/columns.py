@@ -18,6 +18,7 @@ from headwater.buffer.types import carried_type, check_nested
 from headwater.core.errors import Refused
 from headwater.log.record.columns import LOG_COLUMNS, check_columns
 from headwater.log.record.group import Group
+from headwater.tier.errors import NotOneSegment
 from headwater.tier.segments.field_ids import PLACE_FIELDS, FieldIds, children
 
 _PLACES: Final = len(PLACE_FIELDS)
@@ -69,19 +70,23 @@ class SegmentColumns:
         check_columns(schema)
         for field in schema:
             if field.name not in self._names:
-                raise Refused(
+                raise NotOneSegment(
                     f"column {field.name!r} is not among those that the segment was begun with "
                     f"({', '.join(self._names)}): begin another segment, or name all schemas first"
                 )
             known = self._plain.field(field.name)
             _joined(known, _stored(field))
             if field.nullable and not known.nullable:
-                raise Refused(f"column {field.name!r} may be null here: begin another segment")
+                raise NotOneSegment(
+                    f"column {field.name!r} may be null here: begin another segment"
+                )
         if any(
             not field.nullable and field.name not in schema.names
             for field in list(self._plain)[_PLACES:]
         ):
-            raise Refused("a column that may not be null is missing here: begin another segment")
+            raise NotOneSegment(
+                "a column that may not be null is missing here: begin another segment"
+            )
         self._fitting = schema
 
 
@@ -116,7 +121,7 @@ def _joined(known: pa.Field | None, field: pa.Field) -> pa.Field:
     if known is None:
         return field
     if known.type != field.type:
-        raise Refused(
+        raise NotOneSegment(
             f"column {field.name!r} is {known.type} in some records and {field.type} in others: "
             "they stand in two segments"
         )

@@ -16,9 +16,10 @@ import xxhash
 
 from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits
-from headwater.core.errors import LimitExceeded, Refused
+from headwater.core.errors import Refused
 from headwater.log.record.columns import COMMIT_TIMESTAMP
 from headwater.log.record.group import Group
+from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata, SegmentState, SegmentUpdate
 from headwater.tier.segments.columns import SegmentColumns
 from headwater.tier.segments.description import (
@@ -107,12 +108,10 @@ class SegmentEncoder:
             )
         if not 0 <= group.term <= TERM_MAX:
             raise Refused(f"term {group.term}: epochs of segments have 31 bits")
-        if group.lost is None:
-            if self._columns is None:
-                self._columns = SegmentColumns([group.records.schema], self._plan.declared)
-            for part in self._parts(group):
-                self._wait(self._columns.of(part))
-        self._note(group)
+        try:
+            self._add(group)
+        except NotOneSegment as error:
+            raise NotOneSegment(str(error), at_lsn=group.first_lsn) from error
         self._next_lsn = group.last_lsn + 1
 
     def finish(self) -> EncodedSegment:
@@ -142,6 +141,14 @@ class SegmentEncoder:
             _xxh3_128([data]),
         )
         return EncodedSegment(description, receipt, data)
+
+    def _add(self, group: Group) -> None:
+        if group.lost is None:
+            if self._columns is None:
+                self._columns = SegmentColumns([group.records.schema], self._plan.declared)
+            for part in self._parts(group):
+                self._wait(self._columns.of(part))
+        self._note(group)
 
     def _describe(self) -> Description:
         plan, partition = self._plan, self._plan.segment_id.partition
@@ -214,7 +221,7 @@ class SegmentEncoder:
         schema = None if group.lost is not None else self._schema_number(group.records.schema)
         last = self._runs[-1] if self._runs else None
         if last is not None and group.term < last.term:
-            raise Refused(f"term {group.term} after {last.term}: terms of a log do not fall")
+            raise NotOneSegment(f"term {group.term} after {last.term}: terms of a log do not fall")
         if last is not None and (last.term, last.schema, last.lost) == (
             group.term,
             schema,
@@ -223,7 +230,7 @@ class SegmentEncoder:
             self._runs[-1] = Run(last.first_lsn, group.last_lsn, last.term, schema, last.lost)
             return
         if len(self._runs) == limits.TIER_SEGMENT_RUNS:
-            raise LimitExceeded(
+            raise NotOneSegment(
                 f"term or columns change more than {limits.TIER_SEGMENT_RUNS:,} times "
                 "(TIER_SEGMENT_RUNS): make the segment smaller"
             )
@@ -255,7 +262,7 @@ def _xxh3_128(parts: list[bytes]) -> bytes:
 
 def _check_size(size_bytes: int) -> None:
     if size_bytes > limits.TIER_SEGMENT_MAX_BYTES:
-        raise LimitExceeded(
+        raise NotOneSegment(
             f"a segment of more than {limits.TIER_SEGMENT_MAX_BYTES:,} bytes "
             "(TIER_SEGMENT_MAX_BYTES): copy fewer LSNs at once"
         )

@@ -1,0 +1,105 @@
+"""Mends what a scrub found, as far as sound segments and the local log have it.
+
+Always holds: a segment that is damaged stays listed until others have all of its LSNs, so that a
+loss is told and not skipped; an object that no event names goes last, and only as an orphan.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Set
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from headwater.core.errors import Bug, Fenced, HeadwaterError
+from headwater.tier.cover import cover, gaps
+from headwater.tier.events import SegmentState
+from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.jobs.contract import SegmentStorage
+from headwater.tier.jobs.copying import copy_local
+from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
+
+DAMAGE: Final = frozenset({Kind.MISSING, Kind.CORRUPT})
+
+
+async def remove_orphans(
+    storage: SegmentStorage, partition: TopicIdPartition, seen: Scrubbed
+) -> Scrubbed:
+    """Remove the objects that no event names. Needs no leader: there is no event about them."""
+
+    async def mend(finding: Finding) -> bool:
+        if finding.kind is not Kind.ORPHAN:
+            return finding.mended
+        await storage.delete(_id_of(partition, finding))
+        return True
+
+    return await _each(seen, mend)
+
+
+async def repair(led: LedPartition, seen: Scrubbed) -> Scrubbed:
+    """Mend all that can be mended; what cannot says why, and keeps nothing else from it."""
+    partition = led.leader.partition
+    damaged = {_id_of(partition, one) for one in seen.findings if one.kind in DAMAGE}
+
+    async def mend(finding: Finding) -> bool:
+        if finding.kind is not Kind.GAP and finding.kind not in DAMAGE:
+            return finding.mended
+        for lsns in _lacking(led, finding.lsns, damaged):
+            for part in _local_parts(led, lsns):
+                await copy_local(led, part)
+        if _lacking(led, finding.lsns, damaged):
+            return False
+        if finding.kind in DAMAGE:
+            segment = led.metadata.find(_id_of(partition, finding))
+            if segment is not None and segment.state is SegmentState.COPY_FINISHED:
+                await led.unlist(segment)
+        return True
+
+    return await remove_orphans(led.storage, partition, await _each(seen, mend))
+
+
+async def _each(seen: Scrubbed, mend: Callable[[Finding], Awaitable[bool]]) -> Scrubbed:
+    findings = []
+    for finding in seen.findings:
+        try:
+            finding = msgspec.structs.replace(finding, mended=await mend(finding))
+        except (Bug, Fenced):
+            raise
+        except HeadwaterError as error:
+            why = f"{finding.detail} (not mended: {type(error).__name__}: {error})".lstrip()
+            finding = msgspec.structs.replace(finding, detail=why)
+        findings.append(finding)
+    return msgspec.structs.replace(seen, findings=tuple(findings))
+
+
+def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[range]:
+    """The LSNs that no sound segment has, of whatever epoch: records do not depend on it.
+
+    Going by the cover instead, a damaged segment of a newer epoch would hide sound ones of older.
+    """
+    first_lsn, end_lsn = max(lsns.start, led.first_lsn), lsns.stop
+    sound = [
+        one
+        for one in led.metadata.segments_in(first_lsn, end_lsn)
+        if one.state is SegmentState.COPY_FINISHED and one.segment_id not in damaged
+    ]
+    return gaps(cover(sound, first_lsn, end_lsn), first_lsn, end_lsn)
+
+
+def _local_parts(led: LedPartition, lsns: range) -> list[range]:
+    """What the local log has of these LSNs, cut where its sealed parts end."""
+    local = led.local
+    first_lsn = max(lsns.start, local.oldest_lsn())
+    end_lsn = min(lsns.stop, local.current_lsn() + 1)
+    if first_lsn >= end_lsn:
+        return []
+    ends = (one.last_lsn + 1 for one in local.sealed())
+    cuts = [first_lsn, *(lsn for lsn in ends if first_lsn < lsn < end_lsn), end_lsn]
+    return [range(low, high) for low, high in pairwise(cuts)]
+
+
+def _id_of(partition: TopicIdPartition, finding: Finding) -> SegmentId:
+    return SegmentId(partition, uuid.UUID(finding.segment_id))

@@ -1,0 +1,136 @@
+"""One segment that cannot be read, merged or removed holds up no other, and no other job."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headwater.core.errors import Denied, HeadwaterError, Unavailable
+from headwater.tier import SegmentId, SegmentState
+from headwater.tier.jobs import TierConfig
+from tests.tier.jobs.given import Led, Place, in_time
+from tests.tier.jobs.plain_storage import plain_key
+
+FINISHED, DELETING = SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED
+
+
+class Locks:
+    """Objects that cannot be removed."""
+
+    def __init__(self, led: Led, error: HeadwaterError) -> None:
+        self.locked: set[SegmentId] = set()
+        self.tried = 0
+        self._error = error
+        self._delete = led.storage.delete
+        led.storage.delete = self.delete
+
+    async def delete(self, segment_id: SegmentId) -> None:
+        self.tried += 1
+        if segment_id in self.locked:
+            raise self._error
+        await self._delete(segment_id)
+
+
+def test_an_object_that_cannot_be_removed_keeps_no_other() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0, retention_bytes=0, delete_delay_ms=0)
+        locks = Locks(led, Denied("an object lock is on it"))
+        await led.write(3, 3, 3).round()
+        locks.locked = {led.metadata.segments()[0].segment_id}
+        await led.manager.run_once()
+
+        assert (led.states(), len(led.place.object_names())) == ([DELETING], 1)
+        assert "object lock" in led.manager.problems["clean up"]
+
+        locks.locked.clear()
+        assert (await led.round()).states() == []
+
+    in_time(main)
+
+
+def test_a_store_that_does_not_answer_is_not_asked_for_every_object() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0, retention_bytes=0, delete_delay_ms=0)
+        locks = Locks(led, Unavailable("nobody there"))
+        await led.write(*[1] * 9).round()
+        locks.locked = {one.segment_id for one in led.metadata.segments()}
+        await led.manager.run_once()
+
+        assert locks.tried == 3
+
+    in_time(main)
+
+
+@pytest.mark.parametrize("content", [b"garbage", None])
+def test_a_segment_that_cannot_be_read_keeps_no_other_from_being_merged(
+    content: bytes | None,
+) -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(3, 3, 3, 3).round()
+        await led.damage(1, content)
+        led.manager.configure(TierConfig(merge_segments=2))
+        await led.manager.run_once()
+
+        assert led.covered() == [range(1, 4), range(4, 7), range(7, 13)]
+        assert "cannot be read and is not merged" in led.manager.problems["merge"]
+
+        await led.manager.run_once()
+        assert "merge" in led.manager.problems, "it is still told"
+
+    in_time(main)
+
+
+def test_what_was_refused_in_one_round_is_merged_in_the_next() -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(3, 3).round()
+        copy = led.storage.copy
+        led.manager.configure(TierConfig(merge_segments=2))
+
+        async def denied(prepared: Any) -> None:
+            raise Denied("the token is too old")
+
+        led.storage.copy = denied
+        await led.manager.run_once()
+        assert "too old" in led.manager.problems["merge"]
+
+        led.storage.copy = copy
+        assert (await led.round()).covered() == [range(1, 7)]
+
+    in_time(main)
+
+
+def test_a_job_that_fails_slows_down_no_other() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_segments=2, interval_s=10.0, retry_cap_s=300.0)
+        led.manager.configure(TierConfig(merge_below_bytes=0))
+        await led.write(3, 3).round()
+        await led.place.backend.put(plain_key(led.metadata.segments()[0].segment_id), b"garbage")
+        led.manager.configure(TierConfig(merge_segments=2, interval_s=10.0, retry_cap_s=300.0))
+        running = asyncio.ensure_future(led.manager.run())
+        await asyncio.sleep(3600.0)
+        failed = led.manager.metrics.failures["merge"]
+        assert 12 <= failed <= 40
+
+        led.write(3)
+        await asyncio.sleep(21.0)
+        assert led.led.tiered_lsn() == 9
+        running.cancel()
+
+    in_time(main)
+
+
+def test_a_partition_goes_but_for_what_cannot_be_removed_and_that_later() -> None:
+    async def main() -> None:
+        led = await Place().lead().write(3, 3, 3).round()
+        locks = Locks(led, Denied("an object lock is on it"))
+        locks.locked = {led.metadata.segments()[1].segment_id}
+        assert not await led.manager.delete_partition()
+        assert (led.states(), len(led.place.object_names())) == ([DELETING], 1)
+
+        locks.locked.clear()
+        assert await led.manager.delete_partition()
+        assert led.place.object_names() == set()
+
+    in_time(main)
