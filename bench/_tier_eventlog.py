@@ -27,7 +27,6 @@ from headwater.tier import (
     TopicIdPartition,
     encode_event,
 )
-from headwater.tier.cache import restore_all
 from headwater.tier.eventlog import Compactor, EventDelivered, SnapshotDelivered, StoredEventLog
 
 T = TypeVar("T")
@@ -209,7 +208,6 @@ async def _follow_to(log: StoredEventLog, end: int) -> None:
     while position < end:
         item = await anext(subscription.items)
         if isinstance(item, SnapshotDelivered):
-            restore_all(item.dumps)
             position = item.through_offset + 1
         elif isinstance(item, EventDelivered):
             position += 1

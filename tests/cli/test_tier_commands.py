@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -41,13 +42,15 @@ def url(tmp_path: Path, invoke: Invoke) -> str:
     return address
 
 
-def led(url: str, work: Callable[[TierManager], Awaitable[None]]) -> None:
+def led(
+    url: str, work: Callable[[TierManager], Awaitable[None]], *, prefix: str = "metadata"
+) -> None:
     """Let the leader of partition 0 do something."""
 
     async def run() -> None:
         async with open_store(url) as store:
             place = await partition(store)
-            log = await StoredEventLog.open(store, partition_count=3)
+            log = await StoredEventLog.open(store, partition_count=3, prefix=prefix)
             metadata = await TopicMetadataManager.start(log)
             await metadata.reconcile_assignment({metadata.metadata_partition(place)})
             await metadata.wait_ready(metadata.metadata_partition(place))
@@ -136,7 +139,7 @@ def test_scrub_tells_what_is_missing(invoke: Invoke, url: str) -> None:
     result = invoke("tier", "scrub", url, "orders", COLUMNS="200")
     assert result.exit_code == 1
     assert "✗ missing: LSN 1 to 50" in result.stdout
-    assert "its leader copies it again" in result.stdout
+    assert "TierManager.scrub(mend=True)" in result.stdout
 
     found = json.loads(invoke("tier", "scrub", url, "orders", "--json").stdout)
     [finding] = found[0]["findings"]
@@ -160,3 +163,92 @@ def test_scrub_removes_objects_that_no_event_names(invoke: Invoke, url: str) -> 
     assert mended.exit_code == 0
     assert "✓ orphan" in mended.stdout
     assert "orphan" not in invoke(*old).stdout
+
+
+def test_events_may_stand_under_another_prefix(invoke: Invoke, tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/elsewhere"
+    invoke("stream", "create", address, "orders")
+    led(address, lambda tier: tier.run_once(), prefix="other/events")
+    assert "--prefix" in invoke("tier", "list", address, "orders").stderr
+
+    found = json.loads(
+        invoke("tier", "list", address, "orders", "--prefix", "other/events", "--json").stdout
+    )
+    assert len(found[0]["segments"]) == 2
+    assert invoke("tier", "scrub", address, "orders", "--prefix", "other/events").exit_code == 0
+
+
+def test_compact_turns_events_into_snapshots_and_reads_as_before(invoke: Invoke, url: str) -> None:
+    before = invoke("tier", "list", url, "orders", "--json").stdout
+    told = json.loads(invoke("tier", "compact", url, "--every-events", "1", "--json").stdout)
+    assert [one["events"] for one in told["partitions"] if one["events"]] == [5]
+    assert (len(told["partitions"]), told["failures"]) == (3, {})
+    assert invoke("tier", "list", url, "orders", "--json").stdout == before
+
+    again = invoke("tier", "compact", url)
+    assert (again.exit_code, again.stdout) == (0, "there is nothing to compact\n")
+
+
+def test_compact_tells_what_it_cannot_read(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    [*_, last] = sorted(tmp_path.glob("store/metadata/*/0*"))
+    last.write_bytes(b"not an event")
+    result = invoke("tier", "compact", url, "--every-events", "1", COLUMNS="200")
+    assert result.exit_code == 1
+    assert f"{last.parent.name}/{last.name} is not an event" in result.stdout
+
+
+def test_an_event_is_looked_at_where_it_stands(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    [first, *_] = sorted(tmp_path.glob("store/metadata/*/0*"))
+    where = ("--metadata-partition", first.parent.name, "--offset")
+    in_log = json.loads(invoke("inspect", "event", url, *where, "1", "--json").stdout)
+    assert in_log["state"] == "COPY_STARTED"
+    assert (in_log["log_offset"], in_log["epoch_beside"]) == (1, 4)
+
+    alone = json.loads(invoke("inspect", "event", str(first), "--json").stdout)
+    assert alone["log_id"] == in_log["log_id"]
+    assert (alone["log_offset"], alone["state"]) == (0, "DELETE_FINISHED")
+
+    beyond = invoke("inspect", "event", url, *where, "5")
+    assert (beyond.exit_code, "ends at 5: 5 is not there" in beyond.stderr) == (2, True)
+    assert invoke("tier", "compact", url, "--every-events", "1").exit_code == 0
+    gone = invoke("inspect", "event", url, *where, "1")
+    assert (gone.exit_code, "it is compacted" in gone.stderr) == (2, True)
+
+
+def test_a_log_in_kafka_needs_its_client(
+    invoke: Invoke, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "confluent_kafka" else find_spec(name, *more),
+    )
+    result = invoke("tier", "list", url, "orders", "--bootstrap-servers", "127.0.0.1:1")
+    assert result.exit_code == 2
+    assert "pip install 'headwater[kafka]'" in result.stderr
+
+
+def test_settings_of_kafkas_client_stand_in_a_file_that_is_not_repeated(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    settings = tmp_path / "kafka.properties"
+    settings.write_text("# ours\n\nsasl.mechanism = PLAIN\nhunter2\n")
+    kafka = ("--bootstrap-servers", "127.0.0.1:1", "--kafka-config", str(settings))
+    refused = invoke("tier", "list", url, "orders", *kafka)
+    assert "line 4: a setting is NAME=VALUE" in refused.stderr
+    settings.write_text("security.protocol=hunter2\n")
+    refused = invoke("tier", "list", url, "orders", *kafka)
+    assert "Kafka's client refuses its settings" in refused.stderr
+    assert "hunter2" not in refused.stderr
+
+
+def test_renew_begins_a_log_that_reads_as_the_old_one(invoke: Invoke, url: str) -> None:
+    told = invoke("tier", "renew", url, "--to-prefix", "anew", "--epoch-max", "3")
+    assert told.stdout == "anew begins with what 5 events come to\n"
+    old, new = (
+        invoke("tier", "list", url, "orders", "--json", "--prefix", prefix).stdout
+        for prefix in ("metadata", "anew")
+    )
+    assert old == new
+    assert invoke("tier", "renew", url, "--to-prefix", "anew").exit_code == 2

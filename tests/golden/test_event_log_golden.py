@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
+from headwater.tier.cache import dump_all
 from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
@@ -66,5 +67,5 @@ def test_a_log_is_written_and_read_as_it_always_was() -> None:
     snapshot, event = asyncio.run(_read())
     assert isinstance(snapshot, SnapshotDelivered)
     assert snapshot.through_offset == 1
-    assert [len(dump.segments) for dump in snapshot.dumps] == [1]
+    assert [len(dump.segments) for dump in dump_all(snapshot.cache)] == [1]
     assert event == EventDelivered(0, 2, PAYLOADS[2], 6)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -94,12 +97,14 @@ def test_the_topic_is_created_with_the_partitions_that_are_asked_for(kafka: Kafk
         log = await created(kafka, "asked", 7)
         again, whole = (
             await created(kafka, "asked", 5),
-            await KafkaEventLog.open(kafka.servers, topic="asked"),
+            await KafkaEventLog.open(kafka.servers, topic="asked", partition_count=7),
         )
         assert [each.partition_count for each in (log, again, whole)] == [7, 5, 7]
         assert log.log_id == again.log_id == whole.log_id
         with pytest.raises(Refused, match="has 7 partitions, and 8"):
             await created(kafka, "asked", 8)
+        with pytest.raises(Refused, match="has 7 partitions, and 50 are the default"):
+            await KafkaEventLog.open(kafka.servers, topic="asked")
         for each in (log, again, whole):
             await each.close()
 
@@ -256,3 +261,34 @@ def test_kafkas_formatter_and_serde_read_what_we_publish(kafka: KafkaBroker) -> 
     for event, line, description in zip(EVENTS, lines, described, strict=True):
         assert line.endswith(description), "the formatter prints what the serde read"
         assert f"state={kafkas_name(event.state)}" in description
+
+
+def test_the_command_line_reads_a_log_in_kafka(kafka: KafkaBroker, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        log = await created(kafka, "looked-at")
+        await log.publish(0, encode_event(started(10, 0, 99)), publisher_epoch=7)
+        await log.close()
+
+    run(scenario)
+    brokers = ("--bootstrap-servers", kafka.servers, "--topic", "looked-at")
+    one = ("--metadata-partitions", "1")
+    shown = headwater("inspect", "event", *brokers, *one, "--metadata-partition", "0", "--json")
+    told = json.loads(shown.stdout)
+    assert (told["log_offset"], told["epoch_beside"], told["end_offset"]) == (0, 7, 99)
+    store = f"file://{tmp_path}"
+    headwater("stream", "create", store, "orders")
+    listed = headwater("tier", "list", store, "orders", *brokers, *one)
+    assert (listed.returncode, listed.stdout) == (1, "partition 0: nothing is in the tier\n")
+    other = headwater("tier", "list", store, "orders", *brokers)
+    assert "has 1 partitions, and 50 are asked for" in other.stderr
+
+
+def headwater(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command, as one types it."""
+    return subprocess.run(
+        [sys.executable, "-m", "headwater.cli", *arguments],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=LIMIT_S,
+    )

@@ -102,7 +102,7 @@ def test_what_a_broker_says_of_its_own_segments_is_known(
         }
 
     async def scenario() -> None:
-        log = await KafkaEventLog.open(kafka.servers)
+        log = await KafkaEventLog.open(kafka.servers, partition_count=METADATA_PARTITIONS)
         assert log.partition_count == METADATA_PARTITIONS
         manager = await TopicMetadataManager.start(log, str(tmp_path))
         await manager.reconcile_assignment(range(METADATA_PARTITIONS))
@@ -136,7 +136,7 @@ def test_segments_that_a_broker_deletes_are_forgotten(kafka: KafkaBroker) -> Non
     partitions = fill(kafka, "expiring")
 
     async def scenario() -> None:
-        log = await KafkaEventLog.open(kafka.servers)
+        log = await KafkaEventLog.open(kafka.servers, partition_count=METADATA_PARTITIONS)
         manager = await TopicMetadataManager.start(log)
         await manager.reconcile_assignment(range(METADATA_PARTITIONS))
         await until(manager, lambda: all(len(manager.segments(p)) >= FINISHED for p in partitions))
@@ -159,7 +159,7 @@ def test_segments_that_a_broker_deletes_are_forgotten(kafka: KafkaBroker) -> Non
 
 def test_a_manager_goes_on_when_its_broker_comes_back(kafka: KafkaBroker) -> None:
     async def scenario() -> None:
-        log = await KafkaEventLog.open(kafka.servers)
+        log = await KafkaEventLog.open(kafka.servers, partition_count=METADATA_PARTITIONS)
         manager = await TopicMetadataManager.start(log)
         await manager.reconcile_assignment([0])
         await manager.refresh(0)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from headwater.tier import (
-    EventRejected,
     MetadataEvent,
     Outcome,
     PartitionDeleteState,
@@ -88,7 +87,5 @@ def applied(history: Sequence[Said]) -> TierCache:
 
 def apply_said(cache: TierCache, said: Said) -> Outcome | None:
     """Follow one event; None if it was rejected."""
-    try:
-        return cache.apply(*said)
-    except EventRejected:
-        return None
+    verdict = cache.follow(*said)
+    return verdict if isinstance(verdict, Outcome) else None

@@ -46,7 +46,7 @@ def test_a_start_index_answers_as_a_sorted_list_does(seed: int) -> None:
 def _check_start_index(
     index: StartIndex, model: list[tuple[int, int]], values: list[int], chance: random.Random
 ) -> None:
-    assert (list(index.items()), list(index), len(index)) == (
+    assert (list(zip(*index.columns(), strict=True)), list(index), len(index)) == (
         model,
         [row for _, row in model],
         len(model),

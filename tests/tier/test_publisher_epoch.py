@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headwater.core.errors import Corrupt, LimitExceeded, Refused
 from headwater.tier import EventRejected, Outcome, PartitionDeleteState, SegmentState, TierCache
 from headwater.tier.events import publisher_epoch_of, stamp, unstamp
-from headwater.tier.events.publisher import PAYLOAD_MAX_BYTES
+from headwater.tier.events.publisher_epoch import PAYLOAD_MAX_BYTES
 from tests.tier.given import ORDERS, became, finished, partition_delete, started
 
 

@@ -212,9 +212,9 @@ class Follower:
             self.next[partition] += 1
         elif isinstance(item, SnapshotDelivered):
             world.check(item.through_offset >= self.next[partition], "a snapshot goes back")
-            same = item.dumps == world.truth.replayed(partition, item.through_offset)
+            same = dump_all(item.cache) == world.truth.replayed(partition, item.through_offset)
             world.check(same, f"the snapshot through {item.through_offset} is another one")
-            self.caches[partition] = restore_all(item.dumps)
+            self.caches[partition] = item.cache
             self.next[partition] = item.through_offset + 1
         else:
             failed = isinstance(item, PartitionFailed) and isinstance(

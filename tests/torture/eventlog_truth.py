@@ -16,7 +16,7 @@ from headwater.store import MemoryBackend, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
-from headwater.tier import EventRejected, TierCache, decode_event
+from headwater.tier import TierCache, decode_event
 from headwater.tier.cache import PartitionDump, dump_all
 from headwater.tier.eventlog.stored.event_object import HEAD_BYTES
 from headwater.tier.eventlog.stored.floor import Floor
@@ -118,7 +118,4 @@ def _snapshot_key(partition: int, floor: Floor) -> str:
 
 def follow(cache: TierCache, payload: bytes, publisher_epoch: int | None = None) -> None:
     """Apply an event; one that does not follow changes nothing."""
-    try:
-        cache.apply(decode_event(payload), publisher_epoch)
-    except EventRejected:
-        return
+    cache.follow(decode_event(payload), publisher_epoch)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.event_log_place import (
+    KAFKA_CONFIG,
+    METADATA_PARTITIONS,
+    PREFIX,
+    SERVERS,
+    TOPIC,
+    EventLogPlace,
+)
 from headwater.cli.loop import run as run_loop
 from headwater.cli.store_commands import OPTION, open_with_options
 
@@ -108,7 +118,20 @@ def wal(
 
 
 @inspect_app.command()
-def event(source: str = SOURCE, as_json: bool = AS_JSON, option: list[str] = OPTION) -> None:
+def event(
+    source: str = SOURCE,
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+    metadata_partition: int | None = typer.Option(
+        None, min=0, help="An event of the log itself: of this partition; URL is then the store's."
+    ),
+    offset: int = typer.Option(0, min=0, help="... and at this offset."),
+    prefix: str = PREFIX,
+    servers: str | None = SERVERS,
+    topic: str = TOPIC,
+    metadata_partitions: int = METADATA_PARTITIONS,
+    kafka_config: Path | None = KAFKA_CONFIG,
+) -> None:
     """A metadata event of the tier, as Kafka writes it: segment, states, epochs, publisher.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
@@ -116,7 +139,11 @@ def event(source: str = SOURCE, as_json: bool = AS_JSON, option: list[str] = OPT
     from headwater.cli.inspection.event import inspect_event
     from headwater.cli.inspection.source import read_source
 
-    _conclude(inspect_event(read_source(source, option)), as_json)
+    if metadata_partition is None:
+        _conclude(inspect_event(read_source(source, option)), as_json)
+        return
+    place = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+    _conclude(_event_in_log(source, option, place, metadata_partition, offset), as_json)
 
 
 @inspect_app.command()
@@ -144,6 +171,22 @@ def _partition(url: str, name: str, partition: int, entries: int, option: list[s
         async with open_with_options(url, option) as store:
             stream = await open_stream(store, name)
             return await inspect_partition(stream, partition, entries=entries)
+
+    return run_loop(run())
+
+
+def _event_in_log(
+    url: str, option: list[str], place: EventLogPlace, partition: int, offset: int
+) -> Report:
+    from headwater.cli.inspection.event import inspect_in_log
+
+    async def run() -> Report:
+        async with AsyncExitStack() as stack:
+            store = None
+            if place.servers is None:
+                store = await stack.enter_async_context(open_with_options(url, option))
+            log = await stack.enter_async_context(place.opened(store))
+            return await inspect_in_log(log, partition, offset)
 
     return run_loop(run())
 

@@ -1,19 +1,29 @@
-"""`headwater tier …`: what a stream has in the tier, and whether it is there."""
+"""`headwater tier …`: what is in the tier, whether it is there, and the log of its events."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
 from headwater.cli.data_commands import STREAM
+from headwater.cli.event_log_place import (
+    KAFKA_CONFIG,
+    METADATA_PARTITIONS,
+    PREFIX,
+    SERVERS,
+    TOPIC,
+    EventLogPlace,
+)
 from headwater.cli.group_commands import PARTITION
 from headwater.cli.loop import run as run_loop
 from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.core import limits, runtime
 
 if TYPE_CHECKING:
     from headwater.cli.tier_place import TierPlace
@@ -24,14 +34,21 @@ tier_app = typer.Typer(
     help="The tier: which segment is read for which records, and whether it is there.",
 )
 
+AS_JSON = typer.Option(False, "--json", help="Print JSON.")
+
 
 @tier_app.command("list")
 def list_cover(
     url: str = URL,
     stream: str = STREAM,
     partition: int | None = PARTITION,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = AS_JSON,
     option: list[str] = OPTION,
+    prefix: str = PREFIX,
+    servers: str | None = SERVERS,
+    topic: str = TOPIC,
+    metadata_partitions: int = METADATA_PARTITIONS,
+    kafka_config: Path | None = KAFKA_CONFIG,
 ) -> None:
     """List what is read of the tier: from which segment each LSN comes, and what else is listed.
 
@@ -40,8 +57,10 @@ def list_cover(
     from headwater.cli.stream_view import new_console
     from headwater.cli.tier_view import listed, show_listed
 
+    events = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+
     async def run() -> list[dict[str, Any]]:
-        async with _places(url, option, stream, partition) as places:
+        async with _places(url, option, events, stream, partition) as places:
             return [listed(place) for place in places]
 
     found = run_loop(run())
@@ -59,13 +78,18 @@ def scrub(
     stream: str = STREAM,
     partition: int | None = PARTITION,
     repair: bool = typer.Option(
-        False, "--repair", help="Remove objects that no event names; a leader mends the rest."
+        False, "--repair", help="Remove objects that no event names; its leader mends the rest."
     ),
     grace_hours: float = typer.Option(
         24.0, min=0, help="How old such an object is before it counts, by the store's clock."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = AS_JSON,
     option: list[str] = OPTION,
+    prefix: str = PREFIX,
+    servers: str | None = SERVERS,
+    topic: str = TOPIC,
+    metadata_partitions: int = METADATA_PARTITIONS,
+    kafka_config: Path | None = KAFKA_CONFIG,
 ) -> None:
     """Read every segment in the tier from end to end: is it there, and what was written?
 
@@ -75,9 +99,11 @@ def scrub(
     from headwater.cli.tier_view import scrubbed_json, show_scrubbed
     from headwater.tier.jobs import Scrubbed, look, remove_orphans
 
+    events = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+
     async def run() -> dict[int, Scrubbed]:
         reports: dict[int, Scrubbed] = {}
-        async with _places(url, option, stream, partition) as places:
+        async with _places(url, option, events, stream, partition) as places:
             for place in places:
                 seen = await look(
                     place.metadata,
@@ -99,9 +125,91 @@ def scrub(
         raise typer.Exit(EXIT_NO)
 
 
+@tier_app.command()
+def compact(
+    url: str = URL,
+    every_events: int = typer.Option(
+        limits.COMPACT_EVENTS, min=1, help="A partition with fewer new events is left alone."
+    ),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Go on until Ctrl-C."),
+    every: float = typer.Option(
+        limits.COMPACT_INTERVAL_S, min=0.1, help="Seconds between passes, with --watch."
+    ),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+    prefix: str = PREFIX,
+) -> None:
+    """Turn the past of the tier's events into snapshots, and delete what these have held for long.
+
+    That is an hour by the clock of the compactor itself: one pass deletes nothing that no earlier
+    one has given up, and only --watch gives up anything. Any number may run, anywhere.
+    Exit status: 0, or 1 if a partition could not be compacted; with --watch it does not end.
+    """
+    from headwater.cli.stream_view import new_console
+    from headwater.cli.tier_view import compacted_json, show_compacted
+    from headwater.tier.eventlog import Compactor
+
+    async def run() -> bool:
+        async with (
+            open_with_options(url, option) as store,
+            EventLogPlace(prefix).opened_in(store) as log,
+        ):
+            compactor = Compactor(log, every_events=every_events)
+            while True:
+                done = await compactor.pass_over_all()
+                if as_json:
+                    typer.echo(json.dumps(compacted_json(done, compactor.failures)))
+                else:
+                    show_compacted(new_console(), done, compactor.failures)
+                if not watch:
+                    return not compactor.failures
+                await runtime.sleep(every)
+
+    if not run_loop(run()):
+        raise typer.Exit(EXIT_NO)
+
+
+@tier_app.command()
+def renew(
+    url: str = URL,
+    to_prefix: str = typer.Option(help="Where in the store the new log is to stand."),
+    epoch_max: int | None = typer.Option(
+        None, min=0, help="Publishers' epochs above this one are taken down to it."
+    ),
+    option: list[str] = OPTION,
+    prefix: str = PREFIX,
+    servers: str | None = SERVERS,
+    topic: str = TOPIC,
+    metadata_partitions: int = METADATA_PARTITIONS,
+    kafka_config: Path | None = KAFKA_CONFIG,
+) -> None:
+    """Begin a log of the tier's events anew, with what another one comes to.
+
+    For a log that moves, and for one in which an epoch was published that no leader reaches. The
+    old one stays as it is. Stop whoever uses it first, and let them go on with the new one.
+    """
+    from headwater.tier.eventlog import StoredEventLog
+    from headwater.tier.eventlog import renew as renew_log
+
+    place = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+
+    async def run() -> list[int]:
+        async with open_with_options(url, option) as store, place.opened(store) as source:
+            target = await StoredEventLog.open(
+                store, prefix=to_prefix, partition_count=source.partition_count
+            )
+            try:
+                return await renew_log(source, target, epoch_max=epoch_max)
+            finally:
+                await target.close()
+
+    events = run_loop(run())
+    typer.echo(f"{to_prefix} begins with what {sum(events):,} events come to")
+
+
 @asynccontextmanager
 async def _places(
-    url: str, options: list[str], stream: str, partition: int | None
+    url: str, options: list[str], events: EventLogPlace, stream: str, partition: int | None
 ) -> AsyncIterator[list[TierPlace]]:
     from headwater.buffer.stream import open_stream
     from headwater.cli.tier_place import open_places
@@ -111,5 +219,5 @@ async def _places(
         wanted = list(range(opened.partitions)) if partition is None else [partition]
         for one in wanted:
             opened.check_partition(one)
-        async with open_places(store, opened, wanted) as places:
+        async with open_places(store, events, opened, wanted) as places:
             yield places

@@ -7,12 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from headwater.buffer.stream import Stream
-from headwater.core.errors import NotFound
-from headwater.store import Register, Store
+from headwater.cli.event_log_place import EventLogPlace
+from headwater.store import Store
 from headwater.tier import TopicIdPartition, TopicMetadataManager
-from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored.identity import LogRecord
-from headwater.tier.eventlog.stored.layout import PREFIX, log_key
 from headwater.tier.jobs import LogStartRegister, ManagedPartition, ParquetSegments
 
 
@@ -31,29 +28,22 @@ class TierPlace:
 
 @asynccontextmanager
 async def open_places(
-    store: Store, stream: Stream, partitions: Sequence[int]
+    store: Store, events: EventLogPlace, stream: Stream, partitions: Sequence[int]
 ) -> AsyncIterator[list[TierPlace]]:
-    """Follow the events of these partitions to their end; `NotFound` if the store has no events."""
-    try:
-        record = (await Register(store, log_key(PREFIX), LogRecord).read()).value
-    except NotFound:
-        raise NotFound(
-            "this store has no log of the tier's events: nothing was ever copied to the tier here"
-        ) from None
-    log = await StoredEventLog.open(store, partition_count=record.partition_count)
-    manager = await TopicMetadataManager.start(log)
-    try:
-        places = [
-            TopicIdPartition.of_stream(stream.id, stream.name, number) for number in partitions
-        ]
-        followed = {manager.metadata_partition(place) for place in places}
-        await manager.reconcile_assignment(followed)
-        for one in sorted(followed):
-            await manager.wait_ready(one)
-        yield [await _place(store, manager, place) for place in places]
-    finally:
-        await manager.close()
-        await log.close()
+    """Follow the events of these partitions to their end; `NotFound` if there is no log of them."""
+    async with events.opened(store) as log:
+        manager = await TopicMetadataManager.start(log)
+        try:
+            places = [
+                TopicIdPartition.of_stream(stream.id, stream.name, number) for number in partitions
+            ]
+            followed = {manager.metadata_partition(place) for place in places}
+            await manager.reconcile_assignment(followed)
+            for one in sorted(followed):
+                await manager.wait_ready(one)
+            yield [await _place(store, manager, place) for place in places]
+        finally:
+            await manager.close()
 
 
 async def _place(

@@ -12,14 +12,17 @@ from rich.text import Text
 
 from headwater.cli.tables import print_table
 from headwater.cli.tier_place import TierPlace
+from headwater.core.errors import HeadwaterError
 from headwater.tier import SegmentMetadata, SegmentState, gaps
+from headwater.tier.eventlog import Compaction
 from headwater.tier.jobs import Finding, Kind, Scrubbed
+from headwater.tier.jobs.led_partition import END_LSN
 
-_END_LSN = (1 << 63) - 1
+_LEADER = "only its leader may say so: let that call TierManager.scrub(mend=True)"
 _ADVICE = {
-    Kind.MISSING: "its leader copies it again, if its own log still has it",
-    Kind.CORRUPT: "its leader copies it again, if its own log still has it",
-    Kind.GAP: "its leader fills it, if its own log still has it",
+    Kind.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
+    Kind.CORRUPT: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
+    Kind.GAP: f"to be filled from its leader's log, if that still has it; {_LEADER}",
     Kind.ORPHAN: "--repair removes it",
     Kind.UNCLAIMED: "it stays: events are lost, or these are not its events",
 }
@@ -27,7 +30,7 @@ _ADVICE = {
 
 def listed(place: TierPlace) -> dict[str, Any]:
     """What is read, and what else is listed, for machines."""
-    pieces = place.metadata.cover(place.first_lsn, _END_LSN)
+    pieces = place.metadata.cover(place.first_lsn, END_LSN)
     read = {piece.segment.segment_id for piece in pieces}
     missing = gaps(pieces, place.first_lsn, pieces[-1].lsns.stop) if pieces else []
     if not place.first_lsn:
@@ -100,6 +103,41 @@ def show_scrubbed(console: Console, reports: Mapping[int, Scrubbed]) -> None:
         for finding in report.findings:
             mark = ("✓ ", "green") if finding.mended else ("✗ ", "red")
             console.print(Text.assemble(mark, _words(finding)), soft_wrap=True)
+
+
+def compacted_json(
+    done: Sequence[Compaction], failures: Mapping[int, HeadwaterError]
+) -> dict[str, Any]:
+    """What a pass over the log of events came to, for machines."""
+    return {
+        "partitions": [
+            {
+                "partition": one.partition,
+                "floor": one.floor,
+                "events": one.events,
+                "deleted": one.deleted,
+            }
+            for one in done
+        ],
+        "failures": {partition: str(error) for partition, error in failures.items()},
+    }
+
+
+def show_compacted(
+    console: Console, done: Sequence[Compaction], failures: Mapping[int, HeadwaterError]
+) -> None:
+    """The same for people: what changed, and what is wrong."""
+    for one in done:
+        if one.events or one.deleted:
+            console.print(
+                f"metadata partition {one.partition}: {one.events:,} events are in a snapshot now, "
+                f"events begin at {one.floor:,}; {one.deleted:,} objects were deleted"
+            )
+    for partition, error in failures.items():
+        told = f"metadata partition {partition}: {error}"
+        console.print(Text.assemble(("✗ ", "red"), told), soft_wrap=True)
+    if not failures and not any(one.events or one.deleted for one in done):
+        console.print("there is nothing to compact")
 
 
 def _words(finding: Finding) -> str:

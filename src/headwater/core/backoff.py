@@ -12,6 +12,16 @@ from dataclasses import dataclass
 from headwater.core import limits, runtime
 
 
+def pause_s(failures: int, *, base_s: float, cap_s: float) -> float:
+    """How long whoever tries for ever waits after so many failures in a row: half of it at least,
+    so that what fails for long is left alone for long."""
+    return runtime.random().uniform(0.5, 1.0) * _ceiling_s(failures, base_s, cap_s)
+
+
+def _ceiling_s(failures: int, base_s: float, cap_s: float) -> float:
+    return min(cap_s, base_s * float(2 ** min(failures, 30)))
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Bounds on trying again. Times are in seconds."""
@@ -62,8 +72,7 @@ class Budget:
         if self.used >= self._attempts or self.remaining_s <= 0:
             return False
         base_s = self._policy.throttled_base_s if throttled else self._policy.base_s
-        ceiling_s = min(self._policy.cap_s, base_s * 2 ** min(self.used - 1, 30))
-        wait_s = runtime.random().uniform(0, ceiling_s)
+        wait_s = runtime.random().uniform(0, _ceiling_s(self.used - 1, base_s, self._policy.cap_s))
         if throttled:
             # A throttled request that comes back at once is throttled again.
             wait_s = max(wait_s, base_s / 2)

@@ -14,7 +14,7 @@ NAME_MAX_BYTES: Final = 0x7FFF
 PARTITION_MAX: Final = 0x7FFFFFFF
 
 
-class TopicIdPartition(msgspec.Struct, frozen=True, eq=False):
+class TopicIdPartition(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A partition of a stream. Two are the same if stream id and partition are; names are words."""
 
     topic_id: uuid.UUID
@@ -54,7 +54,7 @@ class TopicIdPartition(msgspec.Struct, frozen=True, eq=False):
         return f"{self.name}-{self.partition} ({self.topic_id})"
 
 
-class SegmentId(msgspec.Struct, frozen=True):
+class SegmentId(msgspec.Struct, frozen=True, gc=False):
     """A remote segment. Every attempt to copy has an id of its own, so that none is in doubt."""
 
     partition: TopicIdPartition

@@ -9,13 +9,15 @@ from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import EVENT_GRACE_S
 from headwater.store import Backend, Store
 from headwater.tier import TierCache, decode_event, encode_event
-from headwater.tier.cache import PartitionDump, dump_all, restore_all
+from headwater.tier.cache import PartitionDump, dump_all
 from headwater.tier.eventlog import (
     EventDelivered,
     Item,
     SnapshotDelivered,
     StoredEventLog,
 )
+from headwater.tier.eventlog.stored.floor import Floor
+from tests.store.scripted import Scripted
 from tests.tier.event_histories import apply_said
 from tests.tier.given import finished, started
 
@@ -57,6 +59,9 @@ def replayed(payloads: Sequence[bytes]) -> tuple[PartitionDump, ...]:
     return dump_all(cache)
 
 
+FLOOR = "metadata/0/floor.json"
+
+
 class Known:
     """What somebody who follows partition 0 knows, by what it was given."""
 
@@ -69,7 +74,7 @@ class Known:
         """Go on by one item, which must be the next one."""
         if isinstance(item, SnapshotDelivered):
             assert item.through_offset >= self.next_offset
-            self.cache = restore_all(item.dumps)
+            self.cache = item.cache
             self.next_offset = item.through_offset + 1
             self.snapshots += 1
         else:
@@ -94,3 +99,35 @@ async def followed(log: StoredEventLog, start_offset: int = 0) -> Known:
         known.take(await anext(subscription.items))
     await subscription.assignment.close()
     return known
+
+
+def event_key(offset: int) -> str:
+    """Where an event of partition 0 stands."""
+    return f"metadata/0/{offset:020d}"
+
+
+async def keys(backend: Scripted) -> list[str]:
+    """All that the log has of partition 0."""
+    return [meta.key async for page in backend.inner.list("metadata/0/", "") for meta in page]
+
+
+async def events_there(backend: Scripted) -> list[int]:
+    """The offsets of its events that are objects."""
+    return [int(key[-20:]) for key in await keys(backend) if key[-20:].isdecimal()]
+
+
+async def snapshots_there(backend: Scripted) -> list[str]:
+    """The keys of its snapshots."""
+    return [key for key in await keys(backend) if "/snapshot-" in key]
+
+
+async def floor_of(log: StoredEventLog) -> Floor:
+    """Its floor, as it stands in the store."""
+    return await log.events_of(0).floors.look()
+
+
+async def damage(backend: Scripted, key: str) -> None:
+    """Flip a bit of what stands there."""
+    data = bytearray((await backend.inner.get(key)).data)
+    data[-1] ^= 1
+    await backend.inner.put(key, bytes(data))

@@ -16,6 +16,7 @@ from headwater.tier.eventlog import (
     PositionReached,
     Subscription,
 )
+from headwater.tier.eventlog.partitioned import PartitionedLog
 from tests.tier.eventlog.makers import EventLogs, contract
 
 LAG = 5_000
@@ -42,6 +43,12 @@ async def take_events(subscription: Subscription, count: int) -> list[tuple[int,
         assert isinstance(item, EventDelivered), item
         events.append((item.partition, item.offset, item.payload))
     return events
+
+
+def held_by(log: MetadataEventLog) -> int:
+    """How many subscriptions a log still holds."""
+    assert isinstance(log, PartitionedLog)
+    return len(log._subscriptions)
 
 
 async def payloads(subscription: Subscription, count: int) -> list[bytes]:
@@ -152,13 +159,13 @@ async def test_add_mid_stream_delivers_backlog_then_live(logs: EventLogs) -> Non
 async def test_dropping_handle_evicts_subscription_state(logs: EventLogs) -> None:
     log = await logs.fresh(1)
     kept, dropped = await log.subscribe({0: 0}), await log.subscribe({0: 0})
-    assert log.subscription_count == 2
+    assert held_by(log) == 2
     await dropped.assignment.close()
-    assert log.subscription_count == 1
+    assert held_by(log) == 1
     await log.publish(0, b"a")
     assert await payloads(kept, 1) == [b"a"]
     await log.close()
-    assert log.subscription_count == 0
+    assert held_by(log) == 0
 
 
 @contract
@@ -397,7 +404,7 @@ async def test_a_partition_that_is_not_there_cannot_be_followed(logs: EventLogs)
     log = await logs.fresh(2)
     with pytest.raises(Refused, match="no metadata partition 2"):
         await log.subscribe({2: 0})
-    assert log.subscription_count == 0
+    assert held_by(log) == 0
     subscription = await log.subscribe({})
     for partition, start_offset in ((2, 0), (-1, 0), (0, -1)):
         with pytest.raises(Refused):
@@ -417,4 +424,16 @@ async def test_a_closed_log_ends_its_subscriptions_and_refuses_the_rest(logs: Ev
             await asking
     with pytest.raises(Refused):
         subscription.assignment.add(0, 0)
+    await log.close()
+
+
+@contract
+async def test_marks_are_asked_of_the_partitions_that_are_named(logs: EventLogs) -> None:
+    log = await logs.fresh(3)
+    await publish_all(log, 1, b"a", b"b")
+    assert await log.high_water_marks([1]) == {1: 2}
+    assert await log.high_water_marks(iter((2, 1))) == {1: 2, 2: 0}
+    assert await log.high_water_marks([]) == {}
+    with pytest.raises(Refused, match="no metadata partition 3"):
+        await log.high_water_marks([3])
     await log.close()

@@ -30,7 +30,9 @@ from headwater.tier.eventlog import (
     PartitionFailed,
     Subscription,
 )
+from headwater.tier.eventlog.kafka import sender as sender_module
 from headwater.tier.eventlog.kafka import topic as topic_module
+from headwater.tier.eventlog.kafka.reader import Reader
 from headwater.tier.eventlog.kafka.settings import (
     Settings,
     admin_settings,
@@ -57,6 +59,7 @@ async def opened(cluster: MockKafka, topic: str | None = None, **settings: int) 
     return await KafkaEventLog.open(
         cluster.servers,
         topic=topic or cluster.new_topic(),
+        partition_count=PARTITIONS,
         log_id=LOG_ID,
         settings={**SETTINGS, **{name.replace("_", "."): n for name, n in settings.items()}},
     )
@@ -288,7 +291,7 @@ def test_an_event_that_was_refused_has_not_landed(cluster: MockKafka) -> None:
         with pytest.raises(LimitExceeded):
             await log.publish(0, bytes(2_000_000))
         for epoch in (-1, 1 << 64):
-            with pytest.raises(Refused, match="64-bit"):
+            with pytest.raises(Refused, match="64 bits"):
                 await log.publish(0, b"x", publisher_epoch=epoch)
         assert await log.publish(0, b"b") == 1
         cluster.fail_next(PRODUCE, KafkaError.TOPIC_AUTHORIZATION_FAILED)
@@ -314,7 +317,18 @@ def test_more_events_than_can_be_under_way_are_unavailable(cluster: MockKafka) -
     run(scenario)
 
 
-def test_a_producer_that_can_send_nothing_any_more_is_replaced(cluster: MockKafka) -> None:
+def test_a_producer_that_can_send_nothing_any_more_is_closed_and_replaced(
+    cluster: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[sender_module._Client] = []
+    close = sender_module._Client.close
+
+    async def noted(self: sender_module._Client) -> None:
+        await close(self)
+        closed.append(self)
+
+    monkeypatch.setattr(sender_module._Client, "close", noted)
+
     async def scenario() -> None:
         log = await opened(cluster)
         cluster.fail_next(INIT_PRODUCER_ID, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
@@ -322,6 +336,7 @@ def test_a_producer_that_can_send_nothing_any_more_is_replaced(cluster: MockKafk
             await log.publish(0, b"never sent")
         assert await log.publish(0, b"a") == 0
         await log.close()
+        assert len(closed) == 2
 
     run(scenario)
 
@@ -395,6 +410,36 @@ def test_a_log_that_is_closed_while_somebody_subscribes_keeps_nothing(cluster: M
         await asyncio.gather(log.close())
         with pytest.raises(Refused, match="closed"):
             await subscribing
-        assert log.subscription_count == 0
+        assert len(log._subscriptions) == 0
+
+    run(scenario)
+
+
+def test_a_subscribe_that_is_cancelled_keeps_no_consumer(cluster: MockKafka) -> None:
+    async def scenario() -> None:
+        log = await opened(cluster)
+        make, closed = log._new_reader, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def noted() -> Reader:
+            reader = make()
+            close = reader.close
+
+            def closing() -> None:
+                close()
+                loop.call_soon_threadsafe(closed.set)
+
+            reader.close = closing  # type: ignore[method-assign]
+            return reader
+
+        log._new_reader = noted
+        subscribing = runtime.spawn(log.subscribe({0: 0}), name="subscribing")
+        await runtime.sleep(0)
+        subscribing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await subscribing
+        await closed.wait()
+        assert len(log._subscriptions) == 0
+        await log.close()
 
     run(scenario)

@@ -125,11 +125,27 @@ def test_somebody_who_creates_it_at_the_same_time_decides_how_it_is(brokers: Fak
 def test_a_topic_that_is_there_is_not_created(brokers: FakeAdmin) -> None:
     async def scenario(topic: Topic) -> None:
         brokers.partition_count = 7
-        assert await find_topic(topic, None, WISH) == 7
+        assert await find_topic(topic, 7, WISH) == 7
         assert await find_topic(topic, 3, WISH) == 3
 
     run(scenario)
     assert brokers.created == []
+
+
+def test_without_a_number_a_topic_has_the_default_and_one_that_grew_is_told_of(
+    brokers: FakeAdmin,
+) -> None:
+    """Its streams are where its writers put them by the number that it had."""
+
+    async def scenario(topic: Topic) -> None:
+        brokers.partition_count = 50
+        assert await find_topic(topic, None, None) == 50
+        brokers.partition_count = 60
+        with pytest.raises(Refused, match="has 60 partitions, and 50 are the default"):
+            await find_topic(topic, None, None)
+        assert await find_topic(topic, 50, None) == 50
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +193,10 @@ def test_the_log_has_the_id_of_its_topic_and_brokers_that_give_none_are_told_of(
 
 def test_a_leader_that_does_not_say_where_it_ends_leaves_it_unknown(brokers: FakeAdmin) -> None:
     async def scenario(topic: Topic) -> None:
-        assert await topic.end_offsets(2) == {0: 5, 1: 5}
+        assert await topic.end_offsets([0, 1]) == {0: 5, 1: 5}
         brokers.offset = -1
         with pytest.raises(Unavailable, match="does not say"):
-            await topic.end_offsets(2)
+            await topic.end_offsets([0, 1])
 
     run(scenario)
 

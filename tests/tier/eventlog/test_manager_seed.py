@@ -7,7 +7,7 @@ folder say how.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -53,10 +53,6 @@ class UncertainLog:
     def partition_count(self) -> int:
         return self._log.partition_count
 
-    @property
-    def subscription_count(self) -> int:
-        return self._log.subscription_count
-
     async def publish(
         self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
     ) -> int:
@@ -65,10 +61,10 @@ class UncertainLog:
     async def subscribe(self, start_offsets: Mapping[int, int]) -> Subscription:
         return await self._log.subscribe(start_offsets)
 
-    async def high_water_marks(self) -> Mapping[int, int]:
+    async def high_water_marks(self, partitions: Iterable[int] | None = None) -> Mapping[int, int]:
         if self.error is not None:
             raise self.error
-        return await self._log.high_water_marks()
+        return await self._log.high_water_marks(partitions)
 
     async def close(self) -> None:
         await self._log.close()

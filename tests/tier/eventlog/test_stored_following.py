@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 
+import msgspec
 import pytest
+import xxhash
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, RolledBack, Unavailable
 from headwater.core.limits import EVENT_LEASE_S, EVENT_READS_AT_ONCE, EVENTS_READY, LIST_PAGE_KEYS
 from headwater.testing import Simulation, simulate
+from headwater.tier.cache import dump_all
 from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
@@ -21,11 +24,15 @@ from headwater.tier.eventlog import (
     StoredEventLog,
 )
 from headwater.tier.eventlog.stored.events import StoredEvents
+from headwater.tier.eventlog.stored.floor import SnapshotName
+from headwater.tier.snapshot import Snapshot, encode_snapshot
 from tests.store.scripted import Scripted, fails, stalls, virtual
 from tests.tier.eventlog.stored_given import (
     GRACE_S,
     Known,
+    damage,
     event_bytes,
+    event_key,
     followed,
     opened,
     publish_events,
@@ -33,22 +40,11 @@ from tests.tier.eventlog.stored_given import (
 )
 
 
-def event_key(offset: int) -> str:
-    return f"metadata/0/{offset:020d}"
-
-
 async def items(log: StoredEventLog, count: int, start_offset: int = 0) -> list[Item]:
     subscription = await log.subscribe({0: start_offset})
     taken = [await anext(subscription.items) for _ in range(count)]
     await subscription.assignment.close()
     return taken
-
-
-async def damage(backend: Scripted, key: str) -> None:
-    """Flip a bit of what stands there."""
-    data = bytearray((await backend.inner.get(key)).data)
-    data[-1] ^= 1
-    await backend.inner.put(key, bytes(data))
 
 
 # High-water marks
@@ -324,7 +320,7 @@ async def test_a_snapshot_that_is_replaced_while_it_is_read_is_not_missed() -> N
     await asyncio.gather(replace_it())
     item = await anext(subscription.items)
     assert isinstance(item, SnapshotDelivered)
-    assert (item.through_offset, item.dumps) == (9, replayed(published))
+    assert (item.through_offset, dump_all(item.cache)) == (9, replayed(published))
     await reader.close()
 
 
@@ -337,3 +333,22 @@ async def test_following_from_the_floor_itself_needs_no_snapshot() -> None:
     await publish_events(log, 1, first=6)
     known = await followed(await opened(backend), 6)
     assert (known.snapshots, known.next_offset) == (0, 7)
+
+
+@virtual
+async def test_a_snapshot_that_contradicts_itself_ends_the_partition() -> None:
+    log = await opened(Scripted())
+    published = await publish_events(log, 6)
+    events = log.events_of(0)
+    whole = replayed(published)
+    bad = (msgspec.structs.replace(whole[0], referenced=((99, 0, 0),)), *whole[1:])
+    data = encode_snapshot(Snapshot(events.log_id, events.partition_count, 0, 5, bad))
+    name = SnapshotName("0" * 32, len(data), xxhash.xxh3_64_hexdigest(data))
+    await events.store.put(events.place.snapshot(5, name.token), data)
+    await events.floors.move(6, name)
+    subscription = await log.subscribe({0: 0})
+    failed = await anext(subscription.items)
+    assert isinstance(failed, PartitionFailed)
+    assert isinstance(failed.error, Corrupt)
+    assert "contradicts itself" in str(failed.error)
+    await log.close()

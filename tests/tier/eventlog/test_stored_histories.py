@@ -18,11 +18,11 @@ from headwater.core.errors import OutcomeUnknown
 from headwater.tier import TierCache
 from headwater.tier.cache import dump_all
 from headwater.tier.eventlog.stored import compactor
+from headwater.tier.eventlog.stored.appender import Attempt, StoredAppender
 from headwater.tier.eventlog.stored.compactor import Compactor
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, FloorKeeper, Moment, SnapshotName
 from headwater.tier.eventlog.stored.following import Following
-from headwater.tier.eventlog.stored.publisher import Attempt, Publisher
 from headwater.tier.eventlog.stored.snapshots import store_snapshot
 from headwater.tier.snapshot import Snapshot, encode_snapshot
 from tests.torture.eventlog_scenarios import SCENARIOS, eventlog_history
@@ -57,7 +57,7 @@ async def deletes_before_the_floor_moves(
 
 
 async def publishes_again(
-    self: Publisher, offset: int, token: bytes, unknown: OutcomeUnknown
+    self: StoredAppender, offset: int, token: bytes, unknown: OutcomeUnknown
 ) -> Attempt:
     """Takes an event that is not there yet for one that will never be."""
     found = await self._events.get(offset)
@@ -99,7 +99,7 @@ async def skips_to_the_floor(self: Following) -> None:
 PLANTED: dict[str, Replacement] = {
     "floor-before-snapshot": (compactor, "store_snapshot", stores_after_the_floor_moved),
     "delete-before-floor": (compactor, "store_snapshot", deletes_before_the_floor_moves),
-    "unknown-is-published-again": (Publisher, "_settle", publishes_again),
+    "unknown-is-published-again": (StoredAppender, "_settle", publishes_again),
     "no-grace": (Compactor, "_see", sees_no_grace),
     "stale-compactor-lowers-the-floor": (FloorKeeper, "move", moves_blindly),
     "dead-events-count": (FloorKeeper, "after", judges_by_nothing),

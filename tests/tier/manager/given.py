@@ -50,6 +50,7 @@ class TamperedLog(InProcessEventLog):
         self.marks_missing: set[int] = set()
         self.marks_hang = False
         self.marks_asked = 0
+        self.asked_for: list[Iterable[int] | None] = []
         self.marks_late: asyncio.Event | None = None
         """What is asked for while this is set is answered as of then, when the event is."""
         self.publish_error: HeadwaterError | None = None
@@ -87,17 +88,18 @@ class TamperedLog(InProcessEventLog):
         self._subscriptions[self.subscription] = None
         return self.subscription
 
-    async def high_water_marks(self) -> dict[int, int]:
+    async def high_water_marks(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
         self.marks_asked += 1
+        self.asked_for.append(partitions)
         if self.marks_late is not None:
-            marks, late = await super().high_water_marks(), self.marks_late
+            marks, late = await super().high_water_marks(partitions), self.marks_late
             await late.wait()
             return marks
         if self.marks_hang:
             await asyncio.Event().wait()
         if self.marks_error is not None:
             raise self.marks_error
-        marks = await super().high_water_marks()
+        marks = await super().high_water_marks(partitions)
         return {p: mark for p, mark in marks.items() if p not in self.marks_missing}
 
     def deliver(self, *items: Item) -> None:

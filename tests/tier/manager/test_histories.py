@@ -101,16 +101,20 @@ async def dies(self: Pump) -> None:
     await asyncio.Event().wait()
 
 
-async def missing_is_empty(self: TopicMetadataManager, timeout_s: float) -> dict[int, int]:
+async def missing_is_empty(
+    self: TopicMetadataManager, partitions: list[int], timeout_s: float
+) -> dict[int, int]:
     """Takes a partition that the log says nothing of for one in which nothing is."""
-    marks = await _high_water_marks(self, timeout_s)
+    marks = await _high_water_marks(self, partitions, timeout_s)
     return {partition: marks.get(partition, 0) for partition in self._followed}
 
 
-async def unknown_is_empty(self: TopicMetadataManager, timeout_s: float) -> dict[int, int]:
+async def unknown_is_empty(
+    self: TopicMetadataManager, partitions: list[int], timeout_s: float
+) -> dict[int, int]:
     """Takes a log that does not answer for an empty one."""
     try:
-        return await _high_water_marks(self, timeout_s)
+        return await _high_water_marks(self, partitions, timeout_s)
     except HeadwaterError:
         return {partition: followed.next_offset for partition, followed in self._followed.items()}
 
@@ -146,9 +150,10 @@ def looks_away(*_: Any) -> None:
 
 def drops_those_who_lag(self: InProcessSubscription) -> Item | None:
     """Passes over what does not fit into its buffer, without a word."""
-    for partition, offset in self._next.items():
+    for partition, position in self._followed.items():
         end = len(self._log.events_of(partition))
-        self._next[partition] = max(offset, end - 4) if offset <= end else offset
+        if position.next_offset <= end:
+            position.next_offset = max(position.next_offset, end - 4)
     return _subscription_take(self)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, OutcomeUnknown, Refused, Unavailable
+from headwater.core.limits import EPOCH_STEP_MAX
 from headwater.tier import (
     EventRejected,
     Outcome,
@@ -15,7 +16,6 @@ from headwater.tier import (
     SegmentState,
     encode_event,
 )
-from headwater.tier.cache import dump_all
 from headwater.tier.errors import EventUndecodable
 from headwater.tier.eventlog import SnapshotDelivered
 from tests.tier.event_histories import applied
@@ -248,8 +248,7 @@ async def test_an_event_that_came_with_a_snapshot_is_an_unknown_outcome() -> Non
     log.hold()
     publishing = runtime.spawn(manager.publish(started(10, 0, 99)), name="publish")
     await runtime.sleep(1.0)
-    dumps = dump_all(applied([(started(10, 0, 99), None)]))
-    log.deliver(SnapshotDelivered(HOME, 0, dumps))
+    log.deliver(SnapshotDelivered(HOME, 0, applied([(started(10, 0, 99), None)])))
     with pytest.raises(OutcomeUnknown, match="part of a snapshot: look whether it is so"):
         await publishing
     assert numbers(manager) == [10]
@@ -271,3 +270,21 @@ async def test_each_of_many_publishers_is_told_what_became_of_its_own_event() ->
     assert isinstance(told[6], EventRejected)
     await one.close()
     await other.close()
+
+
+@virtual
+async def test_an_epoch_that_no_leader_has_is_not_published() -> None:
+    """It could not be taken back: every leader after it would be stale, for ever."""
+    log = TamperedLog()
+    manager = await start_all(log)
+    await copy_segment(manager, 10, 0, 99, publisher=EPOCH_STEP_MAX)
+    for epoch in (2 * EPOCH_STEP_MAX + 1, (1 << 64) - 1):
+        with pytest.raises(Refused, match=f"epoch {epoch} is no epoch after {EPOCH_STEP_MAX}"):
+            await manager.publish(started(11, 100, 199, publisher=epoch))
+        with pytest.raises(Refused, match="Nothing was published"):
+            await manager.publish(
+                partition_delete(PartitionDeleteState.MARKED), publisher_epoch=epoch
+            )
+    assert len(log.events_of(HOME)) == 2
+    await copy_segment(manager, 11, 100, 199, publisher=2 * EPOCH_STEP_MAX)
+    await manager.close()

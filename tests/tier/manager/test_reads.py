@@ -297,3 +297,13 @@ async def test_waiting_to_be_ready_ends_in_time() -> None:
     with pytest.raises(Refused, match="not followed here"):
         await manager.wait_ready(ELSEWHERE)
     await manager.close()
+
+
+@virtual
+async def test_a_refresh_asks_for_its_own_partition_alone() -> None:
+    log = await filled_log()
+    manager = await start_all(log)
+    log.asked_for.clear()
+    await manager.refresh(HOME)
+    assert log.asked_for == [[HOME]]
+    await manager.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,10 +17,12 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, NoSpace, Refused, RolledBack, Trimmed
 from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import PartitionDeleteState, encode_event, metadata_partition_for
-from headwater.tier.cache import PartitionDump, dump_all
+from headwater.tier.cache import PartitionCache, PartitionDump, dump_all
+from headwater.tier.cache.segment_table import SegmentTable
 from headwater.tier.errors import EventUndecodable
 from headwater.tier.eventlog import InProcessEventLog, PartitionFailed
 from headwater.tier.events import partition_of
+from headwater.tier.manager import TopicMetadataManager
 from headwater.tier.snapshot import Snapshot, SnapshotFolder
 from tests.tier.event_histories import Said, applied, histories
 from tests.tier.given import ORDERS, finished, partition_delete, started
@@ -347,3 +351,54 @@ async def test_a_write_that_fails_when_nobody_waits_for_it_is_done_again() -> No
         disk.space_bytes = None
         await closing
     assert through(disk, log) == {HOME: 1}
+
+
+def test_segments_are_gone_through_on_threads_and_not_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A million of them take seconds, in which nobody would be answered."""
+    threads = set()
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            threads.add(threading.current_thread())
+            return function(*args)
+
+        return noted
+
+    async def main() -> None:
+        log = InProcessEventLog(1)
+        manager = await TopicMetadataManager.start(log, str(tmp_path))
+        await manager.reconcile_assignment([0])
+        await copy_segment(manager, 10, 0, 99)
+        monkeypatch.setattr(SegmentTable, "metadata", noting(SegmentTable.metadata))
+        monkeypatch.setattr(PartitionCache, "list_segment", noting(PartitionCache.list_segment))
+        await manager.close()
+        assert len(threads) == 1, "it was saved"
+        again = await TopicMetadataManager.start(log, str(tmp_path))
+        await again.close()
+
+    asyncio.run(main())
+    assert threading.main_thread() not in threads
+
+
+@virtual
+async def test_a_start_that_is_cancelled_leaves_the_folder_to_the_next_one() -> None:
+    log, disk = TamperedLog(), FaultyDisk()
+    manager = await start_all(log, disk=disk)
+    await copy_segment(manager, 10, 0, 99)
+    await manager.close()
+    for steps in range(8):
+        starting = runtime.spawn(
+            TopicMetadataManager.start(log, FOLDER, disk=disk), name="starting"
+        )
+        for _ in range(steps):
+            await runtime.sleep(0)
+        starting.cancel()
+        told = await asyncio.gather(starting, return_exceptions=True)
+        if isinstance(told[0], TopicMetadataManager):
+            await told[0].close()
+        await runtime.sleep(1.0)
+        again = await start_all(log, disk=disk)
+        assert numbers(again) == [10]
+        await again.close()

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Final
 
 from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
-from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported
+from headwater.core.errors import (
+    Corrupt,
+    HeadwaterError,
+    LimitExceeded,
+    NotFound,
+    NotSupported,
+    Unavailable,
+)
+from headwater.tier.eventlog import (
+    EventDelivered,
+    EventUnreadable,
+    MetadataEventLog,
+    PartitionFailed,
+)
+from headwater.tier.eventlog.stored.event_object import FAMILY, read_event_object
 from headwater.tier.events import (
     METADATA_PARTITIONS,
     MetadataEvent,
@@ -33,6 +48,8 @@ def inspect_event(source: Source) -> Report:
     data = source.data
     if not data:
         return Report("no event, but an empty object", 0, problems=[empty("event")])
+    if data.startswith(FAMILY):
+        return _inspect_object(source)
     try:
         event = decode_event(data)
     except _UNREADABLE as error:
@@ -41,6 +58,49 @@ def inspect_event(source: Source) -> Report:
     report = Report(_kind(event), len(data))
     _describe(report, event)
     return report
+
+
+def inspect_logged(log_id: uuid.UUID, event: EventDelivered) -> Report:
+    """What an event says, and where in its log it stands."""
+    report = inspect_event(Source("", event.payload))
+    report.facts = {
+        "log_id": str(log_id),
+        "log_partition": event.partition,
+        "log_offset": event.offset,
+        "epoch_beside": event.publisher_epoch,
+    } | report.facts
+    return report
+
+
+async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> Report:
+    """The event at an offset of a log; `NotFound` if there is none."""
+    end = (await log.high_water_marks([partition])).get(partition)
+    if end is None:
+        raise Unavailable(f"the log does not say how far metadata partition {partition} goes")
+    if offset >= end:
+        raise NotFound(f"metadata partition {partition} ends at {end:,}: {offset:,} is not there")
+    subscription = await log.subscribe({partition: offset})
+    item = await anext(aiter(subscription.items))
+    if isinstance(item, PartitionFailed):
+        raise item.error
+    if isinstance(item, EventUnreadable) and item.offset == offset:
+        problem = Problem.of(item.error, "event")
+        return Report("no metadata event that can be read", 0, problems=[problem])
+    if isinstance(item, EventDelivered) and item.offset == offset:
+        return inspect_logged(log.log_id, item)
+    raise NotFound(
+        f"metadata partition {partition} has no event at {offset:,}: it is compacted, or the "
+        "marker of a transaction"
+    )
+
+
+def _inspect_object(source: Source) -> Report:
+    try:
+        log_id, event = read_event_object(source.key or "this object", source.data)
+    except _UNREADABLE as error:
+        problem = Problem.of(error, "checksum" if "checksum" in str(error) else "object")
+        return Report("no event of a stored log", len(source.data), problems=[problem])
+    return inspect_logged(log_id, event)
 
 
 def _kind(event: MetadataEvent) -> str:

@@ -6,6 +6,7 @@ which means not found by its offsets and still listed, so that somebody can dele
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 from headwater.tier.cache.segment_table import SegmentTable
@@ -57,9 +58,9 @@ class EpochIndex:
         """Rows that start at the offset or later and hold a record of this time or later."""
         return self._referenced.reaching(timestamp_ms, first=first_offset)
 
-    def referenced(self) -> Iterator[tuple[int, int]]:
-        """Start and row of those found by their offsets, in order."""
-        return self._referenced.items()
+    def referenced(self) -> tuple[array[int], array[int]]:
+        """Starts and rows of those found by their offsets, in order, as a copy."""
+        return self._referenced.columns()
 
     def listed(self) -> Iterator[int]:
         """All rows of this epoch, in no order."""

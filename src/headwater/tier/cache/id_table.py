@@ -33,6 +33,12 @@ class IdTable:
         """The id that was last put for a row."""
         return bytes(self._ids[row * ID_BYTES : (row + 1) * ID_BYTES])
 
+    def __copy__(self) -> IdTable:
+        twin = IdTable()
+        twin._ids, twin._slots = self._ids[:], self._slots[:]
+        twin._mask, twin._rows, twin._taken = self._mask, self._rows, self._taken
+        return twin
+
     def find(self, id_bytes: bytes) -> int | None:
         """The row of an id."""
         slot = self._slot_of(id_bytes)

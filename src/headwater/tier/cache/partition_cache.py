@@ -7,6 +7,7 @@ the next epoch's start the segment belongs to another lineage.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 from headwater.tier.cache.epoch_index import EpochIndex
@@ -138,9 +139,9 @@ class PartitionCache:
             rows.append(row)
         return self._cover(rows, first_lsn, end_lsn), end_lsn
 
-    def rows(self) -> Iterator[int]:
-        """The rows of all that are listed, in order of their start offsets."""
-        return iter(self._listed)
+    def rows(self) -> array[int]:
+        """The rows of all that are listed, in order of their start offsets, as a copy."""
+        return self._listed.columns()[1]
 
     def epoch(self, epoch: int) -> EpochIndex:
         """The index of an epoch, which begins if it is not there."""

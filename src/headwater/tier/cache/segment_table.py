@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from array import array
+from copy import copy
 from typing import Final
 
 from headwater.tier.cache.id_table import IdTable
@@ -60,6 +61,12 @@ class SegmentTable:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def __copy__(self) -> SegmentTable:
+        twin = SegmentTable(self._partition)
+        for column in self.__slots__:
+            setattr(twin, column, copy(getattr(self, column)))
+        return twin
 
     def find(self, segment: uuid.UUID) -> int | None:
         """The row of a segment."""

@@ -41,10 +41,13 @@ class StartIndex:
         for rows in self._rows:
             yield from rows
 
-    def items(self) -> Iterator[tuple[int, int]]:
-        """Start and row of all, in order."""
+    def columns(self) -> tuple[array[int], array[int]]:
+        """Starts and rows of all, in order, as a copy."""
+        starts, all_rows = array("q"), array("i")
         for keys, rows in zip(self._keys, self._rows, strict=True):
-            yield from zip(keys, rows, strict=True)
+            starts.extend(keys)
+            all_rows.extend(rows)
+        return starts, all_rows
 
     def add(self, start: int, row: int) -> None:
         """Add a row, after those with the same start."""

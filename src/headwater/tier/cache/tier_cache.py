@@ -9,8 +9,9 @@ from __future__ import annotations
 from headwater.tier.cache.outcome import Outcome
 from headwater.tier.cache.partition_cache import PartitionCache
 from headwater.tier.cover import CoverPiece
+from headwater.tier.errors import EventRejected
 from headwater.tier.events.event import MetadataEvent, SegmentMetadata, partition_of
-from headwater.tier.events.publisher import publisher_epoch_of
+from headwater.tier.events.publisher_epoch import publisher_epoch_of
 from headwater.tier.events.states import PartitionDeleteState
 from headwater.tier.identity import TopicIdPartition
 
@@ -45,6 +46,18 @@ class TierCache:
             outcome = cache.apply(event)
         self._keep(cache)
         return outcome
+
+    def follow(
+        self, event: MetadataEvent, publisher_epoch: int | None = None
+    ) -> Outcome | EventRejected:
+        """As `apply`, for whoever reads a log: an event that does not follow is left out.
+
+        Everybody reads the same events and leaves out the same ones.
+        """
+        try:
+            return self.apply(event, publisher_epoch)
+        except EventRejected as rejected:
+            return rejected
 
     def replace(self, cache: PartitionCache) -> None:
         """Know of a partition what this one knows, as restored from a snapshot."""

@@ -5,6 +5,8 @@ there and then those that come.
 
     contract    what every log can do, and what it promises
     items       what a subscription delivers
+    partitioned what the logs have in common
+    turns       a subscription whose partitions take turns
     in_process  a log within one process
     stored      a log in object storage, the default
     kafka       a log in a topic of Kafka
@@ -24,7 +26,7 @@ from headwater.tier.eventlog.items import (
     SnapshotDelivered,
 )
 from headwater.tier.eventlog.kafka import KafkaEventLog
-from headwater.tier.eventlog.stored import Compaction, Compactor, StoredEventLog
+from headwater.tier.eventlog.stored import Compaction, Compactor, StoredEventLog, renew
 
 __all__ = [
     "Assignment",
@@ -41,4 +43,5 @@ __all__ = [
     "SnapshotDelivered",
     "StoredEventLog",
     "Subscription",
+    "renew",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Protocol
 
 from headwater.tier.eventlog.items import Item
@@ -75,11 +75,6 @@ class MetadataEventLog(Protocol):
         """How many there are; the same for as long as the log exists."""
         ...
 
-    @property
-    def subscription_count(self) -> int:
-        """How many subscriptions of this handle are not closed."""
-        ...
-
     async def publish(
         self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
     ) -> int:
@@ -95,8 +90,8 @@ class MetadataEventLog(Protocol):
         """Follow these partitions, each from its offset, and others later."""
         ...
 
-    async def high_water_marks(self) -> Mapping[int, int]:
-        """One past the last offset of every partition; 0 for one in which nothing ever was.
+    async def high_water_marks(self, partitions: Iterable[int] | None = None) -> Mapping[int, int]:
+        """One past the last offset of these partitions, or of all; 0 where nothing ever was.
 
         A partition that is not in the answer is one of which it is not known.
         """

@@ -6,42 +6,29 @@ log itself. So there is nothing that could overflow, and no seam between backlog
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from bisect import bisect_right
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from headwater.core import runtime
-from headwater.core.errors import Refused, RolledBack
+from headwater.core.errors import RolledBack
 from headwater.tier.eventlog.items import EventDelivered, Item, PartitionFailed
+from headwater.tier.eventlog.partitioned import PartitionedLog
+from headwater.tier.eventlog.turns import TurnTaking
 
 
-class InProcessEventLog:
+class InProcessEventLog(PartitionedLog["InProcessSubscription"]):
     """Events of one process, for as long as it runs. For one event loop."""
 
     def __init__(self, partition_count: int) -> None:
-        if partition_count < 1:
-            raise Refused(f"a log has at least one partition, not {partition_count}")
+        super().__init__(partition_count)
         self._log_id = uuid.UUID(bytes=runtime.new_token())
         self._events: list[list[EventDelivered]] = [[] for _ in range(partition_count)]
-        # A dict, because sets of objects have another order in every process.
-        self._subscriptions: dict[InProcessSubscription, None] = {}
-        self._closed = False
 
     @property
     def log_id(self) -> uuid.UUID:
         """Which log this is."""
         return self._log_id
-
-    @property
-    def partition_count(self) -> int:
-        """How many partitions there are."""
-        return len(self._events)
-
-    @property
-    def subscription_count(self) -> int:
-        """How many subscriptions are not closed."""
-        return len(self._subscriptions)
 
     async def publish(
         self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
@@ -65,117 +52,49 @@ class InProcessEventLog:
         self._subscriptions[subscription] = None
         return subscription
 
-    async def high_water_marks(self) -> dict[int, int]:
-        """One past the last offset of every partition."""
-        self.check_open()
-        return {partition: len(events) for partition, events in enumerate(self._events)}
-
-    async def close(self) -> None:
-        """Close all subscriptions; whatever is asked afterwards is refused."""
-        self._closed = True
-        for subscription in list(self._subscriptions):
-            await subscription.close()
+    async def high_water_marks(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """One past the last offset of each partition."""
+        return {partition: len(self._events[partition]) for partition in self.asked(partitions)}
 
     def events_of(self, partition: int) -> list[EventDelivered]:
         """The events themselves, which a subscription reads."""
         return self._events[partition]
 
-    def forget(self, subscription: InProcessSubscription) -> None:
-        """Hold nothing for a subscription that was closed."""
-        self._subscriptions.pop(subscription, None)
 
-    def check_open(self) -> None:
-        """Raise `Refused` if the log was closed."""
-        if self._closed:
-            raise Refused("the log of metadata events is closed: open another")
-
-    def check_partition(self, partition: int) -> None:
-        """Raise `Refused` if there is no such partition."""
-        if not 0 <= partition < self.partition_count:
-            raise Refused(
-                f"there is no metadata partition {partition}: the log has {self.partition_count}, "
-                "numbered from 0"
-            )
+@dataclass(slots=True)
+class _Position:
+    next_offset: int
 
 
-class InProcessSubscription:
-    """Offsets into an in-process log: its own assignment, and its own items."""
+class InProcessSubscription(TurnTaking[_Position]):
+    """Offsets into an in-process log."""
 
     def __init__(self, log: InProcessEventLog) -> None:
+        super().__init__()
         self._log = log
-        self._next: dict[int, int] = {}
-        self._last_served = -1
-        self._closed = False
-        self._waiting: asyncio.Future[None] | None = None
-
-    @property
-    def items(self) -> AsyncIterator[Item]:
-        """The items: the subscription itself."""
-        return self
-
-    @property
-    def assignment(self) -> InProcessSubscription:
-        """The assignment: the subscription itself."""
-        return self
-
-    def add(self, partition: int, start_offset: int) -> None:
-        """Follow a partition from an offset on."""
-        self._log.check_partition(partition)
-        if start_offset < 0:
-            raise Refused(f"offset {start_offset} of metadata partition {partition} is below 0")
-        if self._closed:
-            raise Refused("the subscription is closed: subscribe again")
-        self._next.setdefault(partition, start_offset)
-        self.wake()
-
-    def remove(self, partition: int) -> None:
-        """Follow a partition no longer."""
-        self._next.pop(partition, None)
-
-    def assigned(self) -> list[int]:
-        """The partitions that are followed."""
-        return sorted(self._next)
 
     async def close(self) -> None:
         """Follow nothing any more; the items end."""
-        self._closed = True
-        self._next.clear()
+        await super().close()
         self._log.forget(self)
-        self.wake()
 
-    def __aiter__(self) -> AsyncIterator[Item]:
-        return self
+    def _check_start(self, partition: int, start_offset: int) -> None:
+        self._log.check_start(partition, start_offset)
 
-    async def __anext__(self) -> Item:
-        while not self._closed:
-            item = self._take()
-            if item is not None:
-                return item
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        raise StopAsyncIteration
+    def _follow(self, partition: int, start_offset: int) -> _Position:
+        return _Position(start_offset)
 
-    def wake(self) -> None:
-        """Let whoever waits for an item look again."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+    def _leave(self, followed: _Position) -> None:
+        """It holds nothing."""
 
-    def _take(self) -> Item | None:
-        """The next item, partitions taking turns: a long backlog of one holds up no other."""
-        partitions = sorted(self._next)
-        turn = bisect_right(partitions, self._last_served)
-        for partition in (*partitions[turn:], *partitions[:turn]):
-            offset = self._next[partition]
-            events = self._log.events_of(partition)
-            if offset == len(events):
-                continue
-            self._last_served = partition
-            if offset > len(events):
-                del self._next[partition]
-                return PartitionFailed(partition, _rolled_back(partition, offset, len(events)))
-            self._next[partition] = offset + 1
-            return events[offset]
-        return None
+    def _next_of(self, partition: int, followed: _Position) -> Item | None:
+        offset, events = followed.next_offset, self._log.events_of(partition)
+        if offset == len(events):
+            return None
+        if offset > len(events):
+            return PartitionFailed(partition, _rolled_back(partition, offset, len(events)))
+        followed.next_offset = offset + 1
+        return events[offset]
 
 
 def _rolled_back(partition: int, offset: int, end: int) -> RolledBack:

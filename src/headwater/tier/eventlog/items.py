@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headwater.core.errors import HeadwaterError
-from headwater.tier.cache.dump import PartitionDump
+from headwater.tier.cache import TierCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class SnapshotDelivered:
 
     partition: int
     through_offset: int
-    dumps: tuple[PartitionDump, ...]
-    """Every partition of which something is known, deleted ones included (`dump_all`)."""
+    cache: TierCache
+    """Whoever takes the item goes on with it: nobody else has it."""
 
 
 @dataclass(frozen=True, slots=True)

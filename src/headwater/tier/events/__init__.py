@@ -6,7 +6,8 @@ Enters: what happened to a segment or a partition. Leaves: bytes, and from bytes
     states       what may follow what
     codec        events in bytes
     fields       Kafka's encoding of single fields
-    publisher    under which epoch an event was published
+    publisher_epoch
+                 under which epoch an event was published
     partitioner  which metadata partition an event goes to
 
 Always holds: an event that exists can be written, and what was written is read as the same event;
@@ -24,7 +25,7 @@ from headwater.tier.events.event import (
     partition_of,
 )
 from headwater.tier.events.partitioner import METADATA_PARTITIONS, metadata_partition_for
-from headwater.tier.events.publisher import publisher_epoch_of, stamp, unstamp
+from headwater.tier.events.publisher_epoch import publisher_epoch_of, stamp, unstamp
 from headwater.tier.events.states import (
     PartitionDeleteState,
     SegmentState,

@@ -19,7 +19,7 @@ Epochs: TypeAlias = tuple[tuple[int, int], ...]
 """Leader epochs of a segment, oldest first, each with the offset at which it begins."""
 
 
-class SegmentMetadata(msgspec.Struct, frozen=True):
+class SegmentMetadata(msgspec.Struct, frozen=True, gc=False):
     """A remote segment: which offsets it holds, under which epochs, and how far it has come."""
 
     segment_id: SegmentId

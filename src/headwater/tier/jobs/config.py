@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from headwater.core import runtime
+from headwater.core.backoff import pause_s
 from headwater.core.errors import Refused
 
 FOR_EVER: Final = -1
@@ -85,5 +85,4 @@ class TierConfig:
 
     def pause_s(self, failures: int) -> float:
         """How long to wait after so many failures in a row."""
-        longest_s = min(self.retry_cap_s, self.retry_base_s * float(2 ** min(failures, 30)))
-        return runtime.random().uniform(0.5, 1.0) * longest_s
+        return pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)

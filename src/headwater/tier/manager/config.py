@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from headwater.core import limits, runtime
+from headwater.core import limits
+from headwater.core.backoff import pause_s
 from headwater.core.errors import Refused
 
 
@@ -33,5 +34,4 @@ class ManagerConfig:
 
     def pause_s(self, failures: int) -> float:
         """How long to wait after so many failures in a row."""
-        longest_s = min(self.retry_cap_s, self.retry_base_s * 2 ** min(failures, 30))
-        return float(runtime.random().uniform(0.5, 1.0) * longest_s)
+        return pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)

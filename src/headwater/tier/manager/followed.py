@@ -23,7 +23,7 @@ from headwater.core.errors import (
     Trimmed,
 )
 from headwater.core.waiters import Waiters
-from headwater.tier.cache import Outcome, TierCache, dump_all, restore_all
+from headwater.tier.cache import Outcome, TierCache, dump_all
 from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
 from headwater.tier.eventlog import (
     EventDelivered,
@@ -141,9 +141,9 @@ class FollowedPartition:
 
     # Beginning and ending
 
-    def resume(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot; `Corrupt` if it contradicts itself."""
-        self.cache = restore_all(snapshot.dumps)
+    def resume(self, snapshot: Snapshot, cache: TierCache) -> None:
+        """Go on from a snapshot, and from the cache that has its value."""
+        self.cache = cache
         self.committed_offset = snapshot.through_offset
         self.first_offset = snapshot.first_offset
         self.next_offset = self.saved_offset = snapshot.through_offset + 1
@@ -177,7 +177,7 @@ class FollowedPartition:
         self._waiters.tell()
 
     def snapshot(self, log_id: uuid.UUID) -> Snapshot:
-        """All that is known, as a value."""
+        """All that is known at this moment, as a value: a copy, whatever is applied afterwards."""
         return Snapshot(
             log_id=log_id,
             partition_count=self._partition_count,
@@ -222,25 +222,19 @@ class FollowedPartition:
         partition = partition_of(event)
         if metadata_partition_for(partition, self._partition_count) != self.partition:
             self._metrics.events_misplaced += 1
-        try:
-            outcome = self.cache.apply(event, beside)
-        except EventRejected as rejected:
-            # Everybody reads the same events and leaves out the same ones: it changes nothing.
-            self._metrics.events["rejected"] += 1
-            if isinstance(event, SegmentUpdate) and rejected.current is None:
-                self._metrics.events_of_unknown_segments += 1
-            return rejected
-        self._metrics.events[outcome.value] += 1
-        return outcome
+        verdict = self.cache.follow(event, beside)
+        if isinstance(verdict, Outcome):
+            self._metrics.events[verdict.value] += 1
+            return verdict
+        self._metrics.events["rejected"] += 1
+        if isinstance(event, SegmentUpdate) and verdict.current is None:
+            self._metrics.events_of_unknown_segments += 1
+        return verdict
 
     def _take_snapshot(self, item: SnapshotDelivered) -> None:
         if item.through_offset < self.next_offset:
             return
-        try:
-            self.cache = restore_all(item.dumps)
-        except Corrupt as error:
-            self._stop(error)
-            return
+        self.cache = item.cache
         # It is by all events, also where the log once began later than it was asked for.
         self.first_offset = 0
         self._metrics.snapshots_followed += 1

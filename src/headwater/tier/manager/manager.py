@@ -320,7 +320,8 @@ class TopicMetadataManager:
         if not asked:
             return True
         try:
-            marks = await self._high_water_marks(self.config.call_timeout_s)
+            wanted = [followed.partition for followed in asked]
+            marks = await self._high_water_marks(wanted, self.config.call_timeout_s)
         except HeadwaterError as error:
             self.metrics.high_water_mark_failures += 1
             for followed in asked:
@@ -338,7 +339,9 @@ class TopicMetadataManager:
     async def _mark_of(self, followed: FollowedPartition, timeout_s: float) -> int:
         assignments, since_offset = followed.assignments, followed.next_offset
         try:
-            marks = await self._high_water_marks(min(timeout_s, self.config.call_timeout_s))
+            # Of this one alone: another one that does not answer must not hold this one up.
+            wanted, call_timeout_s = [followed.partition], self.config.call_timeout_s
+            marks = await self._high_water_marks(wanted, min(timeout_s, call_timeout_s))
             mark = marks[followed.partition]
         except (HeadwaterError, KeyError) as error:
             self.metrics.high_water_mark_failures += 1
@@ -356,10 +359,10 @@ class TopicMetadataManager:
         if followed.is_stopped:
             self._pump.leave(followed.partition)
 
-    async def _high_water_marks(self, timeout_s: float) -> dict[int, int]:
+    async def _high_water_marks(self, partitions: list[int], timeout_s: float) -> dict[int, int]:
         try:
             async with asyncio.timeout(timeout_s):
-                return dict(await self._log.high_water_marks())
+                return dict(await self._log.high_water_marks(partitions))
         except TimeoutError:
             raise Unavailable(f"no answer within {timeout_s:.1f} s") from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
 from headwater.core.waiters import Waiters
 from headwater.tier.cache import Outcome
@@ -24,7 +24,7 @@ from headwater.tier.events import (
     partition_of,
     publisher_epoch_of,
 )
-from headwater.tier.events.publisher import EPOCH_MAX
+from headwater.tier.events.publisher_epoch import check_epoch
 from headwater.tier.manager.followed import FollowedPartition
 
 
@@ -74,12 +74,19 @@ def check_before(
             f"{event.segment_id} cannot begin as {event.state.name}: a segment is added as "
             "COPY_STARTED, and updated from then on; nothing was published"
         )
-    if publisher_epoch is not None and not 0 <= publisher_epoch <= EPOCH_MAX:
-        raise Refused(f"epoch {publisher_epoch} does not fit into 64 bits")
+    check_epoch(publisher_epoch)
     mine = publisher_epoch_of(event, publisher_epoch)
     newest = followed.cache.publisher_epoch(partition_of(event))
-    if mine is not None and newest is not None and mine < newest:
+    if mine is None:
+        return
+    if newest is not None and mine < newest:
         raise _fenced(followed, event)
+    if mine > (newest or 0) + limits.EPOCH_STEP_MAX:
+        raise Refused(
+            f"epoch {mine} is no epoch after {newest or 0}, which was the last to publish for "
+            f"{partition_of(event)} (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}): no leader after "
+            "it would be listened to. Nothing was published"
+        )
 
 
 def _fenced(followed: FollowedPartition, event: MetadataEvent) -> Fenced:

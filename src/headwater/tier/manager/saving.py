@@ -10,6 +10,7 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, HeadwaterError
+from headwater.tier.cache import restore_all
 from headwater.tier.manager.followed import FollowedPartition
 from headwater.tier.manager.metrics import ManagerMetrics
 from headwater.tier.snapshot import Snapshot, SnapshotFolder
@@ -38,21 +39,28 @@ class Saving:
         """Let every partition go on from its snapshot, and hold the folder."""
         if self._folder is None:
             return
-        await runtime.run_blocking(self._folder.open)
+        folder = self._folder
+        opening = runtime.spawn(runtime.run_blocking(folder.open), name="tier-metadata-folder")
         try:
-            found = await runtime.run_blocking(
-                self._folder.read_all, self._log_id, len(self._followed)
-            )
+            await asyncio.shield(opening)
+            await self._resume(folder)
         except BaseException:
-            self._folder.close()
+            # Also if it was cancelled while a thread opens it, which goes on: what nobody uses must
+            # not stay locked.
+            opening.add_done_callback(lambda opened: _close_if(folder, opened))
             raise
+
+    async def _resume(self, folder: SnapshotFolder) -> None:
+        found = await runtime.run_blocking(folder.read_all, self._log_id, len(self._followed))
         for damaged in found.damaged:
             self._leave_out(damaged)
         for partition, snapshot in found.snapshots.items():
             try:
-                self._followed[partition].resume(snapshot)
+                cache = await runtime.run_blocking(restore_all, snapshot.dumps)
             except Corrupt as error:
                 self._leave_out(error)
+                continue
+            self._followed[partition].resume(snapshot, cache)
 
     async def save(self) -> list[HeadwaterError]:
         """Write each partition that has moved since it was written last; what went wrong.
@@ -107,6 +115,11 @@ class Saving:
         self._metrics.snapshots_damaged += 1
         self.problem = f"{damaged}: it is left out, and its partition read from the log"
         _log.warning("%s", self.problem)
+
+
+def _close_if(folder: SnapshotFolder, opened: asyncio.Task[None]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        folder.close()
 
 
 def _hear(writing: asyncio.Task[None]) -> None:

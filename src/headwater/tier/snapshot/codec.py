@@ -5,13 +5,16 @@
 
 The hash covers all but itself, so a snapshot that was cut, changed, or written for another log is
 told from the one that was asked for. The body is MessagePack; `docs/formats/tier-snapshot.md` has
-its fields.
+its fields. It is written and read segment by segment: of a million segments at once, a thread would
+let no other go on for seconds.
 """
 
 from __future__ import annotations
 
 import struct
 import uuid
+from array import array
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -52,7 +55,7 @@ class Snapshot(msgspec.Struct, frozen=True):
             raise Refused(f"{self.first_offset} to {self.through_offset} are no offsets of events")
 
 
-class _Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     id: uuid.UUID
     start_offset: int
     end_offset: int
@@ -74,18 +77,23 @@ class _Partition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     publisher_epoch: int | None
     delete_state: PartitionDeleteState | None
     finishes: int
-    segments: tuple[_Segment, ...]
-    referenced: tuple[tuple[int, int, int], ...]
+    segments: tuple[msgspec.Raw, ...]
+    referenced: tuple[msgspec.Raw, ...]
     highest: tuple[tuple[int, int | None], ...]
 
 
 _encoder: Final = msgspec.msgpack.Encoder(uuid_format="bytes")
 _decoder: Final = msgspec.msgpack.Decoder(tuple[_Partition, ...])
+_segment_decoder: Final = msgspec.msgpack.Decoder(_Segment)
+_referenced_decoder: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """The bytes of a snapshot."""
-    body = _encoder.encode([_written(dumped) for dumped in snapshot.dumps])
+    body = bytearray()
+    _write_all(body, len(snapshot.dumps), ())
+    for dumped in snapshot.dumps:
+        _write(body, dumped)
     head = _HEAD.pack(
         MAGIC,
         snapshot.log_id.bytes,
@@ -119,68 +127,83 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
         raise Corrupt(f"{name} holds what no snapshot holds: {error}") from error
 
 
-def _hash(head: bytes, body: bytes | memoryview) -> int:
+def _hash(head: bytes, body: bytes | bytearray | memoryview) -> int:
     hashed = xxhash.xxh3_64(head)
     hashed.update(body)
     return hashed.intdigest()
 
 
-def _written(dumped: PartitionDump) -> _Partition:
-    segments = (
-        _Segment(
-            one.segment_id.id,
-            one.start_offset,
-            one.end_offset,
-            one.broker_id,
-            one.max_timestamp_ms,
-            one.event_timestamp_ms,
-            one.epochs,
-            one.size_bytes,
-            one.state,
-            one.custom_metadata,
-            one.txn_index_empty,
-            finished,
-        )
-        for one, finished in zip(dumped.segments, dumped.finished, strict=True)
-    )
-    return _Partition(
-        dumped.partition.topic_id,
-        dumped.partition.name,
-        dumped.partition.partition,
-        dumped.publisher_epoch,
-        dumped.delete_state,
-        dumped.finishes,
-        tuple(segments),
-        dumped.referenced,
-        dumped.highest,
+def _write(body: bytearray, dumped: PartitionDump) -> None:
+    """Append a partition: what decodes as `_Partition`."""
+    where = dumped.partition
+    head = (where.topic_id, where.name, where.partition)
+    state = (dumped.publisher_epoch, dumped.delete_state, dumped.finishes)
+    _write_all(body, len(_Partition.__struct_fields__), (*head, *state))
+    segments = zip(dumped.segments, dumped.finished, strict=True)
+    _write_all(body, len(dumped.segments), (_written(*one) for one in segments))
+    _write_all(body, len(dumped.referenced), dumped.referenced)
+    _encoder.encode_into(dumped.highest, body, -1)
+
+
+def _write_all(body: bytearray, length: int, items: Iterable[object]) -> None:
+    """Append an array of so many, and the first of them, one at a time."""
+    if length < 16:
+        body.append(0x90 | length)
+    elif length < 1 << 16:
+        body += b"\xdc" + length.to_bytes(2, "big")
+    else:
+        body += b"\xdd" + length.to_bytes(4, "big")
+    for item in items:
+        _encoder.encode_into(item, body, -1)
+
+
+def _written(one: SegmentMetadata, finished: int) -> _Segment:
+    return _Segment(
+        one.segment_id.id,
+        one.start_offset,
+        one.end_offset,
+        one.broker_id,
+        one.max_timestamp_ms,
+        one.event_timestamp_ms,
+        one.epochs,
+        one.size_bytes,
+        one.state,
+        one.custom_metadata,
+        one.txn_index_empty,
+        finished,
     )
 
 
 def _read(written: _Partition) -> PartitionDump:
     partition = TopicIdPartition(written.topic_id, written.name, written.partition)
-    segments = (
-        SegmentMetadata(
-            SegmentId(partition, one.id),
-            one.start_offset,
-            one.end_offset,
-            one.broker_id,
-            one.max_timestamp_ms,
-            one.event_timestamp_ms,
-            one.epochs,
-            one.size_bytes,
-            one.state,
-            one.custom_metadata,
-            one.txn_index_empty,
-        )
-        for one in written.segments
-    )
+    segments, finished = [], array("q")
+    for raw in written.segments:
+        one = _segment_decoder.decode(raw)
+        finished.append(one.finished)
+        segments.append(_read_segment(partition, one))
     return PartitionDump(
         partition=partition,
         publisher_epoch=written.publisher_epoch,
         delete_state=written.delete_state,
         finishes=written.finishes,
         segments=tuple(segments),
-        finished=tuple(one.finished for one in written.segments),
-        referenced=written.referenced,
+        finished=tuple(finished),
+        referenced=tuple(map(_referenced_decoder.decode, written.referenced)),
         highest=written.highest,
+    )
+
+
+def _read_segment(partition: TopicIdPartition, one: _Segment) -> SegmentMetadata:
+    return SegmentMetadata(
+        SegmentId(partition, one.id),
+        one.start_offset,
+        one.end_offset,
+        one.broker_id,
+        one.max_timestamp_ms,
+        one.event_timestamp_ms,
+        one.epochs,
+        one.size_bytes,
+        one.state,
+        one.custom_metadata,
+        one.txn_index_empty,
     )

@@ -4,7 +4,7 @@ Enters: the addresses of brokers. Leaves: a `MetadataEventLog`. Needs the extra 
 
     log           the log: opens the topic, hands out the rest
     topic         finds or creates the topic, and asks where its partitions end
-    publisher     sends events, and tells what surely has not landed from what may have
+    sender        sends events, and tells what surely has not landed from what may have
     subscription  what is followed, and its items, on the event loop
     reader        the consumer behind a subscription, on a thread
     records       what stands in a record, and what it is to whoever follows

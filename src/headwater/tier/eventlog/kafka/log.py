@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -18,19 +19,20 @@ from headwater.tier.eventlog.kafka.settings import (
     hide_values,
     producer_settings,
 )
+from headwater.tier.eventlog.partitioned import PartitionedLog
+from headwater.tier.events import METADATA_PARTITIONS
 
 if TYPE_CHECKING:
-    from headwater.tier.eventlog.kafka.publisher import Publisher
     from headwater.tier.eventlog.kafka.reader import Reader
+    from headwater.tier.eventlog.kafka.sender import KafkaSender
     from headwater.tier.eventlog.kafka.subscription import KafkaSubscription
     from headwater.tier.eventlog.kafka.topic import Topic
 
 TOPIC: Final = "__remote_log_metadata"
-PARTITION_COUNT: Final = 50
 REPLICATION_FACTOR: Final = 3
 
 
-class KafkaEventLog:
+class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
     """Events in a topic, for whoever reaches the brokers. For one event loop."""
 
     def __init__(
@@ -38,16 +40,14 @@ class KafkaEventLog:
         topic: Topic,
         log_id: uuid.UUID,
         partition_count: int,
-        publisher: Publisher,
+        sender: KafkaSender,
         new_reader: Callable[[], Reader],
     ) -> None:
+        super().__init__(partition_count)
         self._topic = topic
         self._log_id = log_id
-        self._partition_count = partition_count
-        self._publisher = publisher
+        self._sender = sender
         self._new_reader = new_reader
-        self._subscriptions: dict[KafkaSubscription, None] = {}
-        self._closed = False
 
     @classmethod
     async def open(
@@ -63,8 +63,10 @@ class KafkaEventLog:
     ) -> KafkaEventLog:
         """Find the topic, or create it.
 
-        `servers` are some of the brokers, `host:port,…`; the rest is learned from them. Of a topic
-        with more partitions than `partition_count` the others are left alone. `log_id` is for
+        `servers` are some of the brokers, `host:port,…`; the rest is learned from them. Events find
+        their partition by `partition_count`, which for brokers is
+        `remote.log.metadata.topic.num.partitions` and, unless it is told, 50, which the topic must
+        have then. Of one with more than are told the others are left alone. `log_id` is for
         brokers that give topics no id. `settings` go to Kafka's clients (`security.protocol`, …);
         passwords among them are best given as `Secret`.
         """
@@ -76,8 +78,8 @@ class KafkaEventLog:
         from confluent_kafka import KafkaException
 
         from headwater.tier.eventlog.kafka.faults import error_of
-        from headwater.tier.eventlog.kafka.publisher import Publisher
         from headwater.tier.eventlog.kafka.reader import Reader
+        from headwater.tier.eventlog.kafka.sender import KafkaSender
         from headwater.tier.eventlog.kafka.topic import NewTopicWish, Topic, find_topic
 
         runtime.settle_native_threads_at_exit()
@@ -87,13 +89,13 @@ class KafkaEventLog:
         except KafkaException as error:
             why = hide_values(error_of(error).str(), asked)
             raise Refused(f"Kafka's client refuses its settings: {why}") from None
-        wish = NewTopicWish(partition_count or PARTITION_COUNT, replication_factor)
+        wish = NewTopicWish(partition_count or METADATA_PARTITIONS, replication_factor)
         used_count = await find_topic(found, partition_count, wish if create else None)
         return cls(
             found,
             log_id or await found.ask_id(),
             used_count,
-            Publisher(topic, partial(producer_settings, servers, asked)),
+            KafkaSender(topic, partial(producer_settings, servers, asked)),
             lambda: Reader(topic, consumer_settings(servers, asked)),
         )
 
@@ -102,71 +104,52 @@ class KafkaEventLog:
         """Which log this is: the topic's id."""
         return self._log_id
 
-    @property
-    def partition_count(self) -> int:
-        """How many partitions of the topic are used."""
-        return self._partition_count
-
-    @property
-    def subscription_count(self) -> int:
-        """How many subscriptions are not closed."""
-        return len(self._subscriptions)
-
     async def publish(
         self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
     ) -> int:
         """Append an event; the offset that the broker gave it."""
-        self._check_open()
-        self._check_partition(partition)
-        return await self._publisher.publish(partition, payload, publisher_epoch)
+        self.check_open()
+        self.check_partition(partition)
+        return await self._sender.publish(partition, payload, publisher_epoch)
 
     async def subscribe(self, start_offsets: Mapping[int, int]) -> KafkaSubscription:
         """Follow these partitions, each from its offset."""
         from headwater.tier.eventlog.kafka.subscription import KafkaSubscription
 
-        self._check_open()
+        self.check_open()
         for partition, start_offset in start_offsets.items():
-            self._check_start(partition, start_offset)
-        reader = await runtime.run_blocking(self._new_reader)
+            self.check_start(partition, start_offset)
+        making = runtime.spawn(runtime.run_blocking(self._new_reader), name="kafka reader")
+        try:
+            reader = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The thread goes on, and what it makes has connections that only a close ends.
+            runtime.spawn(_close_made(making), name="kafka reader closing")
+            raise
         if self._closed:
             await runtime.run_blocking(reader.close)
-            self._check_open()
-        subscription = KafkaSubscription(
-            reader, self._check_start, lambda closed: self._subscriptions.pop(closed, None)
-        )
+            self.check_open()
+        subscription = KafkaSubscription(reader, self.check_start, self.forget)
         self._subscriptions[subscription] = None
         for partition, start_offset in start_offsets.items():
             subscription.add(partition, start_offset)
         return subscription
 
-    async def high_water_marks(self) -> Mapping[int, int]:
-        """One past the last offset of every partition whose leader answers."""
-        self._check_open()
-        return await self._topic.end_offsets(self._partition_count)
+    async def high_water_marks(self, partitions: Iterable[int] | None = None) -> Mapping[int, int]:
+        """One past the last offset of each partition whose leader answers."""
+        return await self._topic.end_offsets(self.asked(partitions))
 
     async def close(self) -> None:
         """Close all subscriptions and clients; whatever is asked afterwards is refused."""
-        self._closed = True
-        for subscription in list(self._subscriptions):
-            await subscription.close()
-        await self._publisher.close()
+        await super().close()
+        await self._sender.close()
         await runtime.run_blocking(self._topic.close)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Refused("the log of metadata events is closed: open another")
 
-    def _check_partition(self, partition: int) -> None:
-        if not 0 <= partition < self._partition_count:
-            raise Refused(
-                f"there is no metadata partition {partition}: the log has "
-                f"{self._partition_count}, numbered from 0"
-            )
-
-    def _check_start(self, partition: int, start_offset: int) -> None:
-        self._check_partition(partition)
-        if start_offset < 0:
-            raise Refused(f"offset {start_offset} of metadata partition {partition} is below 0")
+async def _close_made(making: asyncio.Task[Reader]) -> None:
+    await asyncio.wait([making])
+    if not making.cancelled() and making.exception() is None:
+        await runtime.run_blocking(making.result().close)
 
 
 def _check_can_open() -> None:

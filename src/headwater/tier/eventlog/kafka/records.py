@@ -9,13 +9,14 @@ from typing import Final, TypeAlias
 
 from confluent_kafka import KafkaError, Message
 
-from headwater.core.errors import Corrupt, Refused
+from headwater.core.errors import Corrupt
 from headwater.tier.eventlog.items import (
     EventDelivered,
     EventUnreadable,
     PartitionFailed,
     PositionReached,
 )
+from headwater.tier.events.publisher_epoch import check_epoch
 
 Happening: TypeAlias = EventDelivered | EventUnreadable | PartitionFailed | PositionReached
 """What there is to tell of a topic, which has no snapshots."""
@@ -37,8 +38,7 @@ def epoch_headers(publisher_epoch: int | None) -> list[tuple[str, bytes]]:
     """What travels beside an event."""
     if publisher_epoch is None:
         return []
-    if not 0 <= publisher_epoch < 1 << (8 * EPOCH_BYTES):
-        raise Refused(f"a publisher's epoch is an unsigned 64-bit number, not {publisher_epoch}")
+    check_epoch(publisher_epoch)
     return [(EPOCH_HEADER, publisher_epoch.to_bytes(EPOCH_BYTES, "big"))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from headwater.core import RetryPolicy, runtime
 from headwater.core.errors import HeadwaterError, NotFound, NotSupported, Refused, Unavailable
 from headwater.tier.eventlog.kafka.faults import error_of, fault
+from headwater.tier.events import METADATA_PARTITIONS
 
 LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -111,7 +112,7 @@ class Topic:
             )
         return told
 
-    async def end_offsets(self, partition_count: int) -> Mapping[int, int]:
+    async def end_offsets(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """One past the last offset of each partition whose leader answers.
 
         Each is asked for by itself: a partition without a leader holds up no other's answer. What
@@ -125,7 +126,7 @@ class Topic:
         try:
             async with asyncio.timeout(MARKS_TIMEOUT_S):
                 while True:
-                    unknown = [p for p in range(partition_count) if p not in ends]
+                    unknown = [p for p in partitions if p not in ends]
                     asking = (self._learn_end(partition, ends) for partition in unknown)
                     told = [error for error in await asyncio.gather(*asking) if error is not None]
                     if not told:
@@ -171,7 +172,7 @@ def read_id(topic_id: Any) -> uuid.UUID:
 
 
 async def find_topic(topic: Topic, asked_count: int | None, wish: NewTopicWish | None) -> int:
-    """How many partitions are used of it: all, or as many as are asked for."""
+    """How many partitions are used of it: as many as are asked for, or Kafka's default."""
     found = await topic.count_partitions()
     if found is None and wish is not None:
         await topic.create(wish)
@@ -186,4 +187,11 @@ async def find_topic(topic: Topic, asked_count: int | None, wish: NewTopicWish |
             f"{topic.name} has {found} partitions, and {asked_count} are asked for: events find "
             "theirs by the number of partitions, so add none to a topic that is in use"
         )
-    return found if asked_count is None else asked_count
+    if asked_count is None and found != METADATA_PARTITIONS:
+        raise Refused(
+            f"{topic.name} has {found} partitions, and {METADATA_PARTITIONS} are the default: say "
+            "by how many its writers choose (partition_count; of brokers "
+            "remote.log.metadata.topic.num.partitions). Partitions that were added to a topic in "
+            "use do not count"
+        )
+    return asked_count or found

@@ -7,12 +7,13 @@ Enters: a store. Leaves: a log that every process with the same store sees alike
     floor         from where on events are there one by one
     event_object  an event in bytes
     events        the events of one partition: reading them, and finding their end
-    publisher     appending one
+    appender      appending one
     snapshots     what the events below the floor come to
     following     one partition for one subscriber
     subscription  all that one subscriber follows
     log           the log
     compactor     moves the floor, and deletes what is below
+    renewal       a log that begins with what another one comes to
 
 Always holds: the store lets one publisher create each offset; what is below the floor is in a
 snapshot that was durable before the floor moved; nothing is deleted before a grace after that; the
@@ -21,5 +22,6 @@ floor never goes down; whatever cannot be read is told under its key, never pass
 
 from headwater.tier.eventlog.stored.compactor import Compaction, Compactor
 from headwater.tier.eventlog.stored.log import StoredEventLog
+from headwater.tier.eventlog.stored.renewal import renew
 
-__all__ = ["Compaction", "Compactor", "StoredEventLog"]
+__all__ = ["Compaction", "Compactor", "StoredEventLog", "renew"]

@@ -30,8 +30,7 @@ from headwater.core.errors import (
     Refused,
     Trimmed,
 )
-from headwater.tier.cache import TierCache, restore_all
-from headwater.tier.errors import EventRejected
+from headwater.tier.cache import TierCache
 from headwater.tier.eventlog.items import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor
@@ -128,8 +127,7 @@ class Compactor:
         """Where the floor is, how many events this has put below it, and what was in the way."""
         cache = TierCache()
         if floor.floor:
-            floor, snapshot = await load_snapshot(events, floor)
-            cache = await runtime.run_blocking(restore_all, snapshot.dumps)
+            floor, cache = await load_snapshot(events, floor)
         try:
             position, stopped_by = await self._fold(events, floor.floor, cache)
         except Trimmed as trimmed:
@@ -224,9 +222,7 @@ def _apply(
     if isinstance(item, EventUnreadable):
         return item.error
     try:
-        cache.apply(decode_event(item.payload), item.publisher_epoch)
-    except EventRejected:
-        return None  # it changes nothing, for whoever reads it
+        cache.follow(decode_event(item.payload), item.publisher_epoch)
     except (Damaged, NotSupported, LimitExceeded) as error:
         return type(error)(f"{events.place.event(item.offset)} holds no event: {error}")
     return None

@@ -16,17 +16,17 @@ from typing import Final
 
 import xxhash
 
-from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
+from headwater.core.errors import Corrupt, LimitExceeded, NotSupported
 from headwater.core.limits import EVENT_MAX_BYTES
 from headwater.tier.eventlog.items import EventDelivered
+from headwater.tier.events.publisher_epoch import check_epoch
 
 MAGIC: Final = b"HWE1"
-_FAMILY: Final = b"HWE"
+FAMILY: Final = b"HWE"
 _HEAD: Final = struct.Struct("<4s16sIQ16sBQ")
 _HASH: Final = struct.Struct("<Q")
 HEAD_BYTES: Final = _HEAD.size + _HASH.size
 _TOKEN: Final = slice(32, 48)
-EPOCH_MAX: Final = (1 << 64) - 1
 
 
 def encode_event_object(log_id: uuid.UUID, event: EventDelivered, token: bytes) -> bytes:
@@ -36,8 +36,7 @@ def encode_event_object(log_id: uuid.UUID, event: EventDelivered, token: bytes) 
         raise LimitExceeded(
             f"an event of {len(event.payload):,} bytes; EVENT_MAX_BYTES is {EVENT_MAX_BYTES:,}"
         )
-    if epoch is not None and not 0 <= epoch <= EPOCH_MAX:
-        raise Refused(f"the publisher's epoch {epoch} is not between 0 and {EPOCH_MAX}")
+    check_epoch(epoch)
     head = _HEAD.pack(
         MAGIC, log_id.bytes, event.partition, event.offset, token, epoch is not None, epoch or 0
     )
@@ -48,22 +47,29 @@ def decode_event_object(
     key: str, data: bytes | memoryview, log_id: uuid.UUID, partition: int, offset: int
 ) -> EventDelivered:
     """The event that stands there; `Corrupt` or `NotSupported` name the object."""
+    log, event = read_event_object(key, data)
+    if log != log_id:
+        raise Corrupt(f"{key} is of log {log}, and this is log {log_id}")
+    if (event.partition, event.offset) != (partition, offset):
+        raise Corrupt(
+            f"{key} holds event {event.offset} of metadata partition {event.partition}: it was "
+            "copied or renamed"
+        )
+    return event
+
+
+def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, EventDelivered]:
+    """The log and the event that an object says it is of."""
     head, payload = bytes(data[: _HEAD.size]), bytes(data[HEAD_BYTES:])
-    if len(data) < HEAD_BYTES or not head.startswith(_FAMILY):
+    if len(data) < HEAD_BYTES or not head.startswith(FAMILY):
         raise Corrupt(f"{key} is not an event of the tier's log ({len(data):,} bytes)")
-    magic, log, stored_partition, stored_offset, _, marked, epoch = _HEAD.unpack(head)
+    magic, log, partition, offset, _, marked, epoch = _HEAD.unpack(head)
     if magic != MAGIC:
         raise NotSupported(f"{key} is of format {magic!r}; this version reads {MAGIC!r}: upgrade")
     if _HASH.unpack_from(data, _HEAD.size)[0] != _hash(head, payload):
         raise Corrupt(f"{key} fails its checksum")
-    if log != log_id.bytes:
-        raise Corrupt(f"{key} is of log {uuid.UUID(bytes=log)}, and this is log {log_id}")
-    if (stored_partition, stored_offset) != (partition, offset):
-        raise Corrupt(
-            f"{key} holds event {stored_offset} of metadata partition {stored_partition}: it was "
-            "copied or renamed"
-        )
-    return EventDelivered(partition, offset, payload, epoch if marked else None)
+    event = EventDelivered(partition, offset, payload, epoch if marked else None)
+    return uuid.UUID(bytes=log), event
 
 
 def is_by(data: bytes | memoryview, token: bytes) -> bool:

@@ -115,10 +115,9 @@ class Following:
         return is_end
 
     async def _deliver_snapshot(self) -> None:
-        floor, snapshot = await load_snapshot(self._events, await self._events.floors.look())
+        floor, cache = await load_snapshot(self._events, await self._events.floors.look())
         self._next = floor.floor
-        through = snapshot.through_offset
-        self._hand_on(SnapshotDelivered(self._events.partition, through, snapshot.dumps))
+        self._hand_on(SnapshotDelivered(self._events.partition, floor.floor - 1, cache))
 
     def _hand_on(self, *items: Item) -> None:
         if items:

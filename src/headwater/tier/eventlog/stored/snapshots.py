@@ -6,13 +6,13 @@ import xxhash
 
 from headwater.core import runtime
 from headwater.core.errors import Contended, Corrupt, NotFound, RolledBack
-from headwater.tier.cache import TierCache, dump_all
+from headwater.tier.cache import TierCache, dump_all, restore_all
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, SnapshotName
 from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
 
 
-async def load_snapshot(events: StoredEvents, floor: Floor) -> tuple[Floor, Snapshot]:
+async def load_snapshot(events: StoredEvents, floor: Floor) -> tuple[Floor, TierCache]:
     """What lies below the floor, and the floor it belongs to, which may have moved meanwhile.
 
     Only for a floor above 0. A snapshot that is gone was replaced by one that holds more.
@@ -29,7 +29,7 @@ async def load_snapshot(events: StoredEvents, floor: Floor) -> tuple[Floor, Snap
                     f"before {floor.floor}: restore it"
                 ) from None
             continue
-        return floor, await runtime.run_blocking(_decoded, events, floor, key, found.data)
+        return floor, await runtime.run_blocking(_restored, events, floor, key, found.data)
 
 
 def snapshot_key(events: StoredEvents, floor: Floor) -> str:
@@ -71,7 +71,7 @@ def _encoded(events: StoredEvents, cache: TierCache, through_offset: int) -> byt
     )
 
 
-def _decoded(events: StoredEvents, floor: Floor, key: str, data: bytes | memoryview) -> Snapshot:
+def _restored(events: StoredEvents, floor: Floor, key: str, data: bytes | memoryview) -> TierCache:
     name = floor.snapshot
     is_named = name is not None and (len(data), xxhash.xxh3_64_hexdigest(data)) == (
         name.size_bytes,
@@ -91,4 +91,4 @@ def _decoded(events: StoredEvents, floor: Floor, key: str, data: bytes | memoryv
         raise Corrupt(
             f"{key} goes through {snapshot.through_offset}, and the floor is {floor.floor}"
         )
-    return snapshot
+    return restore_all(snapshot.dumps)

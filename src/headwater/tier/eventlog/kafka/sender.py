@@ -21,8 +21,8 @@ POLL_S: Final = 0.05
 Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 
 
-class Publisher:
-    """For one event loop."""
+class KafkaSender:
+    """A producer, and another one when that is at its end. For one event loop."""
 
     def __init__(
         self, topic: str, settings: Callable[[Callable[[KafkaError], None]], dict[str, Any]]
@@ -30,7 +30,9 @@ class Publisher:
         self._topic = topic
         self._settings = settings
         self._trouble = Trouble()
-        self._sender: _Sender | None = None
+        self._client: _Client | None = None
+        self._closing: list[asyncio.Task[None]] = []
+        """Those that were at their end."""
 
     async def publish(self, partition: int, payload: bytes, publisher_epoch: int | None) -> int:
         """Send an event; the offset that the broker gave it."""
@@ -38,7 +40,7 @@ class Publisher:
         what = f"an event for metadata partition {partition} of {self._topic}"
         heard = self._trouble.count
         try:
-            landed = self._living_sender().send(self._topic, partition, payload, headers)
+            landed = self._living_client().send(self._topic, partition, payload, headers)
         except BufferError as error:
             raise Unavailable(f"{what}: too many others are under way; try again later") from error
         except KafkaException as error:
@@ -57,17 +59,23 @@ class Publisher:
 
     async def close(self) -> None:
         """Wait for nothing more: of what is under way nobody can say whether it landed."""
-        if self._sender is not None:
-            sender, self._sender = self._sender, None
-            await sender.close()
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+        await asyncio.gather(*self._closing)
 
-    def _living_sender(self) -> _Sender:
-        if self._sender is None or self._sender.is_dead:
-            self._sender = _Sender(Producer(self._settings(self._trouble.note)))
-        return self._sender
+    def _living_client(self) -> _Client:
+        if self._client is not None and self._client.is_dead:
+            closing = runtime.spawn(self._client.close(), name="kafka producer closing")
+            self._closing.append(closing)
+            closing.add_done_callback(self._closing.remove)
+            self._client = None
+        if self._client is None:
+            self._client = _Client(Producer(self._settings(self._trouble.note)))
+        return self._client
 
 
-class _Sender:
+class _Client:
     """A producer, and who waits for its answers."""
 
     def __init__(self, producer: Producer) -> None:

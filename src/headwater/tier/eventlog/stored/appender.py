@@ -42,8 +42,8 @@ class Attempt(Enum):
     """It may still land."""
 
 
-class Publisher:
-    """One partition's publisher within a handle, which sends one event at a time.
+class StoredAppender:
+    """Appends for one handle to one partition, one event at a time.
 
     Two at once would race for the same offset. To give the second one the next offset beforehand
     would leave a hole if the first one failed.
@@ -54,12 +54,12 @@ class Publisher:
         self._policy = policy or RetryPolicy()
         self._turn = asyncio.Lock()
 
-    async def publish(self, payload: bytes, publisher_epoch: int | None) -> int:
+    async def append(self, payload: bytes, publisher_epoch: int | None) -> int:
         """Append an event; its offset."""
         async with self._turn:
-            return await self._publish(payload, publisher_epoch)
+            return await self._append(payload, publisher_epoch)
 
-    async def _publish(self, payload: bytes, publisher_epoch: int | None) -> int:
+    async def _append(self, payload: bytes, publisher_epoch: int | None) -> int:
         events, token = self._events, runtime.new_token()
         budget = self._policy.start(attempts=limits.EVENT_ATTEMPTS)
         offset, lost = events.next_offset or await events.end(), 0

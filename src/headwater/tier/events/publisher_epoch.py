@@ -24,10 +24,15 @@ _HEAD: Final = Struct(">4sQ")
 PAYLOAD_MAX_BYTES: Final = CUSTOM_METADATA_MAX_BYTES - _HEAD.size
 
 
+def check_epoch(publisher_epoch: int | None) -> None:
+    """Raise `Refused` for an epoch that cannot be written."""
+    if publisher_epoch is not None and not 0 <= publisher_epoch <= EPOCH_MAX:
+        raise Refused(f"epoch {publisher_epoch} does not fit into 64 bits")
+
+
 def stamp(publisher_epoch: int, payload: bytes = b"") -> bytes:
     """Custom metadata that say under which epoch the event was published."""
-    if not 0 <= publisher_epoch <= EPOCH_MAX:
-        raise Refused(f"epoch {publisher_epoch} does not fit into 64 bits")
+    check_epoch(publisher_epoch)
     if len(payload) > PAYLOAD_MAX_BYTES:
         raise LimitExceeded(
             f"custom metadata have room for {PAYLOAD_MAX_BYTES} bytes beside the publisher's "

@@ -1,0 +1,92 @@
+"""Begins a log of events anew with what another one comes to.
+
+The way out for a log whose events nobody can take back: one in which an epoch was published that
+no leader ever reaches, or one that is to move, from Kafka or to another prefix. Whoever led and
+followed the old log must have stopped, and goes on with the new one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.core.errors import Damaged, Refused, Unavailable
+from headwater.tier.cache import TierCache, dump_all, restore_all
+from headwater.tier.eventlog.contract import MetadataEventLog
+from headwater.tier.eventlog.items import (
+    EventUnreadable,
+    PartitionFailed,
+    PositionReached,
+    SnapshotDelivered,
+)
+from headwater.tier.eventlog.stored.log import StoredEventLog
+from headwater.tier.eventlog.stored.snapshots import store_snapshot
+from headwater.tier.events import decode_event
+
+
+async def renew(
+    source: MetadataEventLog, target: StoredEventLog, *, epoch_max: int | None = None
+) -> list[int]:
+    """Let an empty log begin with what all events of another one come to.
+
+    How many events that were, for each metadata partition. Publishers' epochs above `epoch_max` are
+    taken down to it: what a leader with a newer one says counts again.
+    """
+    if source.partition_count != target.partition_count:
+        raise Refused(
+            f"a log of {source.partition_count} metadata partitions does not go into one of "
+            f"{target.partition_count}: streams would lie in other partitions"
+        )
+    count = target.partition_count
+    ends = await source.high_water_marks()
+    there = await target.high_water_marks()
+    if len(ends) < count or len(there) < count:
+        raise Unavailable("a log does not say how far all of its metadata partitions go")
+    for partition, end in there.items():
+        if end:
+            raise Refused(
+                f"the log to begin has {end:,} events in metadata partition {partition}: take a "
+                "prefix under which nothing stands"
+            )
+    for partition in range(count):
+        if ends[partition]:
+            cache = await _known(source, partition, ends[partition])
+            await _begin(target, partition, ends[partition], _lowered(cache, epoch_max))
+    return [ends[partition] for partition in range(count)]
+
+
+async def _known(source: MetadataEventLog, partition: int, end: int) -> TierCache:
+    cache, position = TierCache(), 0
+    subscription = await source.subscribe({partition: 0})
+    try:
+        while position < end:
+            item = await anext(aiter(subscription.items))
+            if isinstance(item, PartitionFailed | EventUnreadable):
+                raise item.error
+            if isinstance(item, SnapshotDelivered):
+                cache, position = item.cache, item.through_offset + 1
+            elif isinstance(item, PositionReached):
+                position = item.next_offset
+            else:
+                cache.follow(decode_event(item.payload), item.publisher_epoch)
+                position = item.offset + 1
+    finally:
+        await subscription.assignment.close()
+    return cache
+
+
+def _lowered(cache: TierCache, epoch_max: int | None) -> TierCache:
+    if epoch_max is None:
+        return cache
+    return restore_all(
+        msgspec.structs.replace(dumped, publisher_epoch=min(dumped.publisher_epoch, epoch_max))
+        if dumped.publisher_epoch is not None
+        else dumped
+        for dumped in dump_all(cache)
+    )
+
+
+async def _begin(target: StoredEventLog, partition: int, end: int, cache: TierCache) -> None:
+    events = target.events_of(partition)
+    name = await store_snapshot(events, cache, end - 1)
+    if (await events.floors.move(end, name)).snapshot != name:
+        raise Damaged(f"{events.floors.key} was moved by somebody else meanwhile: begin anew")
