@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced
+from headwater.core.errors import Fenced, Refused
 from headwater.log.record.group import Group
 from headwater.tier.events import SegmentMetadata
+from headwater.tier.events.publisher_epoch import EPOCH_MAX
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
 from headwater.tier.jobs.byte_rate import ByteRate
-from headwater.tier.jobs.config import TierConfig
+from headwater.tier.jobs.config import TierConfig, check_whole
 from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.publisher import Publisher
 from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
+
+BROKERS: Final = 1 << 31
+"""A broker's id has 32 bits, with a sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,17 @@ class Leader:
     """Through here the commit policy is met: what lies above may not be copied yet."""
     slot_floor_lsn: Callable[[], int]
     """Through here nobody who follows the log needs it any more."""
+
+    def __post_init__(self) -> None:
+        check_whole("epoch", self.epoch, 0, EPOCH_MAX, "a whole number of 64 bits, 0 or more")
+        check_whole("broker_id", self.broker_id, -BROKERS, BROKERS - 1, "a whole number of 32 bits")
+        for name in ("committed_lsn", "slot_floor_lsn"):
+            given = getattr(self, name)
+            if not callable(given):
+                raise Refused(
+                    f"{name} is {given!r}: it must be a function that is asked for an LSN each "
+                    "time, such as spool.current_lsn without brackets"
+                )
 
 
 class LedPartition:
