@@ -12,8 +12,8 @@ from headwater.core.errors import HeadwaterError
 from headwater.log.primary import PrimaryService, Registered
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.record import Group
+from headwater.log.replica.follower import Follower
 from headwater.log.replica.proof import Proof
-from headwater.log.replica.replica import Replica
 from headwater.testing.sim_errors import LimitReached, UnhandledFailure
 from tests.torture.fork_scenarios import SCENARIOS, fork_history
 
@@ -44,7 +44,7 @@ def done_after_one_answer(self: Proof, lsn: int) -> Proof:
     return Proof(self.through_lsn, self.through_lsn)
 
 
-async def looks_away(self: Replica, group: Group) -> None:
+async def looks_away(self: Follower, groups: Sequence[Group]) -> None:
     """Compares nothing."""
 
 
@@ -57,7 +57,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "copy-is-trusted": (Proof, "of_copy", staticmethod(trusts)),
     "only-the-slot-is-compared": (Proof, "of_copy", staticmethod(compares_what_the_slot_holds)),
     "one-answer-is-enough": (Proof, "reached", done_after_one_answer),
-    "nothing-is-compared": (Replica, "_compare", looks_away),
+    "nothing-is-compared": (Follower, "_compare", looks_away),
     "slots-above-the-log": (LogRetention, "bring_back", leaves_slots),
 }
 

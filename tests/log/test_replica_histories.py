@@ -11,8 +11,17 @@ import pytest
 
 from headwater.core.errors import HeadwaterError
 from headwater.log.primary import Pulled, log_retention
-from headwater.log.replica import Bookmark, Image, LogArchive, Target, intake, keyed_table, log_copy
-from headwater.log.replica import replica as replica_module
+from headwater.log.replica import (
+    Bookmark,
+    Image,
+    LogArchive,
+    Target,
+    follower,
+    intake,
+    keyed_table,
+    log_copy,
+)
+from headwater.log.replica.follower import Follower
 from headwater.log.replica.holdings import Holdings
 from headwater.log.replica.intake import Intake
 from headwater.log.replica.kept import Kept, KeptFile, encode
@@ -76,12 +85,12 @@ async def does_nothing(self: Any, *_: Any) -> None:
     """Goes on with the old copy, or with what was left of another."""
 
 
-def shows_by_lsn_alone(self: Replica, bookmark: Bookmark) -> bool:
+def shows_by_lsn_alone(self: Follower, bookmark: Bookmark) -> bool:
     """Does not ask under which leader a bookmark was made."""
     return self.target.applied_lsn >= bookmark.lsn
 
 
-def shows_anything(self: Replica, bookmark: Bookmark) -> bool:
+def shows_anything(self: Follower, bookmark: Bookmark) -> bool:
     """Does not wait."""
     return True
 
@@ -121,7 +130,7 @@ _heed, _create = Holdings.heed, SlotBook.create
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "gap-is-applied": (intake, "_check_dense", looks_away),
     "empty-copy-begins-anywhere": (intake, "_check_dense", begins_anywhere),
-    "applied-twice": (replica_module, "take_in", applies_again),
+    "applied-twice": (follower, "take_in", applies_again),
     "older-leader-is-heeded": (Holdings, "heed", heeds_anybody),
     "fence-in-memory": (Holdings, "heed", heeds_until_a_restart),
     "fence-not-synced": (KeptFile, "write", writes_without_a_sync),
@@ -129,8 +138,8 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "state-durable-when-applied": (KeyedState, "durable_lsn", property(durable_when_applied)),
     "bootstrap-without-a-copy": (Replica, "_replace_copy", does_nothing),
     "leftovers-are-kept": (LogCopies, "discard", does_nothing),
-    "bookmark-without-term": (Replica, "_shows", shows_by_lsn_alone),
-    "bookmark-not-waited-for": (Replica, "_shows", shows_anything),
+    "bookmark-without-term": (Follower, "shows", shows_by_lsn_alone),
+    "bookmark-not-waited-for": (Follower, "shows", shows_anything),
     "tier-is-left-out": (LogCopies, "begin", begins_at_the_end),
     "tier-is-loaded-in-part": (log_copy, "_load", loads_half),
     "deleted-keys-stay": (keyed_table, "_deletes", deletes_nothing),

@@ -9,12 +9,12 @@ from unittest import mock
 import msgspec
 import pytest
 
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import Damaged, HeadwaterError
 from headwater.log.primary import log_retention
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.registry import ReplicaRegistry
 from headwater.log.primary.replica_state import ReplicaState
-from headwater.log.slots import slot_register, table
+from headwater.log.slots import SlotRegister, SlotTable, slot_register, table
 from headwater.log.slots.book import SlotBook
 from headwater.log.slots.slot import Slot
 from headwater.testing.sim_errors import LimitReached, UnhandledFailure
@@ -63,11 +63,21 @@ def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
     return _create(self, name, at_lsn, **how)
 
 
+async def begins_without(self: SlotRegister, leader_epoch: int, **how: Any) -> SlotTable:
+    """Takes slots that cannot be read for none at all."""
+    try:
+        return await _stamp(self, leader_epoch, **how)
+    except Damaged:
+        return msgspec.structs.replace(table.EMPTY, leader_epoch=leader_epoch)
+
+
+_stamp = SlotRegister.stamp
 _register, _create = ReplicaRegistry.register, SlotBook.create
 _oldest_lsn = LogRetention.oldest_lsn
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "new-replica-counts": (ReplicaRegistry, "register", counts_at_once),
+    "unreadable-slots-are-none": (SlotRegister, "stamp", begins_without),
     "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
     "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),
     "older-leader-writes": (table, "_refuse_newer", looks_away),

@@ -238,8 +238,8 @@ class ReplicaHistory(History):
                 self._check_in_the_end(one, one.replica.target)
 
     async def _retain(self) -> None:
-        while not self.world.over:
-            await pause(self.world, 120.0)
+        while not self.world.network.calm:
+            await pause(self.world, 600.0)
             self.world.give_up()
 
     def _check_in_the_end(self, one: LivingReplica, target: Target) -> None:

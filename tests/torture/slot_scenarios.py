@@ -2,6 +2,7 @@
 
 - a leader prunes nothing that a valid stored slot of its own needs;
 - stored positions of a generation only rise, and a slot that was dropped does not come back;
+- slots that cannot be read are neither written over nor taken for none: nothing is pruned;
 - what a replica is sent follows what it has, without a gap;
 - whoever is told that so many replicas have a record can find them;
 - in the end every replica that lives has everything, and no slot holds more than its limit.
@@ -45,7 +46,7 @@ def slot_history(seed: int) -> str:
     """One history; returns its fingerprint."""
 
     async def main(simulation: Simulation) -> None:
-        await History(World(simulation)).run()
+        await DamagedHistory(World(simulation)).run()
 
     return simulate(main, seed=seed, replay=SCENARIOS[0].replay).fingerprint
 
@@ -136,7 +137,6 @@ class ToyReplica:
         return True
 
     async def _bootstrap(self, life: LeaderLife) -> None:
-        self.bootstraps += 1
         image = self.world.archived_lsn
         begun = await self._ask(
             life, lambda to: to.begin_bootstrap(self.name, image_lsn=image, session=self.session)
@@ -149,6 +149,7 @@ class ToyReplica:
         await self._ask(
             life, lambda to: to.complete_bootstrap(self.name, after, session=self.session)
         )
+        self.bootstraps += 1
 
     async def _ask(self, life: LeaderLife, request: Callable[[PrimaryService], Awaitable[T]]) -> T:
         """Ask a leader that may be dead, or die; the answer may be lost on its way."""
@@ -268,7 +269,7 @@ class History:
                 )
             except Fenced:
                 return
-            except (Unavailable, OutcomeUnknown):
+            except (Unavailable, OutcomeUnknown, Damaged):
                 await self.world.idle(5.0)
         life.service = PrimaryService(life.primary)
         life.primary.start()
@@ -300,7 +301,7 @@ class History:
                 world.archived_lsn = max(
                     world.archived_lsn, life.wal.current_lsn() - self.random.randint(0, 20)
                 )
-            with contextlib.suppress(Fenced):
+            with contextlib.suppress(Fenced, Damaged):
                 await primary.prune_retained_wal_through(world.archived_lsn)
 
     async def _all_caught_up(self, last: LeaderLife, alive: Sequence[Follower]) -> None:
@@ -331,6 +332,24 @@ class History:
         pruned = await last.primary.prune_retained_wal_through(self.world.archived_lsn)
         held = min(self.world.archived_lsn, last.wal.current_lsn()) - pruned
         self.world.check(held <= MAX_LAG_LSN, f"slots hold {held} records: {last.primary.slots()}")
+
+
+class DamagedHistory(History):
+    """A history in which the table of slots cannot be read now and then, until it is restored."""
+
+    async def run(self) -> None:
+        self._spawn(self._damage(), "damage")
+        await super().run()
+
+    async def _damage(self) -> None:
+        world, chance = self.world, self.world.simulation.stream("damage")
+        while True:
+            await runtime.sleep(chance.random() ** 2 * 900.0)
+            if world.network.calm:
+                return
+            await world.objects.damage()
+            await runtime.sleep(chance.uniform(1.0, 120.0))
+            await world.objects.restore()
 
 
 SCENARIOS = [Scenario("log", "slots", slot_history, rounds=2000, sample=15)]

@@ -35,6 +35,8 @@ class Watched(MemoryBackend):
         self._simulation = simulation
         self.table: SlotTable | None = None
         self._gone: set[tuple[str, int]] = set()
+        self._whole: bytes | None = None
+        """The table before it was damaged."""
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         version = await super().put(key, data, condition)
@@ -42,6 +44,20 @@ class Watched(MemoryBackend):
             before, self.table = self.table, _decode(bytes(data))
             self._check_change(before, self.table)
         return version
+
+    async def damage(self) -> None:
+        """Let the table be unreadable."""
+        if self.table is not None:
+            self._whole = bytes((await super().get(SLOTS_KEY)).data)
+            await super().put(SLOTS_KEY, self._whole[: len(self._whole) // 2])
+
+    async def restore(self) -> None:
+        """Put back what was there; nobody may have written over it."""
+        if self._whole is not None:
+            found = bytes((await super().get(SLOTS_KEY)).data)
+            self._check(len(found) == len(self._whole) // 2, "damaged slots were written over")
+            await super().put(SLOTS_KEY, self._whole)
+            self._whole = None
 
     def _check_change(self, before: SlotTable | None, after: SlotTable) -> None:
         if before is None:
@@ -77,7 +93,7 @@ class WatchedWal(MemoryWal):
 
     async def prune_through(self, lsn: int) -> Pruned:
         table = self.world.objects.table
-        if table is not None and table.leader_epoch == self.epoch:
+        if table is not None and table.leader_epoch <= self.epoch:
             needed = [slot for slot in table.slots if slot.is_valid and slot.restart_lsn < lsn]
             self.world.check(not needed, f"pruned through {lsn}, which {needed} need")
         await runtime.sleep(self.world.random.uniform(0, 0.1))

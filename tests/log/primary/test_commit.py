@@ -122,7 +122,7 @@ async def test_a_writer_goes_on_when_enough_replicas_have_it_and_not_before() ->
     one.acknowledge("r2", 5, 5)
     committed = await waiting
     assert (committed.is_replicated, committed.acknowledged_by) == (True, ["r1", "r2"])
-    assert len(one.primary.commits) == 0
+    assert len(one.primary.commits.waiter) == 0
 
 
 @virtual
@@ -141,7 +141,7 @@ async def test_a_time_out_is_an_unknown_outcome_that_says_who_has_it() -> None:
     assert 3.0 <= runtime.monotonic_s() - began_s < 3.5
     assert one.wal.current_lsn() == 1
     assert one.primary.metrics.commit_timeouts == {"ack_n:2": 1}
-    assert len(one.primary.commits) == 0
+    assert len(one.primary.commits.waiter) == 0
 
     one.primary.register_replica("r2", position_lsn=0)
     one.acknowledge("r2", 1)
@@ -210,7 +210,7 @@ async def test_a_writer_that_gives_up_leaves_nothing_behind() -> None:
     await runtime.sleep(0.1)
     waiting.cancel()
     await asyncio.wait((waiting,))
-    assert len(one.primary.commits) == 0
+    assert len(one.primary.commits.waiter) == 0
 
 
 @virtual
@@ -224,12 +224,12 @@ async def test_writers_that_give_up_by_the_thousand_do_not_pile_up() -> None:
     ]
     await asyncio.wait(early)
     assert all(isinstance(task.exception(), CommitUnknown) for task in early)
-    assert len(one.primary.commits) == 1
-    (line,) = one.primary.commits._waiting.values()
+    assert len(one.primary.commits.waiter) == 1
+    (line,) = one.primary.commits.waiter._waiting.values()
     assert len(line._heap) <= 3
     one.acknowledge("standby", 1001)
     assert (await last).acknowledged_by == ["standby"]
-    assert one.primary.commits._waiting == {}
+    assert one.primary.commits.waiter._waiting == {}
 
 
 @virtual

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from headwater.core import runtime
@@ -135,14 +137,18 @@ async def test_sweeps_go_on_by_themselves_until_the_leader_ends() -> None:
     await one.primary.close()
 
 
-@virtual
-async def test_a_sweep_that_failed_is_counted_and_not_the_last_one() -> None:
+@pytest.mark.parametrize("error", [Unavailable("the log is being opened"), KeyError("a mistake")])
+def test_a_sweep_that_failed_is_counted_and_not_the_last_one(error: Exception) -> None:
+    virtual(functools.partial(_sweeps_after, error))()
+
+
+async def _sweeps_after(error: Exception) -> None:
     one = await leader(health_timeout_s=10.0)
     one.primary.register_replica("quiet")
     measure = one.wal.bytes_since
 
     def broken(lsn: int) -> int:
-        raise Unavailable("the log is being opened")
+        raise error
 
     one.wal.bytes_since = broken  # type: ignore[method-assign]
     one.primary.start()

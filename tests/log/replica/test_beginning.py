@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.core import runtime
+from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Refused
 from headwater.log.primary import Pulled
 from headwater.log.record import Group
@@ -15,7 +16,7 @@ from headwater.log.slots import InvalidationCause
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import Leader, leader, memory_store, virtual
+from tests.log.leaders import Away, Leader, leader, memory_store, virtual
 from tests.log.replica.given import (
     Tampering,
     fails,
@@ -175,4 +176,28 @@ async def test_images_that_others_count_on_stay_until_the_fresh_copys_own_is_saf
     await replica.rebootstrap()
     assert await lsns_of_images(store) == [4]
     assert values(replica) == [b"log %d" % lsn for lsn in range(1, 5)]
+    await replica.close()
+
+
+@virtual
+async def test_a_bootstrap_is_completed_with_what_is_on_disk_and_not_with_what_is_applied() -> None:
+    backend = Away()
+    one = await leader_of(changes(1, 3), memory_store())
+    states = keyed_states(Store(backend, policy=RetryPolicy(attempts=1)))
+    replica = await standby(
+        one.service, FaultyDisk(), targets=states, wait_s=1.0, compare_records=1
+    )
+    await reaches(replica, 3)
+    await replica.target.sync()
+    for group in changes(4, 9):
+        one.wal.append_group(group)
+    await reaches(replica, 9)
+    await runtime.sleep(10.0)
+    backend.is_away = True
+    one.primary.retention._invalidate("r1", InvalidationCause.HORIZON)
+    await runtime.sleep(60.0)
+    assert replica.metrics.bootstraps == {"own": 1}
+    assert (replica.target.applied_lsn, replica.target.durable_lsn) == (9, 3)
+    assert one.slot("r1").restart_lsn == 3, "the log is kept for what would be lost"
+    assert await one.primary.prune_retained_wal_through(9) == 3
     await replica.close()

@@ -83,3 +83,20 @@ async def test_a_bookmark_of_a_new_leader_waits_until_that_leader_was_heard_of()
         "records keep their LSNs, whoever leads"
     )
     await replica.close()
+
+
+@virtual
+async def test_a_copy_that_was_found_in_no_leaders_log_yet_vouches_for_nothing() -> None:
+    one, disk = await leader(epoch=3), FaultyDisk()
+    one.wal.append(5)
+    replica = await standby(one.service, disk)
+    await reaches(replica, 5)
+    await replica.close()
+    replica = await standby(one.service, disk, start=False)
+    assert replica.bookmark == Bookmark(0, 0), "whoever takes it along asks for nothing by it"
+    with pytest.raises(GoElsewhere):
+        await replica.wait_for(Bookmark(0, 5), timeout_s=1.0)
+    replica.start()
+    assert await replica.wait_for(Bookmark(0, 5)) == Bookmark(3, 5)
+    assert replica.bookmark == Bookmark(3, 5)
+    await replica.close()

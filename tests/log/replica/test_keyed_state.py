@@ -9,11 +9,13 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.records import Operation
+from headwater.core import runtime
 from headwater.core.errors import Corrupt, NotFound, NotSupported, Refused
 from headwater.log.record import ChangeRecord, Group, group_of, record_hashes
 from headwater.log.replica import Image, KeyedState, keyed_table
 from headwater.log.replica import image as image_module
 from headwater.log.replica.image import decode_image, encode_image
+from headwater.log.replica.recent import Recent
 from headwater.store import Store
 from tests.log.leaders import Away, memory_store, virtual
 from tests.log.replica.given import images, keyed_states, rows
@@ -177,14 +179,16 @@ async def test_a_state_that_grows_record_by_record_is_no_heap_of_batches() -> No
 @virtual
 async def test_what_came_last_can_be_compared_and_what_is_older_is_not_known() -> None:
     one = state()
+    one._recent = Recent(max_bytes=9_500)
     first, second = rows(1, (b"a", 0, b"1"), (b"b", 0, b"2")), rows(3, (b"c", 0, b"3"))
     await one.apply([first, second], 3)
     assert (await one.hashes(2, 3)).to_pylist() == [
         record_hashes(first)[1].as_py(),
         record_hashes(second)[0].as_py(),
     ]
-    one._recent.popleft()
-    assert (await one.hashes(1, 3)).to_pylist() == [None, None, record_hashes(second)[0].as_py()]
+    await one.apply([rows(4, (b"d", 0, b"x" * 9_500))], 4)
+    assert (await one.hashes(1, 3)).to_pylist() == [None, None, None]
+    assert (await one.hashes(4, 4)).null_count == 0, "the last one stays, however large"
 
 
 @virtual
@@ -339,3 +343,44 @@ async def test_views_are_kept_as_plain_values() -> None:
     assert one.scan().column("v").to_pylist() == ["s"]
     await one.sync()
     assert one.durable_lsn == 1
+
+
+_VIEW = pa.string_view()
+NESTED_VIEWS = {
+    "list": pa.array([["x" * 20], None, ["y", None]], pa.list_(_VIEW)),
+    "large list": pa.array([["x"], None, []], pa.large_list(_VIEW)),
+    "fixed list": pa.array([["x"], None, ["z"]], pa.list_(_VIEW, 1)),
+    "struct": pa.array([{"a": ["x"]}, None, {"a": None}], pa.struct([("a", pa.list_(_VIEW))])),
+    "map": pa.array([[("a", b"x")], None, []], pa.map_(_VIEW, pa.binary_view())),
+}
+
+
+@pytest.mark.parametrize("column", NESTED_VIEWS.values(), ids=NESTED_VIEWS)
+def test_views_inside_of_other_types_are_scanned_and_imaged(column: pa.Array) -> None:
+    @virtual
+    async def run() -> None:
+        store = memory_store()
+        one = await keyed_states(store).begin("", None)
+        records = pa.record_batch({"_key": pa.array([b"a", b"b", b"c"]), "v": column})
+        await one.apply([Group(1, 1, 3, records)], 3)
+        await one.apply([Group(1, 4, 6, records)], 6)
+        await one.sync()
+        again = await keyed_states(store).open("")
+        for state in (one, again):
+            assert state.scan().column("v").to_pylist() == column.to_pylist()  # type: ignore[attr-defined]
+
+    run()
+
+
+@virtual
+async def test_a_state_that_no_image_can_hold_goes_on_without_one() -> None:
+    one = KeyedState(images(memory_store()), {}, 0, image_records=1, image_interval_s=300.0)
+    nothing = pa.array([{}], pa.struct([]))
+    await one.apply([Group(1, 1, 1, pa.record_batch({"_key": [b"a"], "v": nothing}))], 1)
+    await one.tend()
+    await one.tend()
+    assert (one.images_failed, one.durable_lsn, one.applied_lsn) == (1, 0, 1)
+    await one.apply([rows(2, (b"a", 0, b"plain"))], 2)
+    await runtime.sleep(300.0)
+    await one.tend()
+    assert one.durable_lsn == 2, "as soon as one can"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from unittest import mock
 
 import pyarrow as pa
 import pytest
 
-from headwater.core.errors import Damaged, Refused
+from headwater.core.errors import Damaged, NotFound, Refused, Trimmed, Unavailable
 from headwater.log.record import Group, range_hash, record_hashes
 from headwater.log.replica import Image, LogCopies, LogCopy, ReplicaConfig
 from headwater.log.spool import SpoolConfig
@@ -103,6 +104,36 @@ async def test_it_begins_with_the_log_and_with_nothing_else() -> None:
     assert await kind.newest_image() is None
     with pytest.raises(Refused, match="cannot begin from"):
         await kind.begin("/copy", Image(3, "an image"))
+
+
+class Breaking:
+    """An archive of nine LSNs that is cut off after the fourth."""
+
+    name = "the archive"
+
+    async def held(self) -> range:
+        return range(3, 12)
+
+    async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
+        assert (first_lsn, end_lsn) == (3, 12)
+        yield rows(3, (b"k", 0, b"v"), (b"k", 0, b"w"))
+        raise Trimmed("LSN 5 is gone", floor=7)
+
+
+@virtual
+async def test_an_archive_that_breaks_off_leaves_nothing_open() -> None:
+    disk = FaultyDisk()
+    kind = LogCopies(disk=disk, archive=Breaking())
+    image = await kind.newest_image()
+    assert image == Image(11, "the archive")
+    assert await kind.newest_image(below_lsn=6) == Image(5, "the archive")
+    assert await kind.newest_image(below_lsn=2) is None
+    with pytest.raises(Unavailable, match="LSN 5 is gone"):
+        await kind.begin("/copy", image)
+    with disk.lock("/copy/lock"):
+        pass
+    with pytest.raises(NotFound, match="no LSN 12"):
+        await kind.begin("/copy", Image(12, "the archive"))
 
 
 def test_what_a_replica_cannot_be_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
 import pytest
 
@@ -18,7 +19,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import SLOT_LOOK_S, SLOT_WRITE_GAP_S, SLOTS_MAX
-from headwater.log.slots import InvalidationCause, SlotKeeper
+from headwater.log.slots import InvalidationCause, SlotKeeper, SlotRegister
 from headwater.store import Store
 from tests.log.leaders import SLOTS_KEY, Away, memory_store, slot_register, virtual
 
@@ -295,3 +296,20 @@ async def test_a_new_leader_counts_silence_from_its_own_start() -> None:
     await runtime.sleep(10.0)
     assert 10.0 <= second.book.idle_s("a") < 11.0
     assert second.book.get("a").last_seen_ms == first.book.get("a").last_seen_ms
+
+
+@virtual
+async def test_a_mistake_while_slots_are_written_is_logged_and_not_the_last_word() -> None:
+    store = memory_store()
+    keeper = await opened(store)
+    keeper.start()
+    keeper.book.create("a", 7)
+    with mock.patch.object(SlotRegister, "write", side_effect=KeyError("a mistake")):
+        await runtime.sleep(3 * INTERVAL_S)
+    assert keeper.writes_failed >= 2
+    await runtime.sleep(2 * INTERVAL_S)
+    assert keeper.is_settled
+    stored = await slot_register(store).read()
+    assert stored is not None
+    assert [slot.name for slot in stored.slots] == ["a"]
+    await keeper.close()

@@ -297,7 +297,8 @@ async def test_a_tier_with_other_records_than_the_log_is_found_out() -> None:
     wal.append(17)
     other = await leaders.leader(wal=wal)
     disk = FaultyDisk()
-    kind = LogCopies(disk=disk, archive=place.archive())
+    archive = place.archive()
+    kind = LogCopies(disk=disk, archive=archive)
     replica = await standby(other.service, disk, targets=kind)
     await fails(replica, "the log begins at LSN 91, and without an image")
     # Not what lies below the log, either: nobody could compare it.
@@ -305,4 +306,8 @@ async def test_a_tier_with_other_records_than_the_log_is_found_out() -> None:
     assert replica.phase is not ReplicaPhase.FOLLOWING
     assert replica.target.applied_lsn == 0
     assert replica.metrics.bootstraps["image"] == 0
+    # It is looked at again when somebody may have mended it, and not all the time.
+    assert archive.reads == 1
+    await runtime.sleep(600)
+    assert archive.reads == 2
     await replica.close()

@@ -6,8 +6,8 @@ Leaves: groups of the log, without gaps; commits as a policy says; the LSN that 
     replication     wires it: `PrimaryReplication`
     registry        replicas of this leader's life, their health, the topology epoch
     log_retention   slots against the log: floor, limits, pruning, resuming, bootstrapping
-    commit_policy   when a record counts as replicated; commit_waiter waits for it
-    flow_control    writers held up for a moment while replicas are far behind
+    commits         writers: held up (flow_control) while replicas are far behind, and told
+                    (commit_waiter) when a record is replicated, as commit_policy says
     source          what a replica asks, and is answered: `ReplicationSource`
     service         the same over this leader's own log
 
@@ -23,13 +23,14 @@ from headwater.log.primary.commit_policy import (
     Regions,
     parse_policy,
 )
+from headwater.log.primary.commits import Committed
 from headwater.log.primary.config import ReplicationConfig
 from headwater.log.primary.errors import CommitUnknown
 from headwater.log.primary.flow_control import hold_up_s
 from headwater.log.primary.metrics import ReplicationMetrics
-from headwater.log.primary.registry import ReplicaRegistry
+from headwater.log.primary.registry import Registration, ReplicaRegistry
 from headwater.log.primary.replica_state import ReplicaState, ReplicationProgress
-from headwater.log.primary.replication import Committed, PrimaryReplication, Registration
+from headwater.log.primary.replication import PrimaryReplication
 from headwater.log.primary.service import PrimaryService
 from headwater.log.primary.slot_view import SlotView
 from headwater.log.primary.source import (

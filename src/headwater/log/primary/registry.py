@@ -19,6 +19,17 @@ from headwater.core.errors import Fenced, NotFound
 from headwater.log.primary.replica_state import ReplicaState
 
 
+class Registration(msgspec.Struct, frozen=True):
+    """What a replica is told when it registers."""
+
+    session: int
+    """What it says with every further request."""
+    restart_lsn: int
+    """Where its slot stands."""
+    confirmed_lsn: int
+    """What it acknowledged to its slot."""
+
+
 class ReplicaRegistry:
     """Registered replicas, by name."""
 

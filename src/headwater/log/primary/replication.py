@@ -16,21 +16,18 @@ no more; whoever waits is answered; nothing that a valid slot needs is pruned (s
 from __future__ import annotations
 
 import asyncio
-from typing import Self
-
-import msgspec
+import logging
+from typing import Final, Self
 
 from headwater.buffer.layout import check_group_name
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, Refused
-from headwater.log.primary.commit_policy import CommitPolicy, acknowledged_by
-from headwater.log.primary.commit_waiter import CommitWaiter
+from headwater.log.primary.commit_policy import CommitPolicy
+from headwater.log.primary.commits import Commits, Committed
 from headwater.log.primary.config import ReplicationConfig
-from headwater.log.primary.errors import CommitUnknown
-from headwater.log.primary.flow_control import FlowControl
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.metrics import ReplicationMetrics
-from headwater.log.primary.registry import ReplicaRegistry
+from headwater.log.primary.registry import Registration, ReplicaRegistry
 from headwater.log.primary.replica_state import ReplicaState, ReplicationProgress
 from headwater.log.primary.slot_view import SlotView
 from headwater.log.slots import (
@@ -43,26 +40,7 @@ from headwater.log.slots import (
 )
 from headwater.log.wal import Wal
 
-
-class Registration(msgspec.Struct, frozen=True):
-    """What a replica is told when it registers."""
-
-    session: int
-    """What it says with every further request."""
-    restart_lsn: int
-    """Where its slot stands."""
-    confirmed_lsn: int
-    """What its slot knows it to have applied."""
-    is_new: bool
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """A record that is in the log, and who has it besides."""
-
-    lsn: int
-    is_replicated: bool
-    """False: the time-out came first, and the configuration says to go on."""
-    acknowledged_by: list[str]
+_log: Final = logging.getLogger("headwater")
 
 
 class PrimaryReplication:
@@ -79,15 +57,10 @@ class PrimaryReplication:
         self._slots = slots
         self._book = slots.book
         self._registry = ReplicaRegistry()
-        self.commits = CommitWaiter(self.replicated_lsn)
-        self.flow = FlowControl(
-            self._flow_lag_lsn,
-            soft_lag_lsn=self.config.soft_lag_lsn,
-            max_delay_s=self.config.max_delay_s,
-        )
+        self.commits = Commits(wal, self._registry, self._book, self.config, self.metrics)
         self._sweeping: asyncio.Task[None] | None = None
         slots.on_dropped = self._dropped_elsewhere
-        slots.on_failure = self._ended
+        slots.on_failure = self.commits.fail
 
     @classmethod
     async def open(
@@ -104,7 +77,8 @@ class PrimaryReplication:
         `Fenced` if a later leader has. Slots that cannot be read raise what is wrong with them;
         nothing is pruned then, since nobody can say what replicas still need. So does a table that
         is gone: a log that holds, or held, records has one, unless nobody has led it before, which
-        is to be said with `must_exist=False`.
+        is to be said with `must_exist=False`. Open the slots before the first record of a new log
+        is written: a leader that dies in between leaves a log that an operator has to vouch for.
         """
         chosen = config or ReplicationConfig()
         if must_exist is None:
@@ -136,7 +110,7 @@ class PrimaryReplication:
 
     async def close(self) -> None:
         """Tell everybody who waits, store the slots, and end."""
-        self.commits.end(lambda: CommitUnknown("the leader stops: the record is in its log"))
+        self.commits.stop()
         sweeping, self._sweeping = self._sweeping, None
         if sweeping is not None:
             sweeping.cancel()
@@ -186,7 +160,6 @@ class PrimaryReplication:
         the log, for a copy that is about to be made; with it, where the replica is.
         """
         check_group_name(name)
-        is_new = name not in self._registry
         slot = self.retention.hold(name, position_lsn)
         state = self._registry.register(
             name,
@@ -195,7 +168,7 @@ class PrimaryReplication:
             position_lsn=position_lsn,
         )
         self._evaluate()
-        return Registration(state.session, slot.restart_lsn, slot.confirmed_lsn, is_new)
+        return Registration(state.session, slot.restart_lsn, slot.confirmed_lsn)
 
     def ensure_replica_registered(self, name: str, *, position_lsn: int | None = None) -> bool:
         """Register a replica that only pulls, the first time it does; whether this was it."""
@@ -350,46 +323,13 @@ class PrimaryReplication:
 
     def replicated_lsn(self, policy: CommitPolicy | None = None) -> int:
         """The last record that is replicated as the policy says."""
-        chosen = policy or self.config.commit_policy
-        return chosen.replicated_lsn(self._registry.replicas(), self.wal.current_lsn())
+        return self.commits.replicated_lsn(policy)
 
     async def wait_committed(
         self, lsn: int, *, policy: CommitPolicy | None = None, timeout_s: float | None = None
     ) -> Committed:
-        """Wait until a record that is in the log is replicated.
-
-        A time-out is `CommitUnknown`, or with `on_commit_timeout="continue"` an answer that says
-        so. It takes nothing back: the record is in the log, and replicas will have it. A leader
-        that stopped or was overtaken says `CommitUnknown` under every policy.
-        """
-        chosen = policy or self.config.commit_policy
-        timeout_s = self.config.commit_timeout_s if timeout_s is None else timeout_s
-        if not isinstance(chosen, CommitPolicy):
-            raise Refused(f"policy is {chosen!r}: give one, as AckN(2), or parse_policy of words")
-        if not timeout_s >= 0:
-            raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
-        if lsn > self.wal.current_lsn():
-            raise Refused(
-                f"LSN {lsn} is not in the log, which ends at {self.wal.current_lsn()}: wait for a "
-                "record after it was appended"
-            )
-        began_s = runtime.monotonic_s()
-        in_time = await self.commits.wait(lsn, chosen, timeout_s=timeout_s)
-        acked = acknowledged_by(self._registry.replicas(), lsn)
-        if in_time:
-            self.metrics.commit_seconds.observe(runtime.monotonic_s() - began_s)
-            return Committed(lsn, True, acked)
-        self.metrics.commit_timeouts[str(chosen)] += 1
-        if self.config.on_commit_timeout == "continue":
-            return Committed(lsn, False, acked)
-        raise CommitUnknown(
-            f"LSN {lsn} is in the log, but {chosen} was not met within "
-            f"{runtime.monotonic_s() - began_s:.1f} s: {', '.join(acked) or 'no replica'} has it. "
-            "It may still be replicated: do not write it again",
-            lsn=lsn,
-            policy=str(chosen),
-            acknowledged_by=tuple(acked),
-        )
+        """Wait until a record that is in the log is replicated; see `Commits.wait_committed`."""
+        return await self.commits.wait_committed(lsn, policy=policy, timeout_s=timeout_s)
 
     async def admit(self) -> float:
         """Let a writer on, held up for a moment if replicas are far behind; for how long.
@@ -397,55 +337,27 @@ class PrimaryReplication:
         `Fenced` once it is known that a newer leader took over.
         """
         self.check_leading()
-        held_s = await self.flow.admit()
-        if held_s:
-            self.metrics.held_up += 1
-            self.metrics.held_up_seconds.observe(held_s)
-        return held_s
+        return await self.commits.admit()
 
     # Inside
 
-    def _flow_lag_lsn(self) -> int:
-        """Of the slowest replica that is there, has spoken, and is not being made anew.
-
-        From its slot on, where it is still being compared below that: it has those records.
-        """
-        slowest = min(
-            (
-                max(one.last_acked_lsn, self._held_lsn(one.name))
-                for one in self._registry.replicas()
-                if one.healthy and one.is_counted and one.last_acked_lsn
-            ),
-            default=None,
-        )
-        return 0 if slowest is None else max(0, self.wal.current_lsn() - slowest)
-
-    def _held_lsn(self, name: str) -> int:
-        slot = self._book.find(name)
-        return 0 if slot is None else slot.restart_lsn
-
     def _evaluate(self) -> None:
         self.commits.evaluate()
-        self.flow.evaluate()
 
     def _dropped_elsewhere(self, names: list[str]) -> None:
         for name in names:
             self.metrics.slots_dropped += 1
             self.unregister_replica(name)
 
-    def _ended(self, failure: HeadwaterError) -> None:
-        self.commits.end(
-            lambda: CommitUnknown(
-                f"the record is in this leader's log; who else will have it is not known: {failure}"
-            )
-        )
-
     async def _sweep_on(self) -> None:
         while True:
             await runtime.sleep(self.config.sweep_interval_s)
+            # A log that cannot tell how long it is today may be able to tomorrow; were the sweeps
+            # to end, whatever the reason, a dead slot would hold it for ever.
             try:
                 self.sweep()
             except HeadwaterError:
-                # A log that cannot tell how long it is today may be able to tomorrow; were the
-                # sweeps to end, a dead slot would hold it for ever.
                 self.metrics.sweeps_failed += 1
+            except Exception:
+                self.metrics.sweeps_failed += 1
+                _log.exception("replicas and slots were not looked after, and will be again")

@@ -7,10 +7,15 @@ rows as there are LSNs, or none at all where the range is lost.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import pyarrow as pa
 
 from headwater.core.errors import Bug
+
+# Measured: what a group of one small record takes, beyond its records.
+_GROUP_COST_BYTES: Final = 1_700
+_COLUMN_COST_BYTES: Final = 850
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +48,12 @@ class Group:
     def nbytes(self) -> int:
         """Bytes of its records, as far as this part of them goes."""
         return int(self.records.nbytes)
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it takes in memory: of many small groups, that is far more than their records."""
+        columns = int(self.records.num_columns)
+        return self.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * columns
 
     def after(self, lsn: int) -> Group | None:
         """The part above `lsn`; None if there is none."""

@@ -3,9 +3,12 @@
 Enters: a `ReplicationSource` (the leader, in this process or at the end of a wire). Leaves: a copy
 that is read, by bookmark where a reader must see what it saw elsewhere.
 
-    replica           follows, compares, acknowledges; begins anew where it must
+    replica           opens, runs, is read; begins anew where it must
+    follower          comes to a leader, compares, pulls, applies, acknowledges
+    sole_work         one thing at a time: following, or being made anew
     link              what it says to its source, and the fence in front of the answers
     pull_ahead        the next answer, asked for while the last one is applied
+    proof             how much of a copy was found in its leader's log; hashes, of many groups
     intake            what of an answer is new, came again, or is missing
     bootstrapper      beginning anew; held_copy, which stays as long as it is read
     bookmark          (term, LSN)
@@ -13,7 +16,8 @@ that is read, by bookmark where a reader must see what it saw elsewhere.
     target            what a replica applies to, as a protocol
     log_copy          the log again, record for record
     archive           what a log copy begins from where the leader's log does not reach back
-    keyed_state       the latest record of each key; keyed_table, one collection of it
+    keyed_state       the latest record of each key; keyed_table, one collection of it; recent,
+                      its last groups, to compare them
     image             a keyed state in Parquet; image_store, where images stand
 
 Always holds: a copy is a prefix of the log; an older leader changes nothing, also after a restart;

@@ -12,7 +12,7 @@ the log's records at their ends and another log's below them, and nobody could t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple
 
 from headwater.core.errors import (
@@ -114,21 +114,20 @@ class Bootstrapper:
                 filtered=self._config.filtered,
                 compared_lsn=proven_lsn,
             )
-            for group in intake.again:
-                await self._compare(fresh, group)
+            await self._compare(fresh, intake.again)
             await self._apply(fresh, intake)
             await fresh.tend()
             proven_lsn = max(proven_lsn, pulled.through_lsn)
         await fresh.sync()
 
-    async def _compare(self, fresh: Target, group: Group) -> None:
-        own, differs_lsn = await compare(fresh, group)
-        if differs_lsn is not None:
-            await self._targets.distrust(differs_lsn)
+    async def _compare(self, fresh: Target, groups: Sequence[Group]) -> None:
+        compared = await compare(fresh, groups)
+        if compared.differs_lsn is not None:
+            await self._targets.distrust(compared.differs_lsn)
             raise UnusableImage(
-                f"the image holds another record under LSN {differs_lsn} than the log"
+                f"the image holds another record under LSN {compared.differs_lsn} than the log"
             )
-        self._metrics.count_compared(own)
+        self._metrics.count_compared(compared)
 
     def _compared_after_lsn(self, image: Image) -> int:
         """Where the log is to be kept from, so that the image can be compared with it."""
@@ -146,6 +145,6 @@ class Bootstrapper:
 
 async def _safe_lsn(own: Target) -> int:
     # What cannot be synced now is pulled again, if need be.
-    with contextlib.suppress(Unavailable, OutcomeUnknown):
+    with contextlib.suppress(Unavailable, OutcomeUnknown, NotSupported):
         await own.sync()
     return own.durable_lsn

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, Refused, Unavailable
+from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, Unavailable
 from headwater.log.replica.errors import Diverged
 from headwater.log.replica.held_copy import HeldCopy
 from headwater.log.replica.kept import Kept, KeptFile
@@ -31,7 +31,6 @@ class Holdings:
         self._replaced: HeldCopy | None = None
         self._keeping = asyncio.Lock()
         """An answer to a pull ahead may bring a newer term while something else is kept."""
-        self._is_closed = False
 
     @classmethod
     async def load(cls, files: KeptFile, targets: Targets) -> Holdings:
@@ -78,14 +77,8 @@ class Holdings:
             )
         return False
 
-    def check_open(self, name: str) -> None:
-        """Raise `Refused` if the folder may be somebody else's by now."""
-        if self._is_closed:
-            raise Refused(f"replica {name!r} is closed: open it again")
-
     async def close(self) -> None:
         """Give the copies back."""
-        self._is_closed = True
         try:
             if self._replaced is not None:
                 await self._replaced.close()

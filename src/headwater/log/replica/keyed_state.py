@@ -15,7 +15,6 @@ A record's key is `_key`; where that is null, `_rid`. One with neither is passed
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import itertools
 import logging
@@ -28,12 +27,14 @@ import pyarrow.compute as pc
 
 from headwater.buffer.records import OPERATION, Operation
 from headwater.core import limits, runtime
-from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
-from headwater.log.record import Group, record_hashes
+from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
+from headwater.log.record import Group
 from headwater.log.record.columns import COLLECTION, REFRESH_RECORDS
+from headwater.log.replica.hashes import hashes_between
 from headwater.log.replica.image import decode_image, encode_image
 from headwater.log.replica.image_store import ImageStore
 from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable, without_views
+from headwater.log.replica.recent import Recent
 from headwater.log.replica.target import Image, Target
 
 _log: Final = logging.getLogger("headwater")
@@ -63,8 +64,7 @@ class KeyedState:
         self._image_records = image_records
         self._imaged_s = runtime.monotonic_s()
         self._next_image_s = 0.0
-        self._recent: collections.deque[Group] = collections.deque()
-        self._recent_bytes = 0
+        self._recent = Recent()
         # Large groups are applied on a thread, and readers are not to see half of one.
         self._mutex = threading.Lock()
         self.records_without_key = 0
@@ -120,7 +120,7 @@ class KeyedState:
                     self._apply(group)
                 else:
                     await runtime.run_blocking(self._apply, group)
-            self._remember(group)
+            self._recent.add(group)
             self._applied_lsn = group.last_lsn
         self._applied_lsn = max(self._applied_lsn, through_lsn)
 
@@ -134,12 +134,9 @@ class KeyedState:
             known = self._began_hashes.slice(begins - known_lsn, ends - begins + 1)
             parts += [pa.nulls(begins - first_lsn, pa.uint64()), known]
             next_lsn = ends + 1
-        for group in self._recent:
-            part = group.between(next_lsn, last_lsn)
-            if part is not None:
-                parts += [pa.nulls(part.first_lsn - next_lsn, pa.uint64()), record_hashes(part)]
-                next_lsn = part.last_lsn + 1
-        parts.append(pa.nulls(last_lsn + 1 - next_lsn, pa.uint64()))
+        if next_lsn <= last_lsn:
+            recent = self._recent.between(next_lsn, last_lsn)
+            parts.append(await hashes_between(recent, next_lsn, last_lsn))
         return pa.concat_arrays(parts)
 
     async def sync(self) -> None:
@@ -159,7 +156,11 @@ class KeyedState:
             await self._images.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
 
     async def tend(self) -> None:
-        """See `Target`: writes an image where one is due. A store that is away is tried later."""
+        """See `Target`: writes an image where one is due.
+
+        A store that is away is tried again soon. Records that no image can hold are no reason to
+        stop: the state is good without one, and its slot keeps the log until that can be written.
+        """
         now_s = runtime.monotonic_s()
         behind = self._applied_lsn - self._durable_lsn
         is_due = behind >= self._image_records or now_s - self._imaged_s >= self._image_interval_s
@@ -168,11 +169,17 @@ class KeyedState:
         try:
             await self.sync()
         except (Unavailable, OutcomeUnknown):
-            self.images_failed += 1
-            self._next_image_s = runtime.monotonic_s() + limits.KEYED_IMAGE_RETRY_S
+            self._try_again_in(limits.KEYED_IMAGE_RETRY_S)
+        except NotSupported as error:
+            _log.warning("a keyed state goes on without an image: %s", error)
+            self._try_again_in(max(self._image_interval_s, limits.KEYED_IMAGE_RETRY_S))
 
     async def close(self) -> None:
         """See `Target`."""
+
+    def _try_again_in(self, pause_s: float) -> None:
+        self.images_failed += 1
+        self._next_image_s = runtime.monotonic_s() + pause_s
 
     def _apply(self, group: Group) -> None:
         lsns = pa.arange(group.first_lsn, group.last_lsn + 1)
@@ -197,12 +204,6 @@ class KeyedState:
         values = record.column(REFRESH_RECORDS).flatten()
         lsn = record.column(LSN)[0].as_py()
         self._tables[collection] = KeyedTable.of_refresh(values, lsn)
-
-    def _remember(self, group: Group) -> None:
-        self._recent.append(group)
-        self._recent_bytes += group.nbytes
-        while len(self._recent) > 1 and self._recent_bytes > limits.REPLICA_RECENT_BYTES:
-            self._recent_bytes -= self._recent.popleft().nbytes
 
     def _encoded(self, lsn: int, last_hashes: list[int]) -> bytes:
         with self._mutex:

@@ -25,8 +25,9 @@ from headwater.core.limits import (
     LOG_TEND_EVERY_S,
     REPLICA_DISTRUST_S,
 )
-from headwater.log.record import Group, record_hashes
+from headwater.log.record import Group
 from headwater.log.replica.archive import LogArchive
+from headwater.log.replica.hashes import hashes_between
 from headwater.log.replica.target import Image, Target
 from headwater.log.spool import Draft, Spool, SpoolConfig, draft_of, draft_of_lost
 
@@ -79,20 +80,15 @@ class LogCopy:
             groups = await self.spool.read_since(
                 next_lsn - 1, max_records=last_lsn - next_lsn + 1, max_bytes=LOG_READ_BYTES
             )
-            found_lsn = min(groups[0].first_lsn, last_lsn + 1) if groups else last_lsn + 1
-            parts.append(pa.nulls(found_lsn - next_lsn, pa.uint64()))
-            next_lsn = found_lsn
-            for group in groups:
-                part = group.between(next_lsn, last_lsn)
-                if part is not None:
-                    parts.append(record_hashes(part))
-                    next_lsn = part.last_lsn + 1
+            found = [part for group in groups if (part := group.between(next_lsn, last_lsn))]
+            reached_lsn = found[-1].last_lsn if found else last_lsn
+            parts.append(await hashes_between(found, next_lsn, reached_lsn))
+            next_lsn = reached_lsn + 1
         return pa.concat_arrays(parts)
 
     async def sync(self) -> None:
         """See `Target`."""
-        if self.durable_lsn < self.applied_lsn:
-            await self.spool.seal()
+        await self.spool.sync()
 
     async def tend(self) -> None:
         """See `Target`. Not after every pull: each time costs a sync of the folder."""
@@ -124,7 +120,7 @@ class LogCopies:
         self._disk = disk or OsDisk()
         self._archive = archive
         self._begun_lsn = 0
-        """Through here the last copy came from the archive."""
+        """Through here the last copy came from the archive, unless it was found to differ."""
         self._distrusted_until_s = -math.inf
 
     def check_filtered(self) -> None:
@@ -174,6 +170,8 @@ class LogCopies:
         also not for what comes before: where the log begins above that, nobody could compare it.
         And no longer: it may be the leader who has other records, and is followed by another."""
         if self._archive is not None and from_lsn <= self._begun_lsn:
+            # Once for each copy: whoever tries again and again to mend it would put that off.
+            self._begun_lsn = 0
             self._distrusted_until_s = runtime.monotonic_s() + REPLICA_DISTRUST_S
             _log.error(
                 "%s holds another record than the log under LSN %s: find out which is right",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import pyarrow as pa
-
 from headwater.core.metrics import Histogram
 from headwater.log.record import Group
+from headwater.log.replica.proof import Compared
 
 
 class ReplicaMetrics:
@@ -43,10 +42,10 @@ class ReplicaMetrics:
         """Of readers with a bookmark that were served."""
         self.reads_sent_elsewhere = 0
 
-    def count_compared(self, own: pa.UInt64Array) -> None:
-        """Records came again that a copy has these hashes of, and were not found to be others."""
-        self.records_not_comparable += own.null_count
-        self.records_compared += len(own) - own.null_count
+    def count_compared(self, compared: Compared) -> None:
+        """Records came again, and were not found to be others."""
+        self.records_not_comparable += compared.unknown
+        self.records_compared += compared.same
 
     def count_applied(self, groups: Sequence[Group]) -> None:
         """These were applied."""

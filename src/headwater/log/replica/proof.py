@@ -11,13 +11,16 @@ where the log begins after the copy's end, and of what the copy no longer knows.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.primary import Registered
-from headwater.log.record import Group, record_hashes
+from headwater.log.record import Group
+from headwater.log.replica.hashes import hashes_between
 from headwater.log.replica.target import Target
 
 
@@ -65,9 +68,34 @@ UNPROVEN = Proof(0, 1)
 """Before the first leader was heard of."""
 
 
-async def compare(target: Target, group: Group) -> tuple[pa.UInt64Array, int | None]:
-    """A copy's own hashes of these records, and the first LSN under which it holds another."""
-    own = await target.hashes(group.first_lsn, group.last_lsn)
-    differs = pc.fill_null(pc.not_equal(own, record_hashes(group)), False)
-    place = pc.index(differs, True).as_py()
-    return own, group.first_lsn + place if place >= 0 else None
+class Compared(NamedTuple):
+    """What a copy knows of records that came again."""
+
+    same: int
+    unknown: int
+    """Records of which it no longer knows what they were."""
+    differs_lsn: int | None
+    """The first LSN under which it holds another."""
+
+
+async def compare(target: Target, groups: Sequence[Group]) -> Compared:
+    """Records that are there already: the same, or the copy is not one."""
+    same = unknown = 0
+    for run in _dense(groups):
+        first_lsn, last_lsn = run[0].first_lsn, run[-1].last_lsn
+        own = await target.hashes(first_lsn, last_lsn)
+        theirs = await hashes_between(run, first_lsn, last_lsn)
+        place = pc.index(pc.fill_null(pc.not_equal(own, theirs), False), True).as_py()
+        if place >= 0:
+            return Compared(same, unknown, first_lsn + place)
+        same += len(own) - own.null_count
+        unknown += own.null_count
+    return Compared(same, unknown, None)
+
+
+def _dense(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """The groups in runs without a gap: there is more than one where records were passed over."""
+    before = itertools.accumulate((len(group) for group in groups), initial=0)
+    placed = zip(groups, before, strict=False)
+    for _, run in itertools.groupby(placed, lambda one: one[0].first_lsn - one[1]):
+        yield [group for group, _ in run]

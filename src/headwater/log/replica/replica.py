@@ -27,38 +27,24 @@ from typing import Final, Self
 from headwater.buffer.layout import check_group_name
 from headwater.core import limits, runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import (
-    Bug,
-    Conflict,
-    Fenced,
-    HeadwaterError,
-    NotFound,
-    OutcomeUnknown,
-    Refused,
-    Unavailable,
-)
+from headwater.core.errors import Bug, HeadwaterError, Refused
 from headwater.core.waiters import Waiters
-from headwater.log.primary import Acknowledgement, Pulled, ReplicationSource
-from headwater.log.record import Group
+from headwater.log.primary import ReplicationSource
 from headwater.log.replica.bookmark import Bookmark
 from headwater.log.replica.bootstrapper import Beginning, Bootstrapper
 from headwater.log.replica.config import ReplicaConfig
-from headwater.log.replica.errors import GoElsewhere, LogGap, UnusableImage
+from headwater.log.replica.errors import GoElsewhere, UnusableImage
+from headwater.log.replica.follower import TRY_AGAIN, Follower
 from headwater.log.replica.holdings import Holdings
-from headwater.log.replica.intake import Intake, take_in
 from headwater.log.replica.kept import KeptFile
 from headwater.log.replica.link import Link
 from headwater.log.replica.metrics import ReplicaMetrics
-from headwater.log.replica.proof import UNPROVEN, Proof, compare
-from headwater.log.replica.pull_ahead import PullAhead
 from headwater.log.replica.retries import Retries
+from headwater.log.replica.sole_work import SoleWork, Work
 from headwater.log.replica.status import ReplicaPhase, ReplicaStatus
 from headwater.log.replica.target import Target, Targets
-from headwater.log.slots import FullRebootstrap
 
 _log: Final = logging.getLogger("headwater")
-_TRY_AGAIN: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conflict, LogGap)
-"""After these a replica registers again; everything else ends it."""
 
 
 class Replica:
@@ -82,17 +68,17 @@ class Replica:
         self._holdings = holdings
         self._held = held
         self._link = Link(name, source, config, self._heed)
-        self._ahead = PullAhead(lambda since_lsn: self._link.pull(since_lsn, wait_s=0.0))
         self._targets = targets
-        self._bootstrapper = Bootstrapper(self._link, targets, config, self.metrics, self._apply)
+        self._follower = Follower(
+            name, self._link, holdings, config, self.metrics, self.readers.tell
+        )
+        self._bootstrapper = Bootstrapper(
+            self._link, targets, config, self.metrics, self._follower.apply
+        )
         self._phase = ReplicaPhase.STOPPED
-        self._current_lsn = 0
-        self._proof = UNPROVEN
-        self._proven_term = 0
-        """Of the last leader in whose log the copy was found again since it was opened."""
-        self._apply_errors_before = 0
         self._retries = Retries(self.metrics, cap_s=config.retry_cap_s)
-        self._running: asyncio.Task[None] | None = None
+        self._work = SoleWork(name)
+        self._closing = asyncio.Lock()
 
     @classmethod
     async def open(
@@ -137,7 +123,7 @@ class Replica:
     @property
     def bookmark(self) -> Bookmark:
         """What whoever reads here now has seen."""
-        return Bookmark(self._proven_term, self.target.applied_lsn)
+        return self._follower.bookmark
 
     @property
     def is_diverged(self) -> bool:
@@ -158,7 +144,7 @@ class Replica:
             self.term,
             applied_lsn,
             self.target.durable_lsn,
-            max(0, self._current_lsn - applied_lsn),
+            max(0, self._follower.current_lsn - applied_lsn),
             self.problem,
         )
 
@@ -184,24 +170,16 @@ class Replica:
         timeout_s = self.config.read_timeout_s if timeout_s is None else timeout_s
         began_s = runtime.monotonic_s()
         await self.readers.wait(
-            lambda: self._shows(bookmark) or self._why_not(bookmark) is not None,
+            lambda: self._follower.shows(bookmark) or self._why_not(bookmark) is not None,
             timeout_s=timeout_s,
         )
-        if self._shows(bookmark):
+        if self._follower.shows(bookmark):
             self.metrics.reads_waited_seconds.observe(runtime.monotonic_s() - began_s)
-            return self.bookmark
+            own = self.bookmark
+            return own if own.term else bookmark
         self.metrics.reads_sent_elsewhere += 1
         why = self._why_not(bookmark) or f"and is not at {bookmark} after {timeout_s:.1f} s"
         raise GoElsewhere.of(self.name, why, bookmark=bookmark, at=self.bookmark)
-
-    def _shows(self, bookmark: Bookmark) -> bool:
-        if self.is_diverged or self.target.applied_lsn < bookmark.lsn:
-            return False
-        if bookmark.term <= self._proven_term:
-            return True
-        # Of a leader with whose log it is still compared, what was found to be the same.
-        is_found = self._proof.proven_lsn(bookmark.lsn) >= bookmark.lsn
-        return self.term >= bookmark.term and is_found
 
     def _why_not(self, bookmark: Bookmark) -> str | None:
         """Why waiting is no use; None if it may be."""
@@ -209,7 +187,7 @@ class Replica:
             return f"and holds other records than the log from LSN {self._holdings.diverged_lsn} on"
         if self._phase is ReplicaPhase.STOPPED:
             return "and stopped"
-        if self._phase is ReplicaPhase.BOOTSTRAPPING and not self._shows(bookmark):
+        if self._phase is ReplicaPhase.BOOTSTRAPPING and not self._follower.shows(bookmark):
             return "and makes a fresh copy"
         return None
 
@@ -225,20 +203,38 @@ class Replica:
         await self.close()
 
     def start(self) -> None:
-        """Follow the log until `close`."""
-        self._holdings.check_open(self.name)
-        if self._running is None or self._running.done():
+        """Follow the log until `close`; one that does already goes on."""
+        if self._work.under_way is not Work.FOLLOW:
+            self._work.begin(Work.FOLLOW, self._run_beside)
             self._set_phase(ReplicaPhase.CONNECTING)
-            self._running = runtime.spawn(self._run_beside(), name=f"replica-{self.name}")
 
     async def run(self) -> None:
         """Follow the log for ever; raises what no further try would mend, as `Diverged`."""
+        await self._work.do(Work.FOLLOW, self._run)
+
+    async def close(self) -> None:
+        """Stop, and give everything back. The copy stays for the next time."""
+        async with self._closing:
+            await self._work.close()
+            self._set_phase(ReplicaPhase.STOPPED)
+            with self._held:
+                await self._holdings.close()
+
+    async def rebootstrap(self) -> None:
+        """Make a copy anew and put it in the place of this one, whatever is wrong with this one.
+
+        For a replica that is not running: one that diverged, above all. `Refused` says why there is
+        nothing to begin from; the copy is as it was then.
+        """
+        await self._work.do(Work.MAKE_ANEW, self._make_anew)
+
+    async def _run(self) -> None:
         try:
             while True:
                 self._set_phase(ReplicaPhase.CONNECTING)
                 try:
                     await self._follow()
-                except _TRY_AGAIN as error:
+                except TRY_AGAIN as error:
                     await self._pause_after(error)
         except Exception as error:
             self.problem = str(error) if isinstance(error, HeadwaterError) else repr(error)
@@ -247,150 +243,30 @@ class Replica:
         finally:
             self._set_phase(ReplicaPhase.STOPPED)
 
-    async def close(self) -> None:
-        """Stop, and give everything back. The copy stays for the next time."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
-            await asyncio.wait((running,))
-        self._set_phase(ReplicaPhase.STOPPED)
-        with self._held:
-            await self._holdings.close()
+    async def _run_beside(self) -> None:
+        # Why it stopped is logged, told by `problem`, and by whatever is asked of the leader.
+        with contextlib.suppress(HeadwaterError):
+            await self._run()
 
-    async def rebootstrap(self) -> None:
-        """Make a copy anew and put it in the place of this one, whatever is wrong with this one.
-
-        For a replica that is not running: one that diverged, above all. `Refused` says why there is
-        nothing to begin from; the copy is as it was then.
-        """
-        if self._phase is not ReplicaPhase.STOPPED:
-            raise Refused(f"replica {self.name!r} is running: close it before it is made anew")
-        self._holdings.check_open(self.name)
+    async def _make_anew(self) -> None:
         try:
-            await self._register()
+            await self._follower.register()
             await self._bootstrap(anew=True)
             self.problem = None
         finally:
             self._set_phase(ReplicaPhase.STOPPED)
 
-    async def _run_beside(self) -> None:
-        # Why it stopped is logged, told by `problem`, and by whatever is asked of the leader.
-        with contextlib.suppress(HeadwaterError):
-            await self.run()
-
     async def _follow(self) -> None:
         self._holdings.check_sound(self.name)
-        if await self._register():
-            await self._bootstrap()
-        try:
-            while True:
-                pulled = await self._pull()
-                if pulled.rebootstrap is None:
-                    self._ahead.begin(pulled)
-                    await self._take(pulled)
-                elif await self._register():
-                    await self._bootstrap()
-                await self.target.tend()
-                await self._acknowledge()
-                self._retries.failures = 0
-                self.problem = self._proof.waits_for(pulled.current_lsn)
-        finally:
-            await self._ahead.drop()
+        while True:
+            if await self._follower.register():
+                await self._bootstrap()
+            self._set_phase(ReplicaPhase.FOLLOWING)
+            await self._follower.follow(self._went_well)
 
-    async def _register(self) -> bool:
-        """Come, or come back; whether a fresh copy is wanted."""
-        told = await self._link.register(self.target.applied_lsn)
-        self.metrics.registrations += 1
-        self._current_lsn = told.current_lsn
-        self._proof = UNPROVEN
-        if isinstance(told.resume, FullRebootstrap):
-            return True
-        self._begin_proof(self.target.applied_lsn)
-        if (problem := self._proof.waits_for(told.current_lsn)) is not None:
-            _log.warning("replica %s: %s", self.name, problem)
-        self._set_phase(ReplicaPhase.FOLLOWING)
-        return False
-
-    def _begin_proof(self, through_lsn: int) -> None:
-        compare_records = self.config.compare_records
-        self._note_proof(Proof.of_copy(self._link.told, through_lsn, compare_records))
-
-    def _note_proof(self, proof: Proof) -> None:
-        self._proof = proof
-        if proof.is_done:
-            self._proven_term = self.term
-        self.readers.tell()
-
-    async def _pull(self) -> Pulled:
-        """What follows the copy; before that, its last records once more, to compare them."""
-        since_lsn = self._proof.proven_lsn(self.target.applied_lsn)
-        began_s = runtime.monotonic_s()
-        due_s = self.target.tend_within_s
-        wait_s = self.config.wait_s if due_s is None else min(self.config.wait_s, due_s)
-        pulled = await self._ahead.take(since_lsn)
-        if pulled is None:
-            pulled = await self._link.pull(since_lsn, wait_s=wait_s)
-        self.metrics.pulls += 1
-        self._current_lsn = pulled.current_lsn
-        if pulled.through_lsn <= since_lsn and pulled.rebootstrap is None:
-            self.metrics.empty_pulls += 1
-            early_s = limits.REPLICA_PULL_GAP_S - (runtime.monotonic_s() - began_s)
-            if early_s > 0:
-                await runtime.sleep(early_s)
-        return pulled
-
-    async def _take(self, pulled: Pulled) -> None:
-        applied_lsn = self.target.applied_lsn
-        intake = take_in(
-            pulled,
-            applied_lsn,
-            filtered=self.config.filtered,
-            compared_lsn=self._proof.proven_lsn(applied_lsn),
-        )
-        for group in intake.again:
-            await self._compare(group)
-        if not self._proof.is_done:
-            self._note_proof(self._proof.reached(pulled.through_lsn))
-        await self._apply(self.target, intake)
-        self.readers.tell()
-
-    async def _apply(self, target: Target, intake: Intake) -> None:
-        """Bring a copy to where an answer ends."""
-        if intake.through_lsn <= target.applied_lsn:
-            return
-        began_s = runtime.monotonic_s()
-        try:
-            await target.apply(intake.fresh, intake.through_lsn)
-        except HeadwaterError:
-            self.metrics.apply_errors += 1
-            raise
-        self.metrics.apply_seconds.observe(runtime.monotonic_s() - began_s)
-        self.metrics.count_applied(intake.fresh)
-
-    async def _compare(self, group: Group) -> None:
-        """Records that are there already: the same, or the copy is not one."""
-        own, differs_lsn = await compare(self.target, group)
-        if differs_lsn is not None:
-            await self._diverge(differs_lsn)
-        self.metrics.count_compared(own)
-
-    async def _diverge(self, lsn: int) -> None:
-        self.metrics.divergences += 1
-        await self._holdings.mark_diverged(lsn)
-        self.readers.tell()
-        with contextlib.suppress(*_TRY_AGAIN):
-            await self._acknowledge()
-        self._holdings.check_sound(self.name)
-
-    async def _acknowledge(self) -> None:
-        """Tell what changed; and from time to time that nothing did."""
-        progress = Acknowledgement(
-            self._proof.proven_lsn(self.target.applied_lsn),
-            self._proof.proven_lsn(self.target.durable_lsn),
-            apply_error_count=self.metrics.apply_errors - self._apply_errors_before,
-            divergence_count=int(self.is_diverged),
-        )
-        self.metrics.acknowledgements += await self._link.acknowledge(progress)
+    def _went_well(self, waits_for: str | None) -> None:
+        self._retries.failures = 0
+        self.problem = waits_for
 
     async def _pause_after(self, error: HeadwaterError) -> None:
         self.problem = str(error)
@@ -409,22 +285,22 @@ class Replica:
         is_good = not self.is_diverged and self._link.reaches(self.target.applied_lsn)
         beginning = await self._begin(self.target if is_good and not anew else None)
         if beginning.kind == "own":
-            self._begin_proof(self.target.applied_lsn)
-        await self._link.complete_bootstrap(self._proof.proven_lsn(self.target.durable_lsn))
+            self._follower.begin_proof()
+        await self._follower.complete_bootstrap()
         self.metrics.bootstraps[beginning.kind] += 1
-        self._set_phase(ReplicaPhase.FOLLOWING)
 
     async def _begin(self, own: Target | None) -> Beginning:
         """Go on with what is there, or make a copy from the best beginning that turns out good."""
         for tries_left in reversed(range(limits.REPLICA_BEGINNINGS_MAX)):
             try:
                 beginning = await self._bootstrapper.begin(own)
-                if beginning.kind != "own":
-                    await self._replace_copy(beginning)
-                return beginning
             except Refused:
                 self.metrics.bootstraps_refused += 1
                 raise
+            try:
+                if beginning.kind != "own":
+                    await self._replace_copy(beginning)
+                return beginning
             except UnusableImage as error:
                 if not tries_left:
                     raise
@@ -442,9 +318,7 @@ class Replica:
             await self._bootstrapper.fill(fresh, beginning, through_lsn)
 
         await self._holdings.replace(begin, fill)
-        self._apply_errors_before = self.metrics.apply_errors
-        # What it began from was compared, and the rest is this leader's own.
-        self._note_proof(Proof(self.target.applied_lsn, self.target.applied_lsn))
+        self._follower.begin_proven()
 
     # Inside
 

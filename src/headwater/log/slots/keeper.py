@@ -148,12 +148,14 @@ class SlotKeeper:
     async def _run(self) -> None:
         while self.failure is None:
             await runtime.sleep(self._write_interval_s)
-            # What can pass is tried again at the next turn; what cannot is in `failure`.
-            with contextlib.suppress(HeadwaterError):
-                if self._is_old():
-                    await self.refresh()
-                else:
-                    await self.settle()
+            try:
+                # What can pass is tried again at the next turn; what cannot is in `failure`.
+                with contextlib.suppress(HeadwaterError):
+                    await (self.refresh() if self._is_old() else self.settle())
+            except Exception:
+                # Were this to end, nothing would be stored any more, and so nothing pruned.
+                self.writes_failed += 1
+                _log.exception("slots were not written, and will be")
 
     def _is_old(self) -> bool:
         return runtime.monotonic_s() - self._last_write_s >= limits.SLOT_LOOK_S

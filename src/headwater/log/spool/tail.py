@@ -11,9 +11,6 @@ from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
 from headwater.log.spool.taking import Taking
 
-# Measured: what a group of one small record takes, beyond its records.
-_GROUP_COST_BYTES: Final = 1_700
-_COLUMN_COST_BYTES: Final = 850
 _DROPPED: Final = Group(0, 0, 0, NO_RECORDS, 0, "no longer held")
 """Stands where a group stood, whose memory is free at once."""
 
@@ -47,7 +44,7 @@ class Tail:
                 self._groups.append(group)
                 self._lasts.append(group.last_lsn)
                 self._next_lsn = group.last_lsn + 1
-                self._size_bytes += _cost_bytes(group)
+                self._size_bytes += group.cost_bytes
             while self._size_bytes > self._max_bytes and self._gone < len(self._groups):
                 self._drop_first()
             self._compact()
@@ -83,7 +80,7 @@ class Tail:
         return True
 
     def _drop_first(self) -> None:
-        self._size_bytes -= _cost_bytes(self._groups[self._gone])
+        self._size_bytes -= self._groups[self._gone].cost_bytes
         self._groups[self._gone] = _DROPPED
         self._gone += 1
 
@@ -91,9 +88,3 @@ class Tail:
         if 2 * self._gone > len(self._groups):
             del self._groups[: self._gone], self._lasts[: self._gone]
             self._gone = 0
-
-
-def _cost_bytes(group: Group) -> int:
-    """What it takes in memory: of many small groups, that is far more than their records."""
-    columns = int(group.records.num_columns)
-    return group.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * columns
