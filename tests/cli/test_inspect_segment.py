@@ -30,7 +30,7 @@ def told(path: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def written(folder: Path, data: bytes, name: str = "a segment") -> Path:
+def written(folder: Path, data: bytes | bytearray, name: str = "a segment") -> Path:
     (folder / name).write_bytes(data)
     return folder / name
 

@@ -22,6 +22,7 @@ from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.store import STALL_S
 from headwater.tier import SegmentState
 from headwater.tier.cache import dump_all
+from headwater.tier.errors import NotReady
 from headwater.tier.jobs import Finding, Kind, Leader, LedPartition, Tiering, TierManager
 from tests.torture.surroundings import SKEWS_MS
 from tests.torture.tier_stack_world import StackWorld
@@ -112,7 +113,11 @@ class History:
             except HeadwaterError:
                 continue
             taken_ms = world.true_ms()
-            for piece in metadata.cover(start.first_lsn if start else 0, 1 << 40):
+            try:
+                taken = metadata.cover(start.first_lsn if start else 0, 1 << 40)
+            except NotReady:
+                continue
+            for piece in taken:
                 await world.idle(300.0)
                 if self._is_too_late(taken_ms):
                     break
@@ -132,7 +137,7 @@ class History:
     def _lead(self) -> LeaderLife:
         """A new leader; the one before it may be dead, or not know yet."""
         world = self.world
-        if world.leaders and (world.network.calm or self.random.random() < 0.5):
+        if world.leaders and (world.network.calm or world.one_disk or self.random.random() < 0.5):
             for before in world.leaders:
                 before.process.kill()
         world.epochs += 1
@@ -178,31 +183,37 @@ class History:
             while not world.over:
                 await manager.run_once()
                 world.truth.check_nothing_is_lost()
-                if manager.leads:
-                    world.acknowledge(life, led.tiered_lsn())
-                if self.random.random() < 0.05:
-                    await self._scrub(manager)
+                with contextlib.suppress(NotReady):
+                    if manager.leads:
+                        world.acknowledge(life, led.tiered_lsn())
+                if self.random.random() < 0.05 and not life.scrubbing:
+                    life.scrubbing = True
+                    life.process.spawn(self._scrub(life, manager), name="scrub")
                 self._operate(manager)
                 await runtime.sleep(world.config.interval_s)
         world.check(life.epoch < world.epochs or world.over, "the newest leader was fenced")
 
     def _operate(self, manager: TierManager) -> None:
-        """Somebody stops tiering for a while, and turns it on again."""
+        """Somebody stops tiering for a while or gives it up, and turns it on again."""
         world = self.world
         stopped = not world.network.calm and world.whims.random() < 0.2
         tiering = Tiering.KEEP if stopped else Tiering.ON
+        if stopped and world.one_disk:
+            tiering = world.whims.choice((Tiering.KEEP, Tiering.DELETE))
         manager.configure(replace(world.config, tiering=tiering))
 
-    async def _scrub(self, manager: TierManager) -> None:
+    async def _scrub(self, life: LeaderLife, manager: TierManager) -> None:
         """Nothing that was promised is ever missing, also while others work."""
-        with contextlib.suppress(Unavailable, OutcomeUnknown):
+        with contextlib.suppress(Unavailable, OutcomeUnknown, Fenced):
             scrubbed = await manager.scrub(mend=True)
             wrong = [one for one in scrubbed.findings if not self._is_unknown(one)]
             self.world.check(not wrong, f"a scrub found {wrong}")
+        life.scrubbing = False
 
     def _is_unknown(self, found: Finding) -> bool:
         """Whether a finding says no more than that somebody could not look or act for a while."""
-        return found.mended or found.kind in (Kind.UNKNOWN, Kind.ORPHAN)
+        late = (Kind.UNKNOWN, Kind.ORPHAN, Kind.UNCLAIMED)
+        return found.mended or found.kind in late or "not mended" in found.detail
 
     async def _all_is_remote(self, last: LeaderLife) -> None:
         await self._until(
@@ -244,14 +255,20 @@ class History:
         )
 
     async def _what_is_gone_comes_back(self, last: LeaderLife) -> None:
-        """An object vanishes that the local log still has the records of: a scrub mends that."""
+        """An object is gone or damaged that the local log has the records of: a scrub mends that.
+
+        The local log may have them under an older term than the object had.
+        """
         world, manager = self.world, last.manager
         assert manager is not None
         read = manager.led.metadata.cover(last.wal.oldest_lsn(), 1 << 40)
         kept = [one.segment for one in read if one.segment.start_offset >= last.wal.oldest_lsn()]
         if not kept:
             return
-        await MemoryBackend.delete(world.objects, world.segment_key(kept[0].segment_id))
+        key = world.segment_key(world.whims.choice(kept).segment_id)
+        await MemoryBackend.delete(world.objects, key)
+        if world.whims.random() < 0.5:
+            await MemoryBackend.put(world.objects, key, b"[]")
         scrubbed = await manager.scrub(mend=True)
         world.check(scrubbed.is_clean, f"it was not mended: {scrubbed.findings}")
         for piece in manager.led.metadata.cover(0, 1 << 40):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -50,7 +51,8 @@ from tests.tier.jobs.plain_storage import (
     segment_uuid,
 )
 from tests.tier.jobs.sealed_wal import SealedWal
-from tests.torture.surroundings import EchoingStore, require
+from tests.torture.surroundings import require
+from tests.torture.tier_locks import LockingStore
 
 PARTITION: Final = TopicIdPartition(uuid.UUID(int=77), "orders", 0)
 IMPATIENT: Final = RetryPolicy(attempts=3, deadline_s=40, attempt_timeout_s=10)
@@ -68,6 +70,7 @@ class LeaderLife:
         self.wal = wal
         self.process = process
         self.manager: TierManager | None = None
+        self.scrubbing = False
 
 
 class WatchedObjects(MemoryBackend):
@@ -159,6 +162,7 @@ class Truth:
             self.segments[segment_id] = before.with_update(event)
         if event.state is SegmentState.COPY_FINISHED:
             self.check_object(self.segments[segment_id])
+            self._check_lineage(self.segments[segment_id])
         if before.state is SegmentState.COPY_FINISHED:
             self._unlisted_ms[segment_id] = self.world.true_ms()
 
@@ -174,6 +178,13 @@ class Truth:
                 self.check(highest is not None and highest >= before, "the highest offset fell")
             if highest is not None:
                 self._highest[epoch] = highest
+
+    def _check_lineage(self, segment: SegmentMetadata) -> None:
+        """Past the start of its next epoch, a segment is not found under an epoch."""
+        for (epoch, _), (_, next_start) in pairwise(segment.epochs):
+            found = self.cache.segment_at(PARTITION, epoch, next_start)
+            wrong = found is not None and found.segment_id == segment.segment_id
+            self.check(not wrong, f"{next_start} is found in {segment} under epoch {epoch}")
 
     def stored(self, segment_id: uuid.UUID) -> None:
         known = segment_id in self._began
@@ -208,7 +219,8 @@ class Truth:
             return
         first_lsn = self.log_start.first_lsn
         ends = {life.wal.oldest_lsn() for life in self.world.leaders if life.process.alive}
-        ends.add(self.world.buffer_floor_lsn + 1)
+        if not self.world.one_disk:  # there, the disk may be all that has it
+            ends.add(self.world.buffer_floor_lsn + 1)
         for end_lsn in sorted(ends):
             pieces = self.cache.cover(PARTITION, first_lsn, end_lsn)
             lost = gaps(pieces, first_lsn, end_lsn)
@@ -239,12 +251,14 @@ class World:
         self.truth = Truth(self)
         self.objects = WatchedObjects(self)
         self.log = WatchedLog(self)
-        self.network = EchoingStore(
+        self.network = LockingStore(
             self.objects,
             Faults.swarm(simulation.stream("rates")),
             simulation.stream("faults"),
             echo=self.random.choice((0.0, 0.0, 0.3)),
             echo_after_s=300.0,
+            locks=simulation.stream("locks"),
+            is_segment=lambda key: self.segment_of(key) is not None,
             record=simulation.record,
             spawn=simulation.spawn,
         )
@@ -263,6 +277,8 @@ class World:
         self.reading = True
         self.over = False
         self.whims = simulation.stream("whims")
+        self.one_disk = self.whims.random() < 0.2
+        """Leaders hand one disk on, and somebody may give up what is remote."""
         self.config = self._draw_config()
 
     def _draw_config(self) -> TierConfig:
@@ -277,7 +293,7 @@ class World:
             merge_target_bytes=2_000,
             merge_segments=choice((2, 4)),
             bytes_per_s=choice((-1, 500)),
-            orphan_grace_ms=DELAY_MS,
+            orphan_grace_ms=self.whims.choice((0, DELAY_MS)),
             interval_s=choice((60.0, 200.0)),
             retry_cap_s=120.0,
         )
@@ -344,9 +360,10 @@ class World:
         held = [life.wal for life in self.leaders if life.process.alive]
         free = [life.wal for life in self.leaders if life.wal not in held]
         fitting = [wal for wal in free if wal.current_lsn() >= self.buffer_floor_lsn]
-        if fitting and self.random.random() < 0.5:
-            fitting[-1].seal()
-            return fitting[-1]
+        if fitting and (self.one_disk or self.random.random() < 0.5):
+            wal = fitting[-1] if self.one_disk else self.whims.choice(fitting)
+            wal.seal()
+            return wal
         return SealedWal(first_lsn=self.buffer_floor_lsn + 1)
 
     def acknowledge(self, life: LeaderLife, lsn: int) -> None:

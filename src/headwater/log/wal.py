@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headwater.log.record.group import Group
 
@@ -21,6 +21,14 @@ class Pruned:
     """No LSN at or below is read any more."""
     segments: int
     """Whole segments that were dropped."""
+    size_bytes: int
+
+
+class SealedRange(NamedTuple):
+    """A part of a log that is written to no longer."""
+
+    first_lsn: int
+    last_lsn: int
     size_bytes: int
 
 

@@ -23,6 +23,7 @@ from headwater.tier import (
     encode_event,
 )
 from headwater.tier.cache import PartitionCache
+from headwater.tier.errors import NotReady
 from headwater.tier.eventlog import InProcessEventLog
 
 
@@ -36,13 +37,16 @@ class LineFaults:
     lose_request: float = 0.0
     late: float = 0.0
     """The client is told nothing; the event lands later, unless another one took its place."""
+    unready: float = 0.0
+    """What is asked is not known for a moment."""
 
     @classmethod
     def swarm(cls, rates: random.Random) -> LineFaults:
         def rate() -> float:
             return rates.choice((0.0, 0.0, 0.02, 0.2))
 
-        return cls(rate(), rate(), rate(), rate())
+        unready = rates.choice((0.0, 0.0, 0.02))
+        return cls(rate(), rate(), rate(), rate(), unready)
 
 
 class FollowedPartition:
@@ -94,9 +98,11 @@ class FollowedPartition:
         return verdict
 
     def segments(self) -> list[SegmentMetadata]:
+        self._check_ready()
         return self.cache.segments(self._partition)
 
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
+        self._check_ready()
         return self.cache.cover(self._partition, first_lsn, end_lsn)
 
     def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
@@ -114,6 +120,7 @@ class FollowedPartition:
         return self._known().cover_part(first_lsn, end_lsn, most_segments)
 
     def delete_state(self) -> PartitionDeleteState | None:
+        self._check_ready()
         return self.cache.delete_state(self._partition)
 
     def follow(self) -> None:
@@ -126,7 +133,12 @@ class FollowedPartition:
             self._verdicts.append(outcome)
 
     def _known(self) -> PartitionCache:
+        self._check_ready()
         return self.cache.partition(self._partition) or PartitionCache(self._partition)
+
+    def _check_ready(self) -> None:
+        if self._strikes("unready"):
+            raise NotReady("what is known is not all", partition=0)
 
     async def _land_late(self, payload: bytes, publisher_epoch: int, place: int) -> None:
         await runtime.sleep(self._chance.choice((1.0, 100.0, 10_000.0)) * self._chance.random())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.log.wal import Pruned
+from headwater.log.wal import Pruned, SealedRange
 from headwater.testing import MemoryWal
-from headwater.tier.jobs.contract import SealedRange
 
 
 class SealedWal(MemoryWal):

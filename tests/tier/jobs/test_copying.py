@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
+from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.tier import SegmentState
 from headwater.tier.errors import NotOneSegment
 from tests.tier.jobs.followed import LineFaults
@@ -92,7 +92,7 @@ def test_a_copy_that_a_dead_leader_began_is_removed_by_the_next() -> None:
         dead = place.lead().write(3)
         await dead.led.begin()
         prepared = await dead.storage.prepare(1, 3, dead.led.local_groups(1, 3))
-        await dead.led.publisher.started(prepared)
+        await dead.led.voice.started(prepared)
         await dead.storage.copy(prepared)
 
         led = await place.lead(2).round()
@@ -128,7 +128,7 @@ def test_an_older_leader_cannot_take_back_what_the_new_one_counts_on() -> None:
         await new.led.begin()
 
         with pytest.raises(Fenced):
-            await stale.led.publisher.unlist(stale.metadata.segments()[0])
+            await stale.led.voice.unlist(stale.metadata.segments()[0])
 
         new.metadata.follow()
         assert new.covered() == [range(1, 4)]
@@ -220,3 +220,9 @@ def test_a_sealed_part_that_cannot_be_one_segment_becomes_several_and_holds_up_n
         assert led.covered() == [range(1, 4), range(4, 7), range(7, 9), range(9, 11)]
 
     in_time(main)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 31, (1 << 64) - 1])
+def test_an_epoch_that_no_segment_could_have_speaks_for_nobody(epoch: int) -> None:
+    with pytest.raises(Refused, match="31 bits"):
+        Place().lead(epoch)

@@ -12,6 +12,7 @@ from headwater.core.errors import Unavailable
 from headwater.tier import PartitionDeleteState, SegmentState
 from headwater.tier.errors import NotReady
 from headwater.tier.jobs import TierConfig, Tiering
+from tests.tier.jobs.followed import LineFaults
 from tests.tier.jobs.given import Led, Place, in_time
 
 DELETING, FINISHED = SegmentState.DELETE_STARTED, SegmentState.COPY_FINISHED
@@ -78,7 +79,7 @@ def test_the_next_leader_takes_up_a_deletion_at_every_step(events: int) -> None:
 def test_a_deletion_that_somebody_marked_is_carried_out_by_the_leader() -> None:
     async def main() -> None:
         led = await Place().lead().write(3).round()
-        await led.led.publisher.partition_deletion(PartitionDeleteState.MARKED)
+        await led.led.voice.partition_deletion(PartitionDeleteState.MARKED)
 
         await led.round()
 
@@ -192,3 +193,28 @@ def not_ready(led: Led) -> Iterator[None]:
         for name in ("delete_state", "cover"):
             patched.setattr(led.metadata, name, refuse)
         yield
+
+
+def test_what_may_have_been_unlisted_does_not_count_as_remote() -> None:
+    async def main() -> None:
+        led = (
+            await Place()
+            .lead(merge_below_bytes=0, local_retention_bytes=1 << 30)
+            .write(5, 5)
+            .round()
+        )
+        led.manager.configure(TierConfig(tiering=Tiering.DELETE))
+        faults = LineFaults(lose_answer=1.0)
+        led.metadata._faults = lambda: faults
+        await led.manager.run_once()
+        assert "OutcomeUnknown" in led.manager.problems["give up remote"]
+
+        assert led.led.tiered_lsn() == 0
+        faults = LineFaults()
+        led.manager.configure(TierConfig(merge_below_bytes=0))
+        await led.round()
+
+        assert led.covered() == [range(1, 6), range(6, 11)]
+        assert led.wal.oldest_lsn() == 11
+
+    in_time(main)

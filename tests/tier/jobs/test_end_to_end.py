@@ -19,7 +19,6 @@ from headwater.tier.jobs import (
     LogStartRegister,
     ManagedPartition,
     ParquetSegments,
-    SpoolLog,
     TierConfig,
     TierManager,
 )
@@ -36,7 +35,7 @@ async def led_by(
         Leader(ORDERS, epoch, 1, committed_lsn=spool.current_lsn, slot_floor_lsn=spool.current_lsn),
         metadata=ManagedPartition(manager, ORDERS),
         storage=ParquetSegments(store, ORDERS, sequences=lambda first, last: (first, last)),
-        local=SpoolLog(spool),
+        local=spool,
         log_start=LogStartRegister(store, ORDERS),
         config=config,
     )

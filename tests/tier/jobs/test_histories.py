@@ -16,21 +16,29 @@ from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
 from headwater.testing.sim_errors import LimitReached, UnhandledFailure
 from headwater.tier import SegmentMetadata
+from headwater.tier.cache import PartitionCache
+from headwater.tier.cache.epoch_index import EpochIndex
 from headwater.tier.jobs import (
     Tiering,
     copying,
     merging,
     removal,
     retention,
+    scrub,
     tier_manager,
 )
+from headwater.tier.jobs.leader_voice import LeaderVoice
 from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.jobs.publisher import Publisher
+from headwater.tier.jobs.scrub import Scrubbed
 from headwater.tier.jobs.walking import END_LSN
 from tests.torture.tier_scenarios import SCENARIOS, tier_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
-BEGIN_AT = {"epoch-begins-in-silence": 15}
+BEGIN_AT = {
+    "epoch-begins-in-silence": 15,
+    "scrub-lists-last": 45,
+    "unlisted-counts-as-tiered": 50,
+}
 """Where a bug shows only in few histories, one of them."""
 CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
@@ -38,8 +46,8 @@ CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 async def says_so_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> int:
     """Tells that a copy is there before it is."""
     prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups)
-    await led.publisher.started(prepared)
-    await led.publisher.finished(prepared)
+    await led.voice.started(prepared)
+    await led.voice.finished(prepared)
     await led.storage.copy(prepared)
     return prepared.size_bytes
 
@@ -48,8 +56,8 @@ async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) 
     """Stores a copy of which nobody knows."""
     prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups)
     await led.storage.copy(prepared)
-    await led.publisher.started(prepared)
-    await led.publisher.finished(prepared)
+    await led.voice.started(prepared)
+    await led.voice.finished(prepared)
     return prepared.size_bytes
 
 
@@ -58,13 +66,13 @@ async def removes_first(led: LedPartition) -> None:
     for segment in led.metadata.segments():
         if segment.end_offset < led.first_lsn and segment.state == 1:
             await led.storage.delete(segment.segment_id)
-            await led.publisher.unlist(segment)
+            await led.voice.unlist(segment)
 
 
 async def abandons_first(led: LedPartition, segment_id: Any) -> None:
     """Removes what somebody began, whoever that was."""
     await led.storage.delete(segment_id)
-    await led.publisher.unlist_copy(segment_id)
+    await led.voice.unlist_copy(segment_id)
 
 
 async def moves_the_start_last(led: LedPartition) -> None:
@@ -103,16 +111,16 @@ def counts_over_gaps(self: LedPartition) -> int:
     return max([self.first_lsn - 1, *(piece.lsns.stop - 1 for piece in pieces), *started])
 
 
-async def does_not_begin(self: Publisher) -> None:
+async def does_not_begin(self: LeaderVoice) -> None:
     """Looks at what older leaders said, and does not keep them from saying more."""
 
 
-async def takes_unknown_for_failed(self: Publisher) -> None:
+async def takes_unknown_for_failed(self: LeaderVoice) -> None:
     """Forgets an event of which it does not know whether it landed."""
     self._unsettled = None
 
 
-async def goes_on(self: Publisher, event: Any) -> None:
+async def goes_on(self: LeaderVoice, event: Any) -> None:
     """Does not listen when it is told that its epoch is over."""
     self._unsettled = event
     with contextlib.suppress(Fenced):
@@ -140,7 +148,7 @@ async def unlists_the_merged_first(led: LedPartition) -> None:
     run = await merging.next_run(led)
     if run is not None:
         for piece in run:
-            await led.publisher.unlist(piece.segment)
+            await led.voice.unlist(piece.segment)
         lsns = range(run[0].lsns.start, run[-1].lsns.stop)
         await copying.copy_range(led, lsns, _groups(led, run), about_bytes=0)
 
@@ -156,10 +164,10 @@ async def merges_with_a_gap(led: LedPartition) -> None:
         )
         whole_lsns = range(lsns.start, run[-1].lsns.stop)
         whole = msgspec.structs.replace(began, end_offset=run[-1].lsns.stop - 1)
-        await led.publisher._publish(whole)
+        await led.voice._publish(whole)
         await led.storage.copy(prepared)
         led.will_be_read(whole_lsns)
-        await led.publisher.finished(prepared)
+        await led.voice.finished(prepared)
     await merging.unlist_replaced(led)
 
 
@@ -171,7 +179,39 @@ async def merges_and_overlooks(led: LedPartition) -> None:
         cut = _cut(_groups(led, run), lsns.stop - 1)
         await copying.copy_range(led, lsns, cut, about_bytes=0)
         for piece in run:
-            await led.publisher.unlist(piece.segment)
+            await led.voice.unlist(piece.segment)
+
+
+async def counts_what_it_unlists(self: LedPartition, segment: SegmentMetadata) -> None:
+    """Takes for remote what it has just unlisted, until it is known that this landed."""
+    before = self._tiered_lsn
+    await _unlist(self, segment)
+    self._tiered_lsn = before
+
+
+async def lists_last(metadata: Any, storage: Any, log_start: Any, **how: Any) -> Scrubbed:
+    """Reads the events first, and lists the objects afterwards."""
+    await metadata.refresh()
+    known = metadata.segments()
+    await runtime.sleep(60.0)
+    view = mock.Mock(wraps=metadata, segments=lambda: known)
+    return await _look(view, storage, log_start, **how)
+
+
+def finds_beyond_the_lineage(self: PartitionCache, epoch: int, offset: int) -> Any:
+    """Does not bound what it finds by where the next epoch begins."""
+    index = self.epochs.get(epoch)
+    found = index.floor(offset) if index is not None else None
+    if found is None or offset > self.table.end[found[1]]:
+        return None
+    return self.table.metadata(found[1])
+
+
+def forgets_the_highest(self: EpochIndex, start: int, row: int) -> None:
+    """Lets the highest offset of an epoch fall with what is deleted."""
+    _deleting(self, start, row)
+    last = self._referenced.last()
+    self.highest_offset = None if last is None else last[0]
 
 
 async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Group]:
@@ -181,6 +221,7 @@ async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Gro
             yield part
 
 
+_look, _unlist, _deleting = scrub.look, LedPartition.unlist, EpochIndex.deleting
 _expire_remote, _groups = retention.expire_remote, merging.groups_of
 JOBS = tier_manager._JOBS[Tiering.ON]
 
@@ -193,15 +234,19 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "retention-past-the-slots": (JOBS, "expire remote", heeds_no_slot),
     "local-expiry-of-the-committed": (JOBS, "expire local", drops_what_was_committed),
     "tiered-over-gaps": (LedPartition, "tiered_lsn", counts_over_gaps),
-    "epoch-begins-in-silence": (Publisher, "begin", does_not_begin),
-    "unknown-is-failed": (Publisher, "settle", takes_unknown_for_failed),
-    "stale-leader-goes-on": (Publisher, "_say", goes_on),
+    "epoch-begins-in-silence": (LeaderVoice, "begin", does_not_begin),
+    "unknown-is-failed": (LeaderVoice, "settle", takes_unknown_for_failed),
+    "stale-leader-goes-on": (LeaderVoice, "_say", goes_on),
     "delay-by-the-event": (removal, "is_due", believes_the_event),
     "delay-by-ones-own-clock": (LedPartition, "store_ms", believes_its_clock),
     "no-delay": (removal, "is_due", never_waits),
     "merged-unlisted-first": (JOBS, "merge", unlists_the_merged_first),
     "merged-with-a-gap": (JOBS, "merge", merges_with_a_gap),
     "merged-and-overlooked": (JOBS, "merge", merges_and_overlooks),
+    "unlisted-counts-as-tiered": (LedPartition, "unlist", counts_what_it_unlists),
+    "scrub-lists-last": (tier_manager, "look", lists_last),
+    "look-up-beyond-the-lineage": (PartitionCache, "segment_at", finds_beyond_the_lineage),
+    "highest-offset-falls": (EpochIndex, "deleting", forgets_the_highest),
 }
 
 

@@ -91,9 +91,9 @@ def test_what_an_older_leader_copied_as_well_is_unlisted() -> None:
         led = place.lead(2, wal=SealedWal()).write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(1, 6, led.led.local_groups(1, 6))
-        await led.led.publisher.started(prepared)
+        await led.led.voice.started(prepared)
         await led.storage.copy(prepared)
-        await led.led.publisher.finished(prepared)
+        await led.led.voice.finished(prepared)
 
         await led.round()
 
@@ -110,9 +110,9 @@ def test_a_segment_that_is_still_read_in_part_stays() -> None:
         led = place.lead(2, wal=SealedWal()).write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(4, 6, led.led.local_groups(4, 6))
-        await led.led.publisher.started(prepared)
+        await led.led.voice.started(prepared)
         await led.storage.copy(prepared)
-        await led.led.publisher.finished(prepared)
+        await led.led.voice.finished(prepared)
 
         await led.round()
 
@@ -130,9 +130,9 @@ def test_epochs_that_fall_are_not_merged() -> None:
         led.write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(3, 4, led.led.local_groups(3, 4))
-        await led.led.publisher.started(prepared)
+        await led.led.voice.started(prepared)
         await led.storage.copy(prepared)
-        await led.led.publisher.finished(prepared)
+        await led.led.voice.finished(prepared)
 
         await led.round()
 

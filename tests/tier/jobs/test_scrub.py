@@ -86,9 +86,9 @@ def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
         led = await tiered(3, local_retention_bytes=0)
         [older] = led.metadata.segments()
         prepared = await led.storage.prepare(1, 3, led.storage.fetch(older, 1, 4))
-        await led.led.publisher.started(prepared)
+        await led.led.voice.started(prepared)
         await led.storage.copy(prepared)
-        await led.led.publisher.finished(prepared)
+        await led.led.voice.finished(prepared)
         await led.place.backend.delete(plain_key(older.segment_id))
 
         assert (await led.manager.scrub(mend=True)).is_clean
@@ -100,7 +100,7 @@ def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
 def test_a_gap_is_told_and_filled() -> None:
     async def main() -> None:
         led = await tiered(3, 3, 3)
-        await led.led.publisher.unlist(led.metadata.segments()[1])
+        await led.led.voice.unlist(led.metadata.segments()[1])
         found = (await led.manager.scrub(mend=False)).findings
         assert [(one.kind, one.lsns) for one in found] == [(Kind.GAP, range(4, 7))]
 
@@ -180,7 +180,7 @@ class Trickling(PlainStorage):
 
     async def objects(self):  # type: ignore[no-untyped-def]
         prepared = await self.prepare(4, 6, self.led.led.local_groups(4, 6))
-        await self.led.led.publisher.started(prepared)
+        await self.led.led.voice.started(prepared)
         await self.copy(prepared)
         async for found in super().objects():
             yield found
@@ -371,5 +371,24 @@ def test_the_log_is_copied_while_a_scrub_reads() -> None:
 
         assert (await led.manager.scrub(mend=True)).findings == ()
         assert led.covered() == [range(1, 4), range(4, 7)]
+
+    in_time(main)
+
+
+def test_what_expires_while_the_rest_is_looked_at_is_no_gap() -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(3, 3, 3).round()
+        last_bytes = led.metadata.segments()[2].size_bytes
+
+        async def goes() -> None:
+            retained = TierConfig(
+                merge_below_bytes=0, retention_bytes=last_bytes, delete_delay_ms=0
+            )
+            led.manager.configure(retained)
+            await led.round()
+            await led.round()
+            assert led.covered() == [range(7, 10)]
+
+        assert (await outside(led, goes)).findings == ()
 
     in_time(main)

@@ -9,6 +9,7 @@ import pytest
 
 from headwater.core.errors import Denied, HeadwaterError, Unavailable
 from headwater.tier import SegmentId, SegmentState
+from headwater.tier.errors import NotReady
 from headwater.tier.jobs import TierConfig
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import plain_key
@@ -132,5 +133,53 @@ def test_a_partition_goes_but_for_what_cannot_be_removed_and_that_later() -> Non
         locks.locked.clear()
         assert await led.manager.delete_partition()
         assert led.place.object_names() == set()
+
+    in_time(main)
+
+
+def test_what_was_done_is_counted_also_of_a_job_that_did_not_come_to_its_end() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0).write(3, 3, 3)
+        led.wal.append(2, term=1)
+        copy, metrics = led.storage.copy, led.manager.metrics
+
+        async def third_time_unlucky(prepared: Any) -> None:
+            if metrics.copied_segments == 2:
+                raise Denied("the quota is used up")
+            await copy(prepared)
+
+        led.storage.copy = third_time_unlucky
+        await led.manager.run_once()
+
+        assert (metrics.copied_segments, metrics.failures["copy"]) == (2, 1)
+        assert metrics.copied_bytes == sum(
+            one.size_bytes for one in led.metadata.segments() if one.state is FINISHED
+        )
+        assert (metrics.lag_lsns, metrics.dropped_lsns) == (5, 6)
+        assert "copy" not in metrics.succeeded_ms
+        assert "expire local" in metrics.succeeded_ms
+
+    in_time(main)
+
+
+def test_metadata_that_are_never_ready_are_not_asked_all_the_time() -> None:
+    async def main() -> None:
+        led = Place().lead(merge_below_bytes=0, interval_s=10.0, retry_cap_s=300.0)
+        await led.write(3).round()
+        questions = 0
+
+        def never(*how: Any) -> Any:
+            nonlocal questions
+            questions += 1
+            raise NotReady("not yet", partition=0)
+
+        running = asyncio.ensure_future(led.manager.run())
+        for asked in ("unfinished", "cover", "delete_state"):
+            setattr(led.metadata, asked, never)
+            await asyncio.sleep(1200.0)
+
+        assert led.manager.problems.keys() >= {"clean up", "copy", "choose jobs"}
+        assert questions <= 3 * 3600 / 10
+        running.cancel()
 
     in_time(main)

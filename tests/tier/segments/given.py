@@ -82,7 +82,7 @@ def encoded(
     return encoder.finish()
 
 
-def decoded(data: bytes, first_lsn: int = 0, end_lsn: int = 1 << 62) -> list[Group]:
+def decoded(data: bytes | bytearray, first_lsn: int = 0, end_lsn: int = 1 << 62) -> list[Group]:
     """What the bytes of a segment hold."""
     view = memoryview(data)
     index = read_index(view, len(view))

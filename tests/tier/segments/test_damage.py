@@ -36,7 +36,7 @@ SEGMENT = encoded(GROUPS)
 RECORDS = by_lsn(GROUPS)
 
 
-async def stored(data: bytes, segment: EncodedSegment = SEGMENT) -> ObjectStorage:
+async def stored(data: bytes | bytearray, segment: EncodedSegment = SEGMENT) -> ObjectStorage:
     """A storage in which these bytes stand where the segment should."""
     store = Store(MemoryBackend())
     await store.put(segment_key(segment.description.identity), data)

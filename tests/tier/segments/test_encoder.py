@@ -28,7 +28,7 @@ from tests.tier.segments.given import (
 )
 
 
-def parquet(data: bytes) -> pq.ParquetFile:
+def parquet(data: bytes | bytearray) -> pq.ParquetFile:
     return pq.ParquetFile(io.BytesIO(data))
 
 

@@ -170,15 +170,10 @@ async def test_a_reader_that_leaves_does_not_wait_for_what_is_under_way(
 
 
 @virtual
-async def test_the_index_says_where_records_of_a_time_begin() -> None:
+async def test_the_index_says_which_columns_records_had() -> None:
     segment, found = encoded(LARGE, config=LARGE_CONFIG), storage()
     await found.copy(segment)
     index = await found.fetch_index(told(segment))
-    at_ms = segment.description.max_timestamp_ms
-    assert index.lsn_at_time(0) == 1
-    assert index.lsn_at_time(at_ms - 150) == 801
-    assert index.lsn_at_time(at_ms) == 901
-    assert index.lsn_at_time(at_ms + 1) is None
     assert [schema.names for schema in index.schemas] == [LARGE[0].records.schema.names]
 
 

@@ -42,7 +42,7 @@ from headwater.log.spool.recovery import Recovered, recover
 from headwater.log.spool.state import Segment, SpoolState
 from headwater.log.spool.tail import Tail
 from headwater.log.spool.writer import SegmentWriter
-from headwater.log.wal import Pruned
+from headwater.log.wal import Pruned, SealedRange
 
 _log = logging.getLogger(__name__)
 _U64_MAX: Final = 2**64 - 1
@@ -160,6 +160,14 @@ class Spool:
         """The segments, oldest first; the last one is being written."""
         self._ownership.check_not_forked()
         return self._state.segments()
+
+    def sealed(self) -> list[SealedRange]:
+        """What is written to no longer, oldest first, each part with one set of columns."""
+        return [
+            SealedRange(one.first_lsn, one.last_lsn, one.size_bytes)
+            for one in self.segments()[:-1]
+            if not one.is_empty
+        ]
 
     def segment_path(self, segment: Segment) -> str:
         """The file of a segment."""

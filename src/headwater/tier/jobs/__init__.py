@@ -5,9 +5,9 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
     contract        what the jobs ask of others
     config          how long segments stay
     log_start       the oldest LSN that can be read
-    publisher       a leader's events, each with a known outcome before the next
-    managed_partition, parquet_segments, spool_log
-                    metadata by a manager, segments in a store, the local log by a spool
+    leader_voice    a leader's events, each with a known outcome before the next
+    managed_partition, parquet_segments
+                    metadata by a manager, segments in a store
     led_partition   what the jobs of one leader share
     byte_rate       so many bytes a second
     byte_budget     so many bytes in memory
@@ -32,8 +32,6 @@ from headwater.tier.jobs.config import TierConfig, Tiering
 from headwater.tier.jobs.contract import (
     LocalLog,
     PartitionMetadata,
-    PreparedSegment,
-    SealedRange,
     SegmentStorage,
 )
 from headwater.tier.jobs.led_partition import Leader, LedPartition
@@ -43,7 +41,6 @@ from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.parquet_segments import ParquetSegments
 from headwater.tier.jobs.repair import remove_orphans, repair
 from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look
-from headwater.tier.jobs.spool_log import SpoolLog
 from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
@@ -57,11 +54,8 @@ __all__ = [
     "ManagedPartition",
     "ParquetSegments",
     "PartitionMetadata",
-    "PreparedSegment",
     "Scrubbed",
-    "SealedRange",
     "SegmentStorage",
-    "SpoolLog",
     "TierConfig",
     "TierManager",
     "TierMetrics",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from headwater.log.record.group import Group
-from headwater.log.wal import Wal
+from headwater.log.wal import SealedRange, Wal
 from headwater.store import ObjectMeta
 from headwater.tier.cache import Outcome
 from headwater.tier.cover import CoverPiece
@@ -14,9 +14,9 @@ from headwater.tier.events import (
     MetadataEvent,
     PartitionDeleteState,
     SegmentMetadata,
-    SegmentUpdate,
 )
 from headwater.tier.identity import SegmentId
+from headwater.tier.segments import PreparedSegment
 
 
 class PartitionMetadata(Protocol):
@@ -59,28 +59,6 @@ class PartitionMetadata(Protocol):
         """How far the deletion of the whole partition has come."""
 
 
-class PreparedSegment(Protocol):
-    """A segment that is ready to be stored under an id that no other attempt has."""
-
-    @property
-    def segment_id(self) -> SegmentId:
-        """Which."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the object."""
-
-    def started(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentMetadata:
-        """The event that its copy begins."""
-
-    def finished(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentUpdate:
-        """The event that its copy is there."""
-
-
 class SegmentStorage(Protocol):
     """Segments of one partition, wherever they are kept."""
 
@@ -106,7 +84,7 @@ class SegmentStorage(Protocol):
     def schema_version(self, segment: SegmentMetadata) -> int:
         """Of the records of a segment; only those of one version are merged."""
 
-    async def verify(self, segment: SegmentMetadata) -> None:
+    async def verify(self, segment: SegmentMetadata) -> object:
         """Read all of it; `NotFound` if it is gone, `Corrupt` if it is not what was written."""
 
     async def delete(self, segment_id: SegmentId) -> None:
@@ -120,14 +98,6 @@ class SegmentStorage(Protocol):
 
     async def now_ms(self) -> int:
         """The time by the clock that the objects' times come from."""
-
-
-class SealedRange(NamedTuple):
-    """A part of the local log that is written to no longer."""
-
-    first_lsn: int
-    last_lsn: int
-    size_bytes: int
 
 
 class LocalLog(Wal, Protocol):

@@ -12,9 +12,9 @@ from typing import Final
 
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
+from headwater.log.wal import SealedRange
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata
-from headwater.tier.jobs.contract import SealedRange
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.removal import abandon
 
@@ -67,7 +67,7 @@ async def copy_range(
             lsns.start, lsns.stop - 1, groups, merged_from=merged_from
         )
         led.rate.spend(prepared.size_bytes)
-        await led.publisher.started(prepared)
+        await led.voice.started(prepared)
         try:
             await led.storage.copy(prepared)
         except HeadwaterError as failed:
@@ -79,7 +79,7 @@ async def copy_range(
                 _log.info("%s is left for later: %s", prepared.segment_id, later)
             raise failed
         led.will_be_read(lsns)
-        await led.publisher.finished(prepared)
+        await led.voice.finished(prepared)
         return prepared.size_bytes
 
 

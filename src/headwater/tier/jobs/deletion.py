@@ -16,14 +16,14 @@ from headwater.tier.jobs.setbacks import Setbacks
 async def delete_partition(led: LedPartition) -> None:
     """Go on from wherever the deletion has come to."""
     if led.metadata.delete_state() is None:
-        await led.publisher.partition_deletion(PartitionDeleteState.MARKED)
+        await led.voice.partition_deletion(PartitionDeleteState.MARKED)
     if led.metadata.delete_state() is PartitionDeleteState.MARKED:
-        await led.publisher.partition_deletion(PartitionDeleteState.STARTED)
+        await led.voice.partition_deletion(PartitionDeleteState.STARTED)
     setbacks = Setbacks()
     for segment in led.metadata.segments():
         with setbacks.kept():
             if segment.state is not SegmentState.DELETE_STARTED:
-                await led.publisher.unlist(segment)
+                await led.voice.unlist(segment)
             await remove(led, segment.segment_id)
     # What no event names is of copies whose outcome was not known.
     async for segment_id, _ in led.storage.objects():
@@ -31,4 +31,4 @@ async def delete_partition(led: LedPartition) -> None:
             with setbacks.kept():
                 await led.storage.delete(segment_id)
     setbacks.tell()
-    await led.publisher.partition_deletion(PartitionDeleteState.FINISHED)
+    await led.voice.partition_deletion(PartitionDeleteState.FINISHED)

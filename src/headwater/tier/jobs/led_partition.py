@@ -11,17 +11,17 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused
 from headwater.log.record.group import Group
 from headwater.tier.events import SegmentMetadata
-from headwater.tier.events.publisher_epoch import EPOCH_MAX
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
 from headwater.tier.jobs.byte_rate import ByteRate
 from headwater.tier.jobs.config import TierConfig, check_whole
 from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
+from headwater.tier.jobs.leader_voice import LeaderVoice
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.metrics import TierMetrics
-from headwater.tier.jobs.publisher import Publisher
 from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
+from headwater.tier.segments.encoder import TERM_MAX
 
 BROKERS: Final = 1 << 31
 """A broker's id has 32 bits, with a sign."""
@@ -40,7 +40,8 @@ class Leader:
     """Through here nobody who follows the log needs it any more."""
 
     def __post_init__(self) -> None:
-        check_whole("epoch", self.epoch, 0, EPOCH_MAX, "a whole number of 64 bits, 0 or more")
+        # Once an epoch has spoken, no lower one counts: a slip would end the partition for good.
+        check_whole("epoch", self.epoch, 0, TERM_MAX, "a whole number of 31 bits, as terms are")
         check_whole("broker_id", self.broker_id, -BROKERS, BROKERS - 1, "a whole number of 32 bits")
         for name in ("committed_lsn", "slot_floor_lsn"):
             given = getattr(self, name)
@@ -73,7 +74,7 @@ class LedPartition:
         self.memory = memory
         self.metrics = TierMetrics()
         self.configure(config)
-        self.publisher = Publisher(
+        self.voice = LeaderVoice(
             leader.partition, metadata, epoch=leader.epoch, broker_id=leader.broker_id
         )
         self.log_start = LogStart(FORMAT, 0, 0)
@@ -106,7 +107,7 @@ class LedPartition:
         In this order. What is known after the first event of this epoch only this leader changes.
         """
         await self.metadata.refresh()
-        await self.publisher.begin()
+        await self.voice.begin()
         oldest_lsn = self.local.oldest_lsn()
         async with aclosing(walk_cover(self.metadata, 0, END_LSN)) as pieces:
             async for piece in pieces:
@@ -126,7 +127,7 @@ class LedPartition:
         """Raise `Fenced` if a newer leader has begun: what it gave up would look like a loss."""
         stored = await self.register.read()
         if stored is not None and stored.leader_epoch > self.leader.epoch:
-            self.publisher.is_over = True
+            self.voice.is_over = True
             raise Fenced(f"epoch {stored.leader_epoch} leads {self.leader.partition}")
 
     def store_ms(self) -> int:
@@ -151,7 +152,7 @@ class LedPartition:
             # Before it is known whether that lands: what may be remote no longer does not count.
             self._tiered_lsn = min(self._tiered_lsn, segment.start_offset - 1)
             self._look_again_from(segment.start_offset)
-        await self.publisher.unlist(segment)
+        await self.voice.unlist(segment)
         self.metrics.unlisted_segments += 1
         self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
 
@@ -180,6 +181,8 @@ class LedPartition:
         Found from where the last look ended, or where a segment was unlisted since.
         """
         through = max(self._tiered_lsn, self.first_lsn - 1)
+        if not self.voice.is_settled:
+            return through  # an event that may have landed would take back what is found now
         for piece in self.metadata.cover(through + 1, END_LSN):
             if piece.lsns.start > through + 1:
                 break

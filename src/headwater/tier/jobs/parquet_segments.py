@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import pyarrow as pa
 
@@ -13,9 +11,8 @@ from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
-from headwater.tier.events import SegmentMetadata, SegmentUpdate
+from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
-from headwater.tier.jobs.contract import PreparedSegment
 from headwater.tier.segments import (
     EncodedSegment,
     ObjectStorage,
@@ -32,45 +29,8 @@ from headwater.tier.segments.object_storage import segment_key
 Sequences = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedParquet:
-    """A segment that is encoded, in memory."""
-
-    encoded: EncodedSegment
-
-    @property
-    def segment_id(self) -> SegmentId:
-        """Which."""
-        return self.encoded.description.identity
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the object."""
-        return self.encoded.receipt.size_bytes
-
-    def started(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentMetadata:
-        """The event that its copy begins."""
-        return self.encoded.started(
-            broker_id=broker_id,
-            event_timestamp_ms=event_timestamp_ms,
-            publisher_epoch=publisher_epoch,
-        )
-
-    def finished(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentUpdate:
-        """The event that its copy is there."""
-        return self.encoded.finished(
-            broker_id=broker_id,
-            event_timestamp_ms=event_timestamp_ms,
-            publisher_epoch=publisher_epoch,
-        )
-
-
-class ParquetSegments:
-    """`SegmentStorage` in a store."""
+class ParquetSegments(ObjectStorage):
+    """`SegmentStorage` in a store: those of one partition, and how they are made."""
 
     def __init__(
         self,
@@ -83,12 +43,11 @@ class ParquetSegments:
     ) -> None:
         """`declared`: every version of the stream's schema. `sequences`: the entries of the queue
         that the records from one LSN to another come from."""
-        self._store = store
+        super().__init__(store)
         self._partition = partition
         self._declared = declared
         self._sequences = sequences
         self._config = config
-        self._storage = ObjectStorage(store)
 
     async def prepare(
         self,
@@ -97,7 +56,7 @@ class ParquetSegments:
         groups: AsyncIterator[Group],
         *,
         merged_from: Sequence[SegmentMetadata] = (),
-    ) -> PreparedSegment:
+    ) -> EncodedSegment:
         """See `SegmentStorage`."""
         plan = SegmentPlan(
             new_segment_id(self._partition),
@@ -109,32 +68,16 @@ class ParquetSegments:
                 _joined(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)
             ),
         )
-        return PreparedParquet(await encode_segment(plan, groups, self._config))
-
-    async def copy(self, prepared: PreparedSegment) -> None:
-        """See `SegmentStorage`."""
-        await self._storage.copy(cast(PreparedParquet, prepared).encoded)
-
-    def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
-        """See `SegmentStorage`."""
-        return self._storage.fetch(segment, first_lsn, end_lsn)
+        return await encode_segment(plan, groups, self._config)
 
     def schema_version(self, segment: SegmentMetadata) -> int:
         """See `SegmentStorage`."""
         receipt = receipt_of(segment)
         return 0 if receipt is None else receipt.schema_version
 
-    async def verify(self, segment: SegmentMetadata) -> None:
-        """See `SegmentStorage`."""
-        await self._storage.verify(segment)
-
-    async def delete(self, segment_id: SegmentId) -> None:
-        """See `SegmentStorage`."""
-        await self._storage.delete(segment_id)
-
     def objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
         """See `SegmentStorage`."""
-        return self._storage.list(self._partition)
+        return self.list(self._partition)
 
     async def lsns_of(self, segment_id: SegmentId) -> range:
         """See `SegmentStorage`."""
@@ -153,7 +96,7 @@ class ParquetSegments:
         schemas: list[pa.Schema] = []
         for segment in segments:
             try:
-                index = await self._storage.fetch_index(segment)
+                index = await self.fetch_index(segment)
             except Unavailable:
                 raise
             except HeadwaterError as error:

@@ -15,15 +15,15 @@ from headwater.tier.jobs.setbacks import Setbacks
 
 async def abandon(led: LedPartition, segment_id: SegmentId) -> None:
     """Clean up after a copy that never was in a cover: nobody reads it, so it goes at once."""
-    await led.publisher.settle()
-    await led.publisher.unlist_copy(segment_id)
+    await led.voice.settle()
+    await led.voice.unlist_copy(segment_id)
     await remove(led, segment_id)
 
 
 async def remove(led: LedPartition, segment_id: SegmentId) -> None:
     """Remove the object of an unlisted segment."""
     await led.storage.delete(segment_id)
-    await led.publisher.deleted(segment_id)
+    await led.voice.deleted(segment_id)
     led.unlisted_s.pop(segment_id, None)
     led.metrics.removed_objects += 1
 

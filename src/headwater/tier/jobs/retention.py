@@ -68,7 +68,7 @@ async def expired_end(led: LedPartition) -> int:
 
 async def _cover_bytes(led: LedPartition, end_lsn: int) -> int:
     """How much is read from the log start on. Only this leader's events change that."""
-    of = (led.publisher.said, led.first_lsn, end_lsn)
+    of = (led.voice.said, led.first_lsn, end_lsn)
     if led.weighed is None or led.weighed[0] != of:
         async with aclosing(walk_cover(led.metadata, led.first_lsn, end_lsn)) as pieces:
             led.weighed = of, sum([share_bytes(piece) async for piece in pieces])

@@ -66,7 +66,7 @@ class TierManager:
     @property
     def leads(self) -> bool:
         """Whether the epoch has begun here, and no newer one was heard of."""
-        return self._leads and not self.led.publisher.is_over
+        return self._leads and not self.led.voice.is_over
 
     async def run(self) -> None:
         """Run all jobs again and again; returns when a newer leader was heard of."""
@@ -77,9 +77,7 @@ class TierManager:
             except Fenced as fenced:
                 _log.info("the tier of %s is left: %s", self.led.leader.partition, fenced)
                 return
-            now_s = runtime.monotonic_s()
-            retries_s = [max(0.0, at_s - now_s) for _, at_s in self._retries.values()]
-            await runtime.sleep(min([self.led.config.interval_s, *retries_s]))
+            await runtime.sleep(self._pause_s())
 
     async def run_once(self) -> None:
         """One round of all jobs. `Fenced`: a newer leader was heard of, and this one is over.
@@ -95,12 +93,20 @@ class TierManager:
             await self._tried("begin", self._begin)
         if not self._leads:
             return
-        await self._tried("choose jobs", self._choose_jobs)
+        if is_due("choose jobs"):
+            await self._tried("choose jobs", self._choose_jobs)
         for name, job in self._chosen.items():
             if is_due(name):
                 await self._tried(name, self._after_settling(job))
         if not self._deleting:
             await self._tried("look for losses", self._note_loss)
+
+    def _pause_s(self) -> float:
+        """Until the next round, or until a job that failed is tried again."""
+        now_s, config = runtime.monotonic_s(), self.led.config
+        first = [self._retries[one][1] for one in ("begin", "choose jobs") if one in self._retries]
+        failed = [at_s for name, (_, at_s) in self._retries.items() if name in self._chosen]
+        return max(0.0, (first[0] if first else min([now_s + config.interval_s, *failed])) - now_s)
 
     def _is_due(self, name: str) -> bool:
         """Whether a job did not fail just now: one that does slows down no other."""
@@ -128,7 +134,7 @@ class TierManager:
         led = self.led
         async with self._busy:
             await self._begin()
-            await led.publisher.settle()
+            await led.voice.settle()
         seen = await look(
             led.metadata,
             led.storage,
@@ -137,7 +143,7 @@ class TierManager:
             rate=led.rate,
         )
         async with self._busy:
-            await led.publisher.settle()
+            await led.voice.settle()
             await led.check_leads()
             return await repair(led, seen) if mend else seen
 
@@ -167,7 +173,7 @@ class TierManager:
     def _after_settling(self, job: Job) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
             # What a job reads must not change by an event that is still on its way.
-            await self.led.publisher.settle()
+            await self.led.voice.settle()
             await job(self.led)
 
         return run
@@ -176,7 +182,7 @@ class TierManager:
         try:
             await work()
         except Fenced:
-            self.led.publisher.is_over = True
+            self.led.voice.is_over = True
             raise
         except Bug:
             raise

@@ -32,7 +32,7 @@ from headwater.tier.segments.object_cache import ObjectCache
 from headwater.tier.segments.object_storage import ObjectStorage, segment_key
 from headwater.tier.segments.plan import SegmentConfig, SegmentPlan, new_segment_id
 from headwater.tier.segments.receipt import Receipt, receipt_of
-from headwater.tier.segments.storage import RemoteStorage
+from headwater.tier.segments.storage import PreparedSegment, RemoteStorage
 
 __all__ = [
     "Description",
@@ -40,6 +40,7 @@ __all__ = [
     "FieldIds",
     "ObjectCache",
     "ObjectStorage",
+    "PreparedSegment",
     "Receipt",
     "RemoteStorage",
     "SegmentConfig",

@@ -21,6 +21,7 @@ from headwater.log.record.columns import COMMIT_TIMESTAMP
 from headwater.log.record.group import Group
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata, SegmentState, SegmentUpdate
+from headwater.tier.identity import SegmentId
 from headwater.tier.segments.columns import SegmentColumns
 from headwater.tier.segments.description import (
     FORMAT,
@@ -35,7 +36,7 @@ from headwater.tier.segments.field_ids import LSN
 from headwater.tier.segments.parquet_writer import open_writer
 from headwater.tier.segments.plan import SegmentConfig, SegmentPlan
 from headwater.tier.segments.receipt import Receipt
-from headwater.tier.segments.seal import footer_bytes, seal
+from headwater.tier.segments.seal import FOOTER_END_BYTES, footer_bytes, seal
 from headwater.tier.segments.sink import HashingSink
 
 TERM_MAX: Final = 0x7FFFFFFF
@@ -48,8 +49,18 @@ class EncodedSegment:
 
     description: Description
     receipt: Receipt
-    data: bytes = field(repr=False)
+    data: bytearray = field(repr=False)
     """Not shown: whoever logs or debugs what holds a segment would spend a second on each."""
+
+    @property
+    def segment_id(self) -> SegmentId:
+        """Which."""
+        return self.description.identity
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the object."""
+        return self.receipt.size_bytes
 
     def started(
         self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
@@ -128,9 +139,13 @@ class SegmentEncoder:
             writer = open_writer(self._sink, nothing.schema, nothing, self._config)
         writer.add_key_value_metadata({METADATA_KEY: encode_description(description)})
         writer.close()
-        body, footer = self._sink.cut(footer_bytes(self._sink.end()))
-        sealed = seal(description.segment_id, footer, _xxh3_128(body))
-        data = b"".join([*body, sealed, footer])
+        data = self._sink.data
+        footer = bytes(data[-footer_bytes(bytes(data[-FOOTER_END_BYTES:])) :])
+        del data[-len(footer) :]
+        whole = xxhash.xxh3_128(data)
+        sealed = seal(description.segment_id, footer, bytes(whole.digest()))
+        data += sealed + footer
+        whole.update(sealed + footer)
         _check_size(len(data))
         receipt = Receipt(
             description.rows,
@@ -138,7 +153,7 @@ class SegmentEncoder:
             len(footer),
             description.schema_version,
             description.sequences,
-            _xxh3_128([data]),
+            bytes(whole.digest()),
         )
         return EncodedSegment(description, receipt, data)
 
@@ -251,13 +266,6 @@ def _max_timestamp_ms(table: pa.Table) -> int:
         return 0
     latest = pc.max(pc.coalesce(*times)).cast(pa.int64()).as_py()
     return 0 if latest is None else latest // 1000
-
-
-def _xxh3_128(parts: list[bytes]) -> bytes:
-    hasher = xxhash.xxh3_128()
-    for part in parts:
-        hasher.update(part)
-    return bytes(hasher.digest())
 
 
 def _check_size(size_bytes: int) -> None:

@@ -82,13 +82,6 @@ class SegmentIndex:
         """Where a row group begins among all rows."""
         return sum(group.rows for group in self.description.row_groups[:row_group])
 
-    def lsn_at_time(self, timestamp_ms: int) -> int | None:
-        """The first LSN of the first row group that has a record of this time or later."""
-        for group in self.description.row_groups:
-            if group.max_timestamp_ms >= timestamp_ms:
-                return group.first_lsn
-        return None
-
 
 def read_index(end: memoryview, size_bytes: int) -> SegmentIndex:
     """The index in the last bytes of an object of so many bytes in all."""

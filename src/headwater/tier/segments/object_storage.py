@@ -22,11 +22,11 @@ from headwater.store import ObjectMeta, Store
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.segments.decoder import decode_row_group, lost_groups
-from headwater.tier.segments.encoder import EncodedSegment
 from headwater.tier.segments.index import SegmentIndex
 from headwater.tier.segments.object_cache import ObjectCache
 from headwater.tier.segments.object_ranges import ObjectRanges, open_index, row_group_bytes
 from headwater.tier.segments.receipt import Receipt, receipt_of
+from headwater.tier.segments.storage import PreparedSegment
 
 _NAME: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
 
@@ -44,9 +44,9 @@ class ObjectStorage:
         self._store = store
         self._cache = cache
 
-    async def copy(self, segment: EncodedSegment) -> None:
+    async def copy(self, segment: PreparedSegment) -> None:
         """See `RemoteStorage`."""
-        identity = segment.description.identity
+        identity = segment.segment_id
         # The id in the seal is nobody else's: an answer that was lost is settled by looking.
         await self._store.put_if_absent(
             segment_key(identity), segment.data, token=identity.id.bytes

@@ -24,6 +24,7 @@ PARQUET_MAGIC: Final = b"PAR1"
 _SEAL: Final = struct.Struct("<4sIQ16s16s")
 SEAL_BYTES: Final = _SEAL.size
 _FOOTER_END: Final = struct.Struct("<I4s")
+FOOTER_END_BYTES: Final = _FOOTER_END.size
 
 
 class Sealed(NamedTuple):

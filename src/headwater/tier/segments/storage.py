@@ -6,16 +6,42 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from headwater.log.record.group import Group
-from headwater.tier.events import SegmentMetadata
+from headwater.store.objects import Buffer
+from headwater.tier.events import SegmentMetadata, SegmentUpdate
 from headwater.tier.identity import SegmentId
-from headwater.tier.segments.encoder import EncodedSegment
 from headwater.tier.segments.index import SegmentIndex
+
+
+class PreparedSegment(Protocol):
+    """A segment that is ready to be stored, under an id that no other attempt has."""
+
+    @property
+    def segment_id(self) -> SegmentId:
+        """Which."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the object."""
+
+    @property
+    def data(self) -> Buffer:
+        """The object."""
+
+    def started(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentMetadata:
+        """The event that its copy begins."""
+
+    def finished(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentUpdate:
+        """The event that its copy is there."""
 
 
 class RemoteStorage(Protocol):
     """Stores segments. Every attempt to copy has a segment id of its own."""
 
-    async def copy(self, segment: EncodedSegment) -> None:
+    async def copy(self, segment: PreparedSegment) -> None:
         """Store a segment under its id.
 
         `OutcomeUnknown`: it may be there or come yet; `Unavailable`, `Refused`: it is not. In each

@@ -23,10 +23,11 @@ from headwater.tier.events import (
     unstamp,
 )
 from headwater.tier.identity import SegmentId, TopicIdPartition
-from headwater.tier.jobs.contract import PartitionMetadata, PreparedSegment
+from headwater.tier.jobs.contract import PartitionMetadata
+from headwater.tier.segments import PreparedSegment
 
 
-class Publisher:
+class LeaderVoice:
     """Publishes under one epoch. For one task at a time."""
 
     def __init__(
@@ -46,6 +47,11 @@ class Publisher:
         self._metadata = metadata
         self._broker_id = broker_id
         self._unsettled: MetadataEvent | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what became of every event so far."""
+        return self._unsettled is None
 
     async def begin(self) -> None:
         """Say that this epoch has begun: from here on, what older ones publish changes nothing.
