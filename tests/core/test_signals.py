@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import asyncio
 import os
 import signal
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from headwater.core import signals
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGALRM])
@@ -74,25 +77,49 @@ def test_an_event_loop_hears_of_a_signal_once() -> None:
     assert asyncio.run(main()) == [1]
 
 
-def test_a_handler_that_raises_keeps_no_other_from_its_signal_nor_from_its_place() -> None:
+@pytest.fixture
+def raising() -> Iterator[list[int]]:
+    """What handlers have heard that raise each time."""
     heard: list[int] = []
 
-    def raising(number: int, _: object) -> None:
+    def handler(number: int, _: object) -> None:
         heard.append(number)
         raise KeyboardInterrupt
 
-    def all_come() -> None:
+    before = {number: signal.signal(number, handler) for number in NUMBERS}
+    yield heard
+    for number, one in before.items():
+        signal.signal(number, one)
+
+
+@pytest.mark.usefixtures("raising")
+def test_a_handler_that_raises_keeps_no_other_from_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = [signal.getsignal(number) for number in NUMBERS]
+    real = _signal.signal
+    coming = [signal.SIGALRM]
+
+    def one_comes_meanwhile(number: int, handler: object) -> None:
+        real(number, handler)
+        if number in coming:
+            signal.raise_signal(coming.pop())
+
+    def work() -> None:
         with signals.held():
-            for number in numbers:
+            monkeypatch.setattr(_signal, "signal", one_comes_meanwhile)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert [signal.getsignal(number) for number in NUMBERS] == before
+
+
+def test_a_handler_that_raises_keeps_no_other_from_its_signal(raising: list[int]) -> None:
+    def work() -> None:
+        with signals.held():
+            for number in NUMBERS:
                 signal.raise_signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-    before = {number: signal.signal(number, raising) for number in numbers}
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            all_come()
-        assert sorted(heard) == sorted(numbers)
-        assert all(signal.getsignal(number) is raising for number in numbers)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert sorted(raising) == sorted(NUMBERS)
