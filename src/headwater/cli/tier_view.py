@@ -16,7 +16,6 @@ from headwater.core.errors import HeadwaterError
 from headwater.tier import SegmentMetadata, SegmentState, gaps
 from headwater.tier.eventlog import Compaction
 from headwater.tier.jobs import Finding, Kind, Scrubbed
-from headwater.tier.jobs.led_partition import END_LSN
 
 _LEADER = "only its leader may say so: let that call TierManager.scrub(mend=True)"
 _ADVICE = {
@@ -30,7 +29,9 @@ _ADVICE = {
 
 def listed(place: TierPlace) -> dict[str, Any]:
     """What is read, and what else is listed, for machines."""
-    pieces = place.metadata.cover(place.first_lsn, END_LSN)
+    segments = place.metadata.segments()
+    end_lsn = max((one.end_offset + 1 for one in segments), default=0)
+    pieces = place.metadata.cover(place.first_lsn, max(end_lsn, place.first_lsn))
     read = {piece.segment.segment_id for piece in pieces}
     missing = gaps(pieces, place.first_lsn, pieces[-1].lsns.stop) if pieces else []
     if not place.first_lsn:
@@ -49,7 +50,7 @@ def listed(place: TierPlace) -> dict[str, Any]:
         "gaps": [{"first_lsn": gap.start, "last_lsn": gap.stop - 1} for gap in missing],
         "others": [
             {"first_lsn": one.start_offset, "last_lsn": one.end_offset} | _segment(one)
-            for one in place.metadata.segments()
+            for one in segments
             if one.segment_id not in read
         ],
     }
@@ -143,7 +144,7 @@ def show_compacted(
 def _words(finding: Finding) -> str:
     lsns = f"LSN {finding.first_lsn:,} to {finding.last_lsn:,}" if finding.lsns else "unreadable"
     which = f", segment {finding.segment_id}" if finding.segment_id else ""
-    then = "mended" if finding.mended else _ADVICE[finding.kind]
+    then = "mended" if finding.mended else _ADVICE.get(finding.kind, finding.detail)
     return f"{finding.kind.value}: {lsns}{which}: {then}"
 
 
