@@ -117,11 +117,11 @@ def _inspect_object(source: Source) -> Report:
     report.facts["token"] = token_of(source.data).hex()
     named = _NAME.search(source.name)
     if named is not None and (int(named[1]), int(named[2])) != (event.partition, event.offset):
-        error = Corrupt(
+        moved = Corrupt(
             f"this is event {event.offset:,} of metadata partition {event.partition}, under the "
             f"name of event {int(named[2]):,} of {named[1]}: it was copied or renamed"
         )
-        report.problems.append(Problem.of(error, "name"))
+        report.problems.append(Problem.of(moved, "name"))
     return report
 
 
