@@ -111,13 +111,14 @@ def _copy(path: str, *, damaged: str) -> SpoolSource:
 @contextlib.contextmanager
 def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
     """What the tier of a stream's partition covers, by the log of events in the same store."""
+    from headwater.cli.event_log_place import EventLogPlace
     from headwater.cli.tier_place import open_places
     from headwater.tier.jobs import LogStartRegister
     from headwater.tier.reader import RefreshedCover, TierSource
     from headwater.tier.segments import ObjectCache, ObjectStorage
 
     with _opened(url, name, partition, options) as (loop, store, stream):
-        places = open_places(store, stream, [partition])
+        places = open_places(store, EventLogPlace(), stream, [partition])
         [place] = loop.call(_entered(places))
         try:
             yield TierSource(

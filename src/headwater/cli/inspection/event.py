@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import Any, Final
 
+from headwater.cli.inspection.event_snapshot import inspect_event_snapshot
 from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
@@ -22,7 +24,7 @@ from headwater.tier.eventlog import (
     MetadataEventLog,
     PartitionFailed,
 )
-from headwater.tier.eventlog.stored.event_object import FAMILY, read_event_object
+from headwater.tier.eventlog.stored.event_object import FAMILY, read_event_object, token_of
 from headwater.tier.events import (
     METADATA_PARTITIONS,
     MetadataEvent,
@@ -33,7 +35,9 @@ from headwater.tier.events import (
     partition_of,
     unstamp,
 )
+from headwater.tier.snapshot.codec import FAMILY as SNAPSHOT_FAMILY
 
+STORED_KIND: Final = "no event of a stored log that can be read"
 _UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)
 _CHECKS: Final = (
     ("bytes follow the event", "end"),
@@ -41,19 +45,27 @@ _CHECKS: Final = (
     ("name", "name"),
     ("no such event may be written", "contents"),
 )
+_NAME: Final = re.compile(r"(?:^|/)([0-9]+)/([0-9]{20})$")
+"""Of an event in a store: its metadata partition and its offset."""
 
 
 def inspect_event(source: Source) -> Report:
-    """What an event says."""
+    """What an event says: by itself, as an object of a stored log, or in a snapshot."""
     data = source.data
     if not data:
         return Report("no event, but an empty object", 0, problems=[empty("event")])
     if data.startswith(FAMILY):
         return _inspect_object(source)
+    if data.startswith(SNAPSHOT_FAMILY):
+        return inspect_event_snapshot(source)
     try:
         event = decode_event(data)
     except _UNREADABLE as error:
-        problem = mistaken(data, "event") or Problem.of(error, _check(error))
+        other = mistaken(data, "event")
+        if other is None and _NAME.search(source.name):
+            # Named as an event of a stored log: what it should be is known, and it is not.
+            return _inspect_object(source)
+        problem = other or Problem.of(error, _check(error))
         return Report("no metadata event that is known", len(data), problems=[problem])
     report = Report(_kind(event), len(data))
     _describe(report, event)
@@ -99,8 +111,18 @@ def _inspect_object(source: Source) -> Report:
         log_id, event = read_event_object(source.key or "this object", source.data)
     except _UNREADABLE as error:
         problem = Problem.of(error, "checksum" if "checksum" in str(error) else "object")
-        return Report("no event of a stored log", len(source.data), problems=[problem])
-    return inspect_logged(log_id, event)
+        return Report(STORED_KIND, len(source.data), problems=[problem])
+    report = inspect_logged(log_id, event)
+    report.size_bytes = len(source.data)
+    report.facts["token"] = token_of(source.data).hex()
+    named = _NAME.search(source.name)
+    if named is not None and (int(named[1]), int(named[2])) != (event.partition, event.offset):
+        moved = Corrupt(
+            f"this is event {event.offset:,} of metadata partition {event.partition}, under the "
+            f"name of event {int(named[2]):,} of {named[1]}: it was copied or renamed"
+        )
+        report.problems.append(Problem.of(moved, "name"))
+    return report
 
 
 def _kind(event: MetadataEvent) -> str:

@@ -29,6 +29,8 @@ _BEGINNINGS: Final[dict[bytes, Kind]] = {
     b"HWF1": Kind("a frame of an append-only file"),
     b'{"dead_letter":': Kind("a dead letter, which is JSON and says itself what it tells"),
     b"RDLW": Kind("a segment of a log", "wal"),
+    b"HWE1": Kind("an event of the tier's log", "event"),
+    b"HWT1": Kind("a snapshot of the tier's events", "event"),
     b"HWX1": Kind("the index of a segment of a log, which is made again when it is gone"),
     b"PAR1": Kind("a Parquet file"),
     b"ARROW1": Kind("an Arrow file"),

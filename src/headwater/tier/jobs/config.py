@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, cast
 
+from headwater.core import limits
 from headwater.core.backoff import pause_s
 from headwater.core.errors import Refused
 
@@ -13,14 +16,26 @@ FOR_EVER: Final = -1
 NO_LIMIT: Final = -1
 _MIB: Final = 1 << 20
 _DAY_MS: Final = 24 * 3600 * 1000
-_NOT_BELOW_0: Final = (
-    "delete_delay_ms",
-    "orphan_grace_ms",
-    "local_retention_ms",
-    "local_retention_bytes",
-    "merge_below_bytes",
-)
-_ABOVE_0: Final = ("interval_s", "retry_base_s", "retry_cap_s")
+_LARGEST: Final = (1 << 63) - 1
+_LEAST: Final = {
+    "retention_ms": FOR_EVER,
+    "retention_bytes": FOR_EVER,
+    "delete_delay_ms": 0,
+    "local_retention_ms": 0,
+    "local_retention_bytes": 0,
+    "merge_below_bytes": 0,
+    "merge_target_bytes": 0,
+    "merge_segments": 2,
+    "bytes_per_s": NO_LIMIT,
+    "orphan_grace_ms": 0,
+}
+_MEANING: Final = {
+    "retention_ms": "0 or more, or -1 for ever",
+    "retention_bytes": "0 or more, or -1 for ever",
+    "bytes_per_s": "1 or more, or -1 for no limit",
+    "merge_segments": "2 or more, because it takes two to merge",
+}
+_SECONDS: Final = ("interval_s", "retry_base_s", "retry_cap_s")
 
 
 class Tiering(StrEnum):
@@ -65,24 +80,48 @@ class TierConfig:
     """Pauses after failures double from the one to the other, with jitter."""
 
     def __post_init__(self) -> None:
-        for name in ("retention_ms", "retention_bytes"):
-            if getattr(self, name) < FOR_EVER:
-                raise Refused(f"{name} is {getattr(self, name)}: 0 or more, or -1 for ever")
-        for name in _ABOVE_0:
-            if getattr(self, name) <= 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
-        for name in _NOT_BELOW_0:
-            if getattr(self, name) < 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must not be below 0")
-        if self.bytes_per_s != NO_LIMIT and self.bytes_per_s < 1:
-            raise Refused(f"bytes_per_s is {self.bytes_per_s}: 1 or more, or -1 for no limit")
-        if self.merge_segments < 2:
-            raise Refused(f"merge_segments is {self.merge_segments}: it takes two to merge")
+        object.__setattr__(self, "tiering", _tiering(self.tiering))
+        for name, least in _LEAST.items():
+            wanted = f"a whole number, {_MEANING.get(name, '0 or more')}"
+            check_whole(name, getattr(self, name), least, _LARGEST, wanted)
+        for name in _SECONDS:
+            _check_seconds(name, getattr(self, name))
+        if self.bytes_per_s == 0:
+            raise Refused(f"bytes_per_s is 0: {_MEANING['bytes_per_s']}")
         if self.merge_target_bytes < self.merge_below_bytes:
             raise Refused(
                 "merge_target_bytes is below merge_below_bytes: they would merge for ever"
+            )
+        if self.merge_target_bytes > limits.TIER_SEGMENT_MAX_BYTES:
+            raise Refused(
+                f"merge_target_bytes is {self.merge_target_bytes:,}: a segment has at most "
+                f"{limits.TIER_SEGMENT_MAX_BYTES:,} bytes (TIER_SEGMENT_MAX_BYTES)"
             )
 
     def pause_s(self, failures: int) -> float:
         """How long to wait after so many failures in a row."""
         return pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
+
+
+def check_whole(name: str, value: object, least: int, largest: int, wanted: str) -> None:
+    """Refuse what is no whole number from one to the other."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
+        raise Refused(f"{name} is {value!r}: it must be {wanted}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < cast(float, value) < math.inf:
+        raise Refused(f"{name} is {value!r}: it must be a number of seconds above 0")
+
+
+def _tiering(word: object) -> Tiering:
+    words = [str(one) for one in Tiering]
+    if word in words:
+        return Tiering(str(word))
+    near = difflib.get_close_matches(str(word).lower(), words, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise Refused(
+        f"tiering is {word!r}{hint}: {Tiering.ON.value!r}, or to stop it {Tiering.KEEP.value!r}, "
+        f"which deletes nothing, or {Tiering.DELETE.value!r}, which gives up what is remote"
+    )

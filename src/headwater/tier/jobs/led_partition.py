@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused
@@ -13,7 +14,7 @@ from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
 from headwater.tier.jobs.byte_rate import ByteRate
-from headwater.tier.jobs.config import TierConfig
+from headwater.tier.jobs.config import TierConfig, check_whole
 from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
 from headwater.tier.jobs.leader_voice import LeaderVoice
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
@@ -21,6 +22,9 @@ from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
 from headwater.tier.segments.encoder import TERM_MAX
+
+BROKERS: Final = 1 << 31
+"""A broker's id has 32 bits, with a sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,15 @@ class Leader:
 
     def __post_init__(self) -> None:
         # Once an epoch has spoken, no lower one counts: a slip would end the partition for good.
-        if not 0 <= self.epoch <= TERM_MAX:
-            raise Refused(f"epoch {self.epoch}: those of leaders have 31 bits, as terms do")
+        check_whole("epoch", self.epoch, 0, TERM_MAX, "a whole number of 31 bits, as terms are")
+        check_whole("broker_id", self.broker_id, -BROKERS, BROKERS - 1, "a whole number of 32 bits")
+        for name in ("committed_lsn", "slot_floor_lsn"):
+            given = getattr(self, name)
+            if not callable(given):
+                raise Refused(
+                    f"{name} is {given!r}: it must be a function that is asked for an LSN each "
+                    "time, such as spool.current_lsn without brackets"
+                )
 
 
 class LedPartition:

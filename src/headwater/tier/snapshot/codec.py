@@ -27,7 +27,7 @@ from headwater.tier.events.states import PartitionDeleteState, SegmentState
 from headwater.tier.identity import SegmentId, TopicIdPartition
 
 MAGIC: Final = b"HWT1"
-_FAMILY: Final = b"HWT"
+FAMILY: Final = b"HWT"
 _HEAD: Final = struct.Struct("<4s16sIIqqQ")
 _HASH: Final = struct.Struct("<Q")
 HEAD_BYTES: Final = _HEAD.size + _HASH.size
@@ -109,7 +109,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tier") -> Snapshot:
     """The snapshot of such bytes. `Corrupt`, or `NotSupported` if a newer version wrote them."""
     head, body = bytes(data[: _HEAD.size]), memoryview(data)[HEAD_BYTES:]
-    if len(data) < HEAD_BYTES or not head.startswith(_FAMILY):
+    if len(data) < HEAD_BYTES or not head.startswith(FAMILY):
         raise Corrupt(f"{name} is not one: it does not begin as one, or has only {len(data)} bytes")
     magic, log_id, partition_count, partition, first, through, length = _HEAD.unpack(head)
     if magic != MAGIC:

@@ -74,7 +74,12 @@ def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, Ev
 
 def is_by(data: bytes | memoryview, token: bytes) -> bool:
     """Whether an object was written by the attempt to publish that has this token."""
-    return bytes(data[_TOKEN]) == token
+    return token_of(data) == token
+
+
+def token_of(data: bytes | memoryview) -> bytes:
+    """The token of the attempt to publish that wrote an object."""
+    return bytes(data[_TOKEN])
 
 
 def _hash(head: bytes, payload: bytes) -> int:
