@@ -32,6 +32,7 @@ ARGUMENTS: dict[str, tuple[int, ...]] = {
     "segments": (),
     "segments_of": (0,),
     "cover": (0, 100),
+    "partition": (),
     "delete_state": (),
     "publisher_epoch": (),
 }
