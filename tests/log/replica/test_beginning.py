@@ -10,6 +10,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Corrupt, Refused, Unavailable
+from headwater.core.limits import KEYED_IMAGE_HASHES
 from headwater.log.primary import Pulled
 from headwater.log.record import Group
 from headwater.log.replica import Replica
@@ -201,6 +202,20 @@ async def test_a_bootstrap_is_completed_with_what_is_on_disk_and_not_with_what_i
     assert (replica.target.applied_lsn, replica.target.durable_lsn) == (9, 3)
     assert one.slot("r1").restart_lsn == 3, "the log is kept for what would be lost"
     assert await one.primary.prune_retained_wal_through(9) == 3
+    await replica.close()
+
+
+@virtual
+async def test_the_log_is_kept_no_further_back_than_an_image_can_be_compared() -> None:
+    store = memory_store()
+    one = await leader_of(changes(1, 200), store)
+    replica = await standby(one.service, FaultyDisk(), targets=keyed_states(store), start=False)
+    await imaged(store, *changes(1, 190))
+    deaf = mock.patch.object(one.service, "complete_bootstrap", side_effect=Refused("not now"))
+    with deaf, pytest.raises(Refused, match="not now"):
+        await replica.rebootstrap()
+    assert one.slot("r1").restart_lsn == 190 - KEYED_IMAGE_HASHES
+    assert replica.metrics.records_compared == KEYED_IMAGE_HASHES
     await replica.close()
 
 

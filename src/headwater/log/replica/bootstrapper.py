@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple
 
+from headwater.core import limits
 from headwater.core.errors import (
     Bug,
     Corrupt,
@@ -130,9 +131,12 @@ class Bootstrapper:
         self._metrics.count_compared(compared)
 
     def _compared_after_lsn(self, image: Image) -> int:
-        """Where the log is to be kept from, so that the image can be compared with it."""
-        begins_lsn = max(self._link.told.oldest_lsn - 1, image.lsn - self._config.compare_records)
-        return min(image.lsn, max(0, begins_lsn))
+        """Where the log is to be kept from, so that the image can be compared with it.
+
+        Not further back than images have hashes: the slot's limits are counted from there.
+        """
+        compared = min(self._config.compare_records, limits.KEYED_IMAGE_HASHES)
+        return min(image.lsn, max(0, self._link.told.oldest_lsn - 1, image.lsn - compared))
 
     async def _refuse_what_is_beyond(self, current_lsn: int) -> None:
         image = await self._targets.newest_image()
