@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from headwater.core.disk import Disk
-from headwater.log.record import Group
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log.record import Group, record_hashes
+from headwater.log.spool import Spool, SpoolConfig, draft_of
+from headwater.log.spool.commit import Ticket
 from headwater.testing.disk import FaultyDisk
 
 PATH = "/log"
@@ -29,12 +30,26 @@ def opened(disk: Disk, *, first_lsn: int | None = None, config: SpoolConfig | No
     return Spool.open(PATH, first_lsn=first_lsn, config=config, disk=disk)
 
 
+def waiting_ticket() -> Ticket:
+    """An append that nobody has handed in."""
+    return Ticket(draft_of(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0)
+
+
 def found(groups: Iterable[Group]) -> dict[int, bytes]:
     """LSN → value."""
     return {
         group.first_lsn + place: value
         for group in groups
         for place, value in enumerate(group.records.column("_value").to_pylist())
+    }
+
+
+def hashes(groups: Iterable[Group]) -> dict[int, int]:
+    """LSN → hash of its record."""
+    return {
+        group.first_lsn + place: number
+        for group in groups
+        for place, number in enumerate(record_hashes(group).to_pylist())
     }
 
 

@@ -1,6 +1,9 @@
 """Tasks that append to one spool at once, are cancelled, and see it closed under them.
 
+Their columns differ, some bring LSNs that are not the next, and some are of a term that is over.
+
 - LSNs are dense, in the order of the bytes, and each append is where it was told to be;
+- what was acknowledged is there with every column that it was given;
 - each record is there once at most, and the records of one task are in its order;
 - an append that was refused is not there; one whose task was cancelled may be;
 - nobody waits for ever, and what waited when the log was closed is written or refused;
@@ -12,17 +15,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import pyarrow as pa
+
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
+from headwater.log.record import Group
+from headwater.log.record.columns import LOG_COLUMNS
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import everything, found, opened, values
+from tests.log.given import everything, found, hashes, opened, values
 from tests.torture.surroundings import require
 
 TASKS = 6
 APPENDS = 8
 ENDS_WITHIN_S = 600.0
+BESIDE: dict[str, object] = {"_key": b"k", "_rid": 7, "_collection": "c", "a": 1}
+"""Columns that an append may have, the last one a stream's own."""
 
 
 def append_history(seed: int) -> str:
@@ -43,6 +52,8 @@ class AppendHistory:
         self.disk = FaultyDisk(seed=simulation.random.getrandbits(32))
         self.spool = self._opened()
         self.told: dict[int, bytes] = {}
+        self.hashes: dict[int, int] = {}
+        """LSN → hash of the record that was acknowledged there."""
         self.refused: set[bytes] = set()
         self.shown = 0
 
@@ -78,8 +89,9 @@ class AppendHistory:
         for number in range(APPENDS):
             await runtime.sleep(self.random.choice((0.0, 0.0, self.random.random())))
             value = b"%d/%d" % (name, number)
-            records = values(*(value,) * self.random.randint(1, 3))
-            appending = runtime.spawn(self.spool.append(records, term=1), name="append")
+            records = self._records(value)
+            append = self.spool.append(records, term=self._term(), first_lsn=self._first_lsn())
+            appending = runtime.spawn(append, name="append")
             if self.random.random() < 0.1:
                 await runtime.sleep(self.random.choice((0.0, 0.001)))
                 appending.cancel()
@@ -94,6 +106,22 @@ class AppendHistory:
                 self.refused.add(value)
                 continue
             self.told |= dict.fromkeys(range(landed.first_lsn, landed.last_lsn + 1), value)
+            self.hashes |= hashes([Group(1, *landed, records)])
+
+    def _records(self, value: bytes) -> pa.RecordBatch:
+        """A few with this value, and with columns that others may not have."""
+        records = values(*(value,) * self.random.randint(1, 3))
+        for name in self.random.sample(sorted(BESIDE), self.random.randint(0, len(BESIDE))):
+            column = pa.array([BESIDE[name]] * len(records), LOG_COLUMNS.get(name))
+            records = records.append_column(name, column)
+        return records
+
+    def _term(self) -> int:
+        return self.random.choice((2,) * 60 + (1, 3))
+
+    def _first_lsn(self) -> int | None:
+        """Mostly whatever is the next; or what was the next a moment ago."""
+        return self.spool.current_lsn() + 1 if self.random.random() < 0.3 else None
 
     async def _follow(self) -> None:
         with contextlib.suppress(Refused):  # it was closed
@@ -115,10 +143,14 @@ class AppendHistory:
                     await runtime.run_blocking(self.spool.tend_blocking)
 
     def _check_log(self) -> None:
-        records = everything(opened(self.disk))
+        spool = opened(self.disk)
+        records = everything(spool)
         self.check(list(records) == list(range(1, len(records) + 1)), "a gap")
         for lsn, value in self.told.items():
             self.check(records.get(lsn) == value, f"{value!r} is not at {lsn}")
+        there = hashes(spool.read_since_blocking(0))
+        for lsn, number in self.hashes.items():
+            self.check(there.get(lsn) == number, f"the record at {lsn} is not what was given")
         self.check(not self.refused & set(records.values()), "what was refused is there")
         for name in range(TASKS):
             mine = [value for value in records.values() if value.startswith(b"%d/" % name)]

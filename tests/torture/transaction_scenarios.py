@@ -46,7 +46,7 @@ from tests.torture.transaction_world import (
 
 LIVES = 4
 VERSIONS = 3
-STEPS_MAX = 400_000
+STEPS_MAX = 1_000_000
 PASSES = 12
 PASSES_A_LIFE = 30
 TRIES_A_LIFE = 10

@@ -12,18 +12,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_told: list[weakref.WeakMethod[Callable[[], None]]] = []
+_told: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
 def tell_in_child(method: Callable[[], None]) -> None:
     """Call this method of some object in every forked child, for as long as the object lives."""
     _listen()
-    _told[:] = [kept for kept in _told if kept() is not None]
-    _told.append(weakref.WeakMethod(method))
+    # One step, and so is taking it away again: threads need no lock, which a child might find held.
+    _told.add(weakref.WeakMethod(method, _told.discard))
 
 
 def _tell() -> None:
-    for kept in _told:
+    for kept in list(_told):
         method: Any = kept()
         if method is not None:
             method()

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from headwater.buffer.queue import Resumed
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, Uploader
@@ -348,6 +349,27 @@ async def test_a_committed_record_whose_producer_was_forgotten_is_refused() -> N
     await forget_producers(stream)
     with pytest.raises(Refused, match="forgotten"):
         await Committer(stream, attempt).commit(done)
+
+
+@virtual
+async def test_what_was_opened_before_somebody_else_committed_is_opened_anew() -> None:
+    stream, mine, other = await a_stream(), micro_batch(0, "mine"), micro_batch(0, "other")
+    rows = {0: ["a"], 1: ["b"]}
+    done, theirs = await upload(stream, mine, 0, rows), await upload(stream, other, 0, rows)
+    opens = 0
+
+    async def open_or_be_fenced(appender: NativeAppender) -> Resumed:
+        nonlocal opens
+        opens += 1
+        if opens == 2:
+            await Committer(stream, other)._change(Application(), [theirs], theirs.uploads)
+            raise Fenced("somebody else opened it")
+        return await OPEN(appender)
+
+    with mock.patch.object(NativeAppender, "open", open_or_be_fenced):
+        committed = await Committer(stream, mine).commit([done])
+    assert not committed.by_this_attempt
+    assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
 
 
 @virtual

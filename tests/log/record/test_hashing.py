@@ -33,7 +33,6 @@ TYPED = {
     "two": pa.array([[1, 2], [2, 1], None, [3, None]], pa.list_(pa.int32(), 2)),
     "tags": pa.array([["a", None], [], None, ["b", "a"]], pa.list_(pa.string())),
     "pairs": pa.array([[("k", 1)], [], None, [("k", 2)]], pa.map_(pa.string(), pa.int32())),
-    "coded": pa.array(["a", None, "b", "a"]).dictionary_encode(),
     "inner": pa.array([{"x": 1, "y": [1]}, {"x": None, "y": None}, None, {"x": 1, "y": []}]),
 }
 

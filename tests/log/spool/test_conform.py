@@ -7,12 +7,13 @@ import itertools
 import pyarrow as pa
 import pytest
 
-from headwater.core.errors import Bug, Conflict
+from headwater.core.errors import Bug, Conflict, Refused, Unavailable
 from headwater.log.record import range_hash
 from headwater.log.record.columns import LOG_COLUMNS
 from headwater.log.spool import Appended, Spool, SpoolConfig, draft_of
 from headwater.log.spool.commit import Ticket
 from headwater.log.spool.conform import filled
+from headwater.log.spool.run import Run
 from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import opened
@@ -113,5 +114,73 @@ def test_what_a_refused_append_would_have_had_counts_for_nobody_after_it() -> No
 
 
 def test_no_column_is_ever_dropped_to_make_records_fit() -> None:
+    records = pa.record_batch({"y": [1]})
     with pytest.raises(Bug, match="'y'"):
-        filled(pa.record_batch({"y": [1]}), pa.schema({"x": pa.int64()}))
+        filled(records, pa.schema({"x": pa.int64()}), given=records.schema)
+
+
+def test_an_append_is_given_the_columns_of_its_segment_before_it_gets_in_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spool = opened(FaultyDisk())
+    append_all(spool, [record("_key")])
+    monkeypatch.setattr(Run, "_conformed", None)
+    append_all(spool, [record(), record("_key"), record()])
+    assert len(spool.segments()) == 1
+    (columns,) = {tuple(group.records.schema.names) for group in spool.read_since_blocking(0)}
+    assert columns == ("_value", "_key")
+
+
+def test_columns_that_an_append_was_given_go_again_where_it_begins_a_segment() -> None:
+    spool = opened(FaultyDisk())
+    append_all(spool, [record("_key")])
+    ready = _ticket(draft_of(record(), schema=record("_key").schema), 1, None, None)
+    assert ready.schema == record("_key").schema
+    spool.seal_blocking()
+    spool._writer.flush([ready])
+    assert spool.read_since_blocking(1)[0].records == record()
+
+
+def test_frames_keep_to_their_size_with_the_nulls_that_they_are_given() -> None:
+    config = SpoolConfig(group_bytes=1000)
+    for schema in (None, record(*OPTIONAL).schema):
+        spool = opened(FaultyDisk(), config=config)
+        append_all(spool, [record(*OPTIONAL)])
+        narrow = pa.record_batch({"_value": pa.array([b"v"] * 150, pa.binary())})
+        ticket = _ticket(draft_of(narrow, group_bytes=1000, schema=schema), 1, None, None)
+        spool._writer.flush([ticket])
+        assert ticket.result() == (2, 151)
+        assert len(spool.segments()) == 1
+        assert max(group.nbytes for group in spool.read_since_blocking(0)) <= 1000
+
+
+def test_what_would_be_mostly_nulls_gets_a_segment_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headwater.log.spool.conform.LOG_GROUP_BYTES", 1000)
+    narrow = pa.record_batch({"a": pa.array(range(100), pa.int8())})
+    wide = narrow.slice(0, 1)
+    for name in OPTIONAL:
+        wide = wide.append_column(name, pa.nulls(1, LOG_COLUMNS[name]))
+    spool = opened(FaultyDisk())
+    append_all(spool, [wide, narrow.slice(0, 1), narrow])
+    assert [(one.first_lsn, one.last_lsn) for one in spool.segments()] == [(1, 2), (3, 102)]
+    assert spool.read_since_blocking(2)[0].records == narrow
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), pa.ArrowInvalid("odd")])
+def test_an_append_that_cannot_be_given_its_columns_is_refused_alone(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> pa.RecordBatch:
+        raise error
+
+    spool = opened(FaultyDisk())
+    append_all(spool, [record("_key")])
+    monkeypatch.setattr("headwater.log.spool.run.filled", failing)
+    without, beside = ticket_of(record()), ticket_of(record("_key"))
+    spool._writer.flush([without, beside])
+    with pytest.raises((Unavailable, Refused), match=str(error)):
+        without.result()
+    assert beside.result() == (2, 2)
+    assert spool.append_blocking(record("_key"), term=1) == (3, 3)

@@ -17,19 +17,22 @@ from headwater.log.spool import (
     Appended,
     Spool,
     SpoolConfig,
+    conform,
     draft_of,
     envelope,
     recovery,
     scan,
     window,
 )
+from headwater.log.spool import run as run_module
 from headwater.log.spool import spool as spool_module
 from headwater.log.spool.commit import Ticket
 from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.index import SparseIndex
 from headwater.log.spool.recovery import Recovered
+from headwater.log.spool.run import Run
 from headwater.log.spool.state import Segment
-from headwater.log.spool.writer import SegmentWriter, _Run
+from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
 from tests.log.given import contents, everything, found, numbered, opened
@@ -248,18 +251,18 @@ def _seal_unsynced(self: SegmentWriter, reason: str) -> None:
         _real_seal(self, reason)
 
 
-def _write_in_hope(self: SegmentWriter, run: _Run) -> None:
+def _write_in_hope(self: SegmentWriter, run: Run) -> None:
     """Does not tell of an error."""
     with suppress(HeadwaterError):
         _real_write(self, run)
 
 
-def _take_lsns_as_they_come(self: SegmentWriter, ticket: Ticket, run: _Run) -> None:
+def _take_lsns_as_they_come(self: SegmentWriter, ticket: Ticket, run: Run) -> None:
     run.next_lsn = ticket.first_lsn or run.next_lsn
 
 
 async def _append_with_an_lsn_from_before(
-    self: Spool, records: pa.RecordBatch, *, term: int
+    self: Spool, records: pa.RecordBatch, *, term: int, first_lsn: int | None = None
 ) -> Appended:
     """Takes the LSNs first, and then gets in line."""
     first_lsn = getattr(self, "next_lsn", 1)
@@ -274,6 +277,22 @@ def _lsns_before_the_line() -> Iterator[None]:
     with (
         replaced(Spool, "append", _append_with_an_lsn_from_before),
         replaced(SegmentWriter, "_check", _take_lsns_as_they_come),
+    ):
+        yield
+
+
+def _only_the_segments_columns(
+    records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema
+) -> pa.RecordBatch:
+    shared = records.select([name for name in records.schema.names if name in schema.names])
+    return conform.filled(shared, schema, given=shared.schema)
+
+
+@contextmanager
+def _columns_dropped_to_fit() -> Iterator[None]:
+    with (
+        replaced(Run, "schema_with", lambda self, ticket: self.schema or ticket.given),
+        replaced(run_module, "filled", _only_the_segments_columns),
     ):
         yield
 
@@ -346,6 +365,10 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], object]]] = {
     ),
     "LSNs are given before the append has its place in line": (
         _lsns_before_the_line,
+        append_history,
+    ),
+    "a column is dropped to make records fit": (
+        _columns_dropped_to_fit,
         append_history,
     ),
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +13,10 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.disk import OsDisk
-from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
+from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, OutcomeUnknown, Refused
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import Simulation, simulate
-from headwater.testing.disk import FaultyDisk
+from headwater.testing.disk import FaultyDisk, FaultyFile
 from tests.log.given import PATH, contents, everything, numbered, opened
 
 Use = Callable[[Spool], object]
@@ -24,6 +27,13 @@ USES: dict[str, Use] = {
     "start over": lambda spool: spool.start_over_blocking(5000),
     "seal": lambda spool: spool.seal_blocking(),
     "tend": lambda spool: spool.tend_blocking(),
+    "sync": lambda spool: spool.sync_blocking(),
+}
+LOOKS: dict[str, Use] = {
+    "segments": lambda spool: spool.segments(),
+    "bytes": lambda spool: spool.bytes_since(0),
+    "seek": lambda spool: spool.seek_offset(0),
+    "wait": lambda spool: asyncio.run(spool.wait_for_lsn_after(9, timeout_s=0.01)),
 }
 
 
@@ -44,11 +54,11 @@ def test_a_closed_spool_does_nothing_to_the_log_of_whoever_opened_it_next(use: s
     assert list(everything(opened(disk))) == list(range(1, 12))
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", [*USES, *LOOKS])
 def test_a_forked_child_does_nothing_to_its_parents_log(use: str, tmp_path: Path) -> None:
     spool = Spool.open(str(tmp_path))
     spool.append_blocking(numbered(1, 1), term=1)
-    said = _in_child(lambda: USES[use](spool), closing=spool)
+    said = _in_child(lambda: (USES | LOOKS)[use](spool), closing=spool)
     assert "before the process forked" in said
     assert spool.append_blocking(numbered(2, 1), term=1) == (2, 2)
     spool.close_blocking()
@@ -77,10 +87,10 @@ def _in_child(use: Callable[[], object], *, closing: Spool) -> str:
     return text
 
 
-@pytest.mark.parametrize("use", ["append", "prune", "start over", "seal", "tend"])
+@pytest.mark.parametrize("use", ["append", "prune", "start over", "seal", "tend", "sync"])
 def test_a_log_whose_lock_was_removed_is_left_to_whoever_took_the_next(use: str) -> None:
     disk = FaultyDisk()
-    spool = opened(disk)
+    spool = opened(disk, config=SpoolConfig(sync="none" if use == "sync" else "always"))
     spool.append_blocking(numbered(1, 1), term=1)
     disk.unlink(f"{PATH}/lock")
     other = opened(disk)
@@ -107,6 +117,72 @@ def test_what_was_written_while_the_lock_went_is_not_acknowledged(
     monkeypatch.setattr(type(spool._writer._file), "sync_data", synced)
     with pytest.raises(OutcomeUnknown, match="may be in it"):
         spool.append_blocking(numbered(1, 1), term=1)
+
+
+@pytest.mark.parametrize("fault", ["full", "sync"])
+def test_nothing_is_cut_off_where_the_lock_went(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 1), term=1)
+    append, cut = FaultyFile.append, []
+
+    def meanwhile(file: FaultyFile, data: bytearray) -> None:
+        """Another process comes in, and acknowledges a record, before this write has ended."""
+        monkeypatch.undo()
+        disk.unlink(f"{PATH}/lock")
+        with opened(disk) as other:
+            other.append_blocking(numbered(2, 1), term=1)
+        disk.fail_next(*{"full": ("append", errno.ENOSPC), "sync": ("sync", errno.EIO)}[fault])
+        monkeypatch.setattr(FaultyFile, "truncate", lambda _, size: cut.append(size))
+        append(file, data)
+
+    monkeypatch.setattr(FaultyFile, "append", meanwhile)
+    with pytest.raises((OutcomeUnknown, DiskFailed)):
+        spool.append_blocking(numbered(2, 1), term=1)
+    assert cut == []
+
+
+def test_whoever_waited_for_a_log_that_is_being_closed_begins_no_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    spool.append_blocking(numbered(1, 1), term=1)
+    mark = spool._mark
+    said: list[str] = []
+
+    def marking() -> None:
+        """Others, who looked whether the log was open before it was closed, come to it here."""
+        for use in (spool._writer.tend, functools.partial(spool._writer.seal, "hand-over")):
+            with pytest.raises(Refused, match="closed") as refused:
+                use()
+            said.append(str(refused.value))
+        mark()
+
+    monkeypatch.setattr(spool, "_mark", marking)
+    spool.close_blocking()
+    assert len(said) == 2
+    assert [name for name in contents(disk) if name.endswith(".wal")] == [f"{1:020d}.wal"]
+
+
+def test_a_log_is_not_let_go_while_somebody_still_changes_names_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(sync="none"))
+    spool.append_blocking(numbered(1, 1), term=1)
+    disk.fail_next("sync", errno.EIO)
+    released: list[bool] = []
+
+    def release() -> None:
+        released.append(spool._marking.locked())
+
+    monkeypatch.setattr(spool._ownership, "release", release)
+    with pytest.raises(DiskFailed):
+        spool.close_blocking()
+    assert released == [True]
 
 
 def test_a_spool_is_closed_at_the_end_of_a_block() -> None:

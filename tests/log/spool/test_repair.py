@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
 from headwater.buffer import Producer, Stream, create_stream
 from headwater.core import portal
 from headwater.core.errors import Corrupt, Refused
-from headwater.log.record import range_hash
+from headwater.log.record import Group, range_hash
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.envelope import Body
+from headwater.log.spool import survey as spool_survey
+from headwater.log.spool.envelope import GROUP_MAGIC, Body
+from headwater.log.spool.frame import V3
 from headwater.log.spool.repair import repair
-from headwater.log.spool.repair_source import BufferSource, SpoolSource
+from headwater.log.spool.repair_source import BufferSource, RepairSource, SpoolSource
+from headwater.log.spool.survey import Survey
 from headwater.store import MemoryBackend, Store
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
@@ -64,6 +68,63 @@ def test_damage_anywhere_is_mended_from_a_copy_that_was_framed_otherwise() -> No
             assert again.term == 3
             again.close_blocking()
             assert repair(PATH, [], disk=disk).mended == []
+
+
+def test_a_first_frame_that_lost_its_mark_is_mended_as_any_other() -> None:
+    """Without it, it looks like one of another implementation, which may leave LSNs out."""
+    files, copy = contents(grown()), grown(step=3)
+    for name in segments(files):
+        for place in range(V3.size, V3.size + len(GROUP_MAGIC)):
+            disk = planted(flipped(files, name, place))
+            repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
+            assert everything(opened(disk)) == RECORDS
+
+
+class Counted:
+    """A source that counts what it is asked for."""
+
+    def __init__(self, source: RepairSource) -> None:
+        self.name = source.name
+        self.reads = 0
+        self._source = source
+
+    def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
+        self.reads += 1
+        return self._source.read(first_lsn, last_lsn)
+
+
+def test_a_source_is_compared_once_with_a_segment_however_many_gaps_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    with opened(disk) as spool:
+        for lsn in range(1, 41):
+            spool.append_blocking(numbered(lsn, 1), term=3)
+    files = contents(disk)
+    (name,) = segments(files)
+    data = bytearray(files[name])
+    step = len(data) // 40
+    gaps = 13
+    for gap in range(gaps):
+        data[step * (3 * gap + 1) + 100] ^= 1
+    source = Counted(SpoolSource(PATH, disk))
+    surveyed = 0
+    survey = spool_survey.survey
+
+    def counted(*args: Any, **options: Any) -> Survey:
+        nonlocal surveyed
+        surveyed += 1
+        return survey(*args, **options)
+
+    monkeypatch.setattr(spool_survey, "survey", counted)
+    damaged = planted({**files, name: bytes(data)})
+    report = repair(PATH, [source], disk=damaged)
+    assert len(report.mended) == gaps
+    assert everything(opened(damaged)) == RECORDS
+    beside, sampled = 2 * gaps, 2
+    assert source.reads <= gaps + beside + sampled
+    # What is damaged is gone through, and once more for the sample; what is whole is not.
+    assert surveyed == 2
 
 
 def test_a_mended_log_has_the_hashes_of_the_whole_one() -> None:

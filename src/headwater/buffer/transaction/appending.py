@@ -169,6 +169,8 @@ class Appending:
         outcomes = await asyncio.gather(*map(open_one, missing), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
+                # What the others found is of before whoever fenced this one wrote its record.
+                await self.close()
                 raise outcome
         return {partition: self._opened[partition] for partition in partitions}
 

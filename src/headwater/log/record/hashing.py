@@ -111,8 +111,6 @@ def _is_list(kind: pa.DataType) -> bool:
 def _hashes(array: pa.Array) -> pa.Array:
     """A number for each value, null for nulls."""
     kind = array.type
-    if pa.types.is_dictionary(kind):
-        return _hashes(array.dictionary_decode())
     if pa.types.is_struct(kind):
         return _of_struct(array)
     if pa.types.is_fixed_size_list(kind):

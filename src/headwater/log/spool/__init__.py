@@ -6,7 +6,7 @@ Enters: record batches, in order, from one writer at a time. Leaves: groups by L
     ownership  whether the log is still this object's
     draft      records made ready to be appended; conform, columns that come and go
     commit     the line in which appends wait, and share a write and its sync
-    writer     the active segment: written, synced, sealed
+    writer     the active segment: written, synced, sealed; run, what one write takes
     reader     groups by LSN, from memory or from segments
     tail       the end of the log in memory
     state      what is published, and who waits for more

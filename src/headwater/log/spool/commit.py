@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headwater.core import interrupts, runtime
+from headwater.core import runtime, signals
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import LOG_FLUSH_BYTES
 from headwater.log.spool.envelope import Body
@@ -41,6 +41,12 @@ class Ticket:
         self.first_lsn = first_lsn
         self.timestamp_ms = timestamp_ms
         self.size_bytes = sum(len(body.frame) for body in bodies)
+        self.lsns = sum(body.lsns for body in bodies)
+        records = next((body for body in bodies if body.given is not None), None)
+        self.given = None if records is None else records.given
+        """The columns that whoever appends gave; None where there are no records."""
+        self.schema = None if records is None else records.records.schema
+        """The columns that its frames have: as given, or with nulls beside them."""
         self.is_settled = False
         self.turn: threading.Event | None = None
         """Set, for a thread, when its append is settled or when it is to lead."""
@@ -103,7 +109,7 @@ class Committer:
         """Take no more; returns when what waits is written."""
         with self._mutex:
             self._closed = why
-        with interrupts.held():
+        with signals.held():
             self._lead(None)
 
     def append_from_thread(self, ticket: Ticket) -> Appended:
@@ -113,31 +119,32 @@ class Committer:
         """
         turn = ticket.turn = threading.Event()
         try:
-            with interrupts.held():
+            with signals.held():
                 if self._enter(ticket):
                     self._lead(ticket)
             while not ticket.is_settled:
                 turn.wait()
-                with interrupts.held():
+                with signals.held():
                     if not ticket.is_settled:
                         turn.clear()
                         self._lead(ticket)
         except BaseException:
             # Interrupted: nobody may appoint this thread any more, and if somebody just has, the
-            # others wait for it.
-            with interrupts.held():
+            # others wait for it. It leads as long as it would have, and no longer.
+            with signals.held():
                 with self._mutex:
                     ticket.turn = None
                 if turn.is_set() and not ticket.is_settled:
-                    self._lead(None)
+                    self._lead(ticket)
             raise
         return ticket.result()
 
     async def append_from_task(self, ticket: Ticket) -> Appended:
         """Wait until it is settled. To be cancelled ends the waiting, not the append."""
         ticket.heard = asyncio.get_running_loop().create_future()
-        if self._enter(ticket):
-            self._lead_beside()
+        with signals.held():
+            if self._enter(ticket):
+                self._lead_beside()
         await ticket.heard
         return ticket.result()
 
@@ -161,14 +168,14 @@ class Committer:
 
     def _lead_beside(self) -> None:
         """Let a thread lead, for tasks of the loop that runs here."""
-        with self._mutex:
-            self._appointed = asyncio.get_running_loop()
         begun = False
 
         def lead() -> None:
+            # The loop's own thread comes here as well, where it cannot have another.
             nonlocal begun
-            begun = True
-            self._lead(None)
+            with signals.held():
+                begun = True
+                self._lead(None)
 
         def lead_if_nobody_has(_: asyncio.Task[None]) -> None:
             # Cancelled before a thread took it up, or before it even ran: those in line wait for
@@ -176,8 +183,11 @@ class Committer:
             if not begun:
                 lead()
 
-        flushing = runtime.spawn(runtime.run_blocking(lead), name="log flush")
-        flushing.add_done_callback(lead_if_nobody_has)
+        with signals.held():
+            with self._mutex:
+                self._appointed = asyncio.get_running_loop()
+            flushing = runtime.spawn(runtime.run_blocking(lead), name="log flush")
+            flushing.add_done_callback(lead_if_nobody_has)
 
     def _lead(self, own: Ticket | None) -> None:
         with self._mutex:

@@ -12,9 +12,29 @@ import pyarrow as pa
 
 from headwater.buffer.records import VALUE
 from headwater.core.errors import Bug
+from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import LOG_COLUMNS
 
 _OPTIONAL: Final = frozenset(LOG_COLUMNS) - {VALUE}
+_SAMPLE_ROWS: Final = 1024
+_NULL_BYTES: Final = {
+    name: pa.nulls(_SAMPLE_ROWS, LOG_COLUMNS[name]).nbytes / _SAMPLE_ROWS for name in _OPTIONAL
+}
+"""What a null takes in a frame: offsets and numbers stand there nevertheless."""
+
+
+def joined(schema: pa.Schema, given: pa.Schema, *, rows: int, nbytes: int) -> pa.Schema | None:
+    """`schema` with what only `given` has, for so many records of it that have so many bytes.
+
+    None if the streams' own columns differ, or if it would mostly be nulls that are written: more
+    than the records, and more than a segment of their own costs.
+    """
+    both = merged(schema, given)
+    if both is None:
+        return None
+    absent = _OPTIONAL.intersection(both.names).difference(given.names)
+    null_bytes = rows * sum(_NULL_BYTES[name] for name in absent)
+    return None if null_bytes > max(nbytes, LOG_GROUP_BYTES) else both
 
 
 def merged(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
@@ -26,11 +46,15 @@ def merged(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     return pa.schema(fields)
 
 
-def filled(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same records with all columns of a merged schema."""
+def filled(records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema) -> pa.RecordBatch:
+    """The same records with all columns of a merged schema.
+
+    `given` is what the records came with: columns beyond it are nulls, and may go again.
+    """
+    dropped = set(given.names).difference(schema.names)
+    if dropped:
+        raise Bug(f"columns {sorted(dropped)} would be dropped from an append")
     there = set(records.schema.names)
-    if not there <= set(schema.names):
-        raise Bug(f"columns {sorted(there - set(schema.names))} would be dropped from an append")
     columns = [
         records.column(field.name)
         if field.name in there

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pyarrow as pa
 
 from headwater.core.errors import Bug, Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
 from headwater.log.record.hashing import is_compared
+from headwater.log.spool.conform import filled, joined
 from headwater.log.spool.envelope import Body
 
 
@@ -25,18 +28,40 @@ class Draft:
         return bodies
 
 
-def draft_of(records: pa.RecordBatch, *, group_bytes: int = LOG_GROUP_BYTES) -> Draft:
-    """Frames of up to `group_bytes` of records each; a single record may have more."""
+def draft_of(
+    records: pa.RecordBatch,
+    *,
+    group_bytes: int = LOG_GROUP_BYTES,
+    schema: pa.Schema | None = None,
+) -> Draft:
+    """Frames of up to `group_bytes` of records each; a single record may have more.
+
+    `schema` is that of the segment which they will most likely go to: the columns that they lack
+    are given to them here, where there is time for it.
+    """
     if not records.num_rows:
         raise Refused("nothing to append: there are no records")
-    check_columns(records.schema)
-    for field in records.schema:
+    given = records.schema
+    if given != schema:
+        check_carried(given)
+        if schema is not None:
+            both = joined(schema, given, rows=records.num_rows, nbytes=records.nbytes)
+            if both == schema:
+                records = filled(records, schema, given=given)
+    return Draft(bodies_of(records, given=given, group_bytes=group_bytes))
+
+
+@functools.lru_cache(maxsize=256)
+def check_carried(schema: pa.Schema) -> None:
+    """Refuse columns and types that a log does not carry. Asked for every append, and the answer
+    for a schema is always the same."""
+    check_columns(schema)
+    for field in schema:
         if not is_compared(field.type):
             raise Refused(
                 f"column {field.name!r} is {field.type}, which a log does not carry: "
                 "cast it to a list, a string or a number, and decode what is a dictionary"
             )
-    return Draft([Body.of_records(part) for part in _parts(records, group_bytes)])
 
 
 def draft_of_lost(lsns: int, cause: str) -> Draft:
@@ -46,6 +71,11 @@ def draft_of_lost(lsns: int, cause: str) -> Draft:
     # A cause often quotes what was wrong, which need not be text.
     readable = cause.encode(errors="backslashreplace").decode()
     return Draft([Body.of_lost(lsns, readable)])
+
+
+def bodies_of(records: pa.RecordBatch, *, given: pa.Schema, group_bytes: int) -> list[Body]:
+    """The frames of records that came with the columns of `given`."""
+    return [Body.of_records(part, given=given) for part in _parts(records, group_bytes)]
 
 
 def _parts(records: pa.RecordBatch, group_bytes: int) -> list[pa.RecordBatch]:

@@ -68,9 +68,11 @@ class Body:
     """As whoever reads the frame gets them, in its own memory: nobody can change them afterwards,
     and they keep nothing else alive."""
     lost: str | None = None
+    given: pa.Schema | None = None
+    """The columns that whoever appends it gave; those beyond are nulls. None where it is lost."""
 
     @classmethod
-    def of_records(cls, records: pa.RecordBatch) -> Body:
+    def of_records(cls, records: pa.RecordBatch, *, given: pa.Schema | None = None) -> Body:
         """The body of a group of records, which can be read: `Refused` if it could not be.
 
         Goes over all bytes more than once; best done outside of locks.
@@ -85,6 +87,7 @@ class Body:
         except Corrupt as error:
             check_sound(records)
             raise Refused(f"these records could not be read afterwards: {error}") from error
+        body.given = records.schema if given is None else given
         return body
 
     @classmethod

@@ -40,15 +40,19 @@ class Ownership:
         return self._closed
 
     def check_open(self) -> None:
-        """`Refused` where the log is not this object's any more. Takes no lock: a child might wait
+        """`Refused` where the log is not this object's any more."""
+        self.check_not_forked()
+        if self._closed:
+            raise Refused(f"{self._folder.path} is closed: open it again")
+
+    def check_not_forked(self) -> None:
+        """`Refused` in a child. Takes no lock, and is asked before any is taken: a child might wait
         for ever for one that a thread of its parent held."""
         if self._forked:
             raise Refused(
                 f"{self._folder.path} was opened before the process forked, and is its parent's: "
                 "open it in the child once the parent has closed it"
             )
-        if self._closed:
-            raise Refused(f"{self._folder.path} is closed: open it again")
 
     def check_held(self) -> None:
         """`Fenced` where the lock that is held is not the one whoever opens the log takes.

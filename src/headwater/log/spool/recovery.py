@@ -11,6 +11,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
 from headwater.core.errors import Corrupt, NotFound
@@ -188,7 +190,9 @@ def _remember(recovered: Recovered, window: Window, found: Scan) -> None:
             if payload is not None:
                 recovered.schema = decode_group(found.last_records.header, payload).records.schema
         except Corrupt as error:
-            # Whoever reads it is told; the rest of the log can be had nevertheless.
+            # Whoever reads it is told; the rest of the log can be had nevertheless. What is
+            # appended goes to another segment: no records have the columns of none.
+            recovered.schema = pa.schema([])
             _log.warning("%s: the last frame cannot be read: %s", window.path, error)
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.core import interrupts, runtime
+from headwater.core import runtime, signals
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.core.limits import (
@@ -147,15 +147,18 @@ class Spool:
 
     def bytes_since(self, lsn: int) -> int:
         """Bytes of log after `lsn`, to within one step of the index."""
+        self._ownership.check_not_forked()
         return self._reader.bytes_since(lsn)
 
     def seek_offset(self, lsn: int) -> int:
         """Where in its segment a read after `lsn` begins to look."""
+        self._ownership.check_not_forked()
         place = self._state.after(lsn)
         return 0 if place is None else self._reader.index(place.segment).offset_for(lsn + 1)
 
     def segments(self) -> list[Segment]:
         """The segments, oldest first; the last one is being written."""
+        self._ownership.check_not_forked()
         return self._state.segments()
 
     def segment_path(self, segment: Segment) -> str:
@@ -199,7 +202,8 @@ class Spool:
     def _drafted(self, records: pa.RecordBatch | Draft) -> Draft:
         if isinstance(records, Draft):
             return records
-        return draft_of(_checked(records), group_bytes=self.config.group_bytes)
+        group_bytes, schema = self.config.group_bytes, self._writer.schema
+        return draft_of(_checked(records), group_bytes=group_bytes, schema=schema)
 
     async def read_since(
         self, lsn: int, *, max_records: int = LOG_READ_RECORDS, max_bytes: int = LOG_READ_BYTES
@@ -223,6 +227,7 @@ class Spool:
 
     async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
         """Return `current_lsn()` as soon as it is above `lsn`, or what it is after `timeout_s`."""
+        self._ownership.check_not_forked()
         return await self._state.wait_for_lsn_after(lsn, timeout_s)
 
     async def prune_through(self, lsn: int) -> Pruned:
@@ -259,8 +264,15 @@ class Spool:
 
     async def sync(self) -> None:
         """Return once everything that was appended is on stable storage, whatever `sync` says."""
+        self._ownership.check_open()
         if self.synced_lsn < self.current_lsn():
-            await runtime.run_blocking(self._writer.sync)
+            await runtime.run_blocking(self.sync_blocking)
+
+    def sync_blocking(self) -> None:
+        """As `sync`, from a thread."""
+        self._ownership.check_open()
+        with signals.held():
+            self._writer.sync()
 
     async def seal(self) -> None:
         """Seal the active segment, for a hand-over; the next append begins another."""
@@ -269,13 +281,13 @@ class Spool:
     def seal_blocking(self) -> None:
         """As `seal`, from a thread."""
         self._ownership.check_open()
-        with interrupts.held():
+        with signals.held():
             self._writer.seal("hand-over")
 
     def tend_blocking(self) -> None:
         """Do what is due though nobody appends: sync by interval, seal by age, renew the marks."""
         self._ownership.check_open()
-        with interrupts.held():
+        with signals.held():
             self._writer.tend()
         with self._touching():
             if self._state.synced_lsn > self._marks.synced_lsn:
@@ -298,24 +310,31 @@ class Spool:
     def close_blocking(self) -> None:
         """Sync, mark how far, and let the next one in. What was appended before is written."""
         if not self._ownership.is_forked:
-            with interrupts.held():
+            with signals.held():
                 self._close()
 
     def _close(self) -> None:
         if not self._ownership.end():
             return
+        closed = f"{self.path} is closed: open it again"
         try:
             try:
-                self._committer.close(f"{self.path} is closed: open it again")
+                self._committer.close(closed)
             finally:
                 self._writer.close()
-            with self._marking:
-                if self._state.failure is None and self._state.synced_lsn > self._marks.synced_lsn:
-                    self._ownership.check_held()
-                    self._mark()
         finally:
-            self._state.end(Refused(f"{self.path} is closed: open it again"))
-            self._ownership.release()
+            # Whoever is at work on the names in the folder ends it first, whatever has failed here.
+            with self._marking:
+                try:
+                    self._mark_last()
+                finally:
+                    self._state.end(Refused(closed))
+                    self._ownership.release()
+
+    def _mark_last(self) -> None:
+        if self._state.failure is None and self._state.synced_lsn > self._marks.synced_lsn:
+            self._ownership.check_held()
+            self._mark()
 
     async def close(self) -> None:
         """As `close_blocking`, from a task."""
@@ -325,7 +344,7 @@ class Spool:
     def _touching(self) -> Iterator[None]:
         """Within this the names in the folder are changed, by nobody else."""
         self._ownership.check_open()
-        with interrupts.held(), self._marking:
+        with signals.held(), self._marking:
             # Closed meanwhile, perhaps: whoever closes it waits for those who are in here.
             self._ownership.check_open()
             self._ownership.check_held()

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from headwater.core.disk import Disk
 from headwater.log.record.group import Group
+from headwater.log.spool.adopt import is_foreign
 from headwater.log.spool.envelope import decode_group
+from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import Folder
 from headwater.log.spool.scan import Scan, scan
-from headwater.log.spool.window import Peeked, Window
+from headwater.log.spool.window import Peeked, Window, frames_after
 
 
 class Missing(NamedTuple):
@@ -37,7 +39,7 @@ class Survey:
 def survey(window: Window, *, first_lsn: int | None = None, last_lsn: int = 0) -> Survey:
     """Look at a segment that is known to begin at `first_lsn` and to have reached `last_lsn`."""
     head = window.peek(0)
-    native = head is None or head.envelope is not None
+    native = not _is_foreign(window, head)
     if first_lsn is None:
         first_lsn = 1 if head is None else head.first_lsn
     found = scan(window, first_lsn=first_lsn, synced_lsn=last_lsn, native=native)
@@ -56,17 +58,37 @@ def survey_segment(folder: Folder, first_lsn: int, last_lsn: int) -> Survey:
 
 
 def groups_between(disk: Disk, path: str, first_lsn: int, last_lsn: int) -> Iterator[Group]:
-    """The groups of a segment's whole frames, as far as they lie between these LSNs."""
+    """The groups of a segment's whole frames, as far as they lie between these LSNs.
+
+    The heads of frames lead there; every byte is looked at only where they do not.
+    """
     with disk.open(path) as file:
         window = Window(file, path, end=file.stat().size_bytes)
-        for peeked in survey(window).frames:
-            if peeked.header.lsn < first_lsn or peeked.first_lsn > last_lsn:
-                continue
-            payload = window.payload(peeked)
-            if payload is not None:
-                part = decode_group(peeked.header, payload).between(first_lsn, last_lsn)
-                if part is not None:
-                    yield part
+        reached = first_lsn - 1
+        try:
+            for peeked, payload in frames_after(window, offset=0, lsn=reached, last_lsn=last_lsn):
+                yield from _part(peeked, payload, first_lsn, last_lsn)
+                reached = peeked.header.lsn
+        except SpoolCorrupt:
+            for peeked in survey(window).frames:
+                whole = window.payload(peeked) if peeked.header.lsn > reached else None
+                if whole is not None:
+                    yield from _part(peeked, whole, first_lsn, last_lsn)
+
+
+def _part(peeked: Peeked, payload: memoryview, first_lsn: int, last_lsn: int) -> Iterator[Group]:
+    if peeked.first_lsn <= last_lsn:
+        part = decode_group(peeked.header, payload).between(first_lsn, last_lsn)
+        if part is not None:
+            yield part
+
+
+def _is_foreign(window: Window, head: Peeked | None) -> bool:
+    """Whether another implementation wrote a segment, of which the first frame may be damaged: it
+    may have lost the mark of a group alone, and then the frames behind it tell."""
+    if head is None or head.envelope is not None:
+        return False
+    return is_foreign(window) or not scan(window, first_lsn=1).later
 
 
 def _prefix(window: Window, found: Scan) -> Iterator[Peeked]:

@@ -26,19 +26,18 @@ from headwater.core.errors import (
     LimitExceeded,
     NoSpace,
     OutcomeUnknown,
+    Refused,
     Unavailable,
 )
-from headwater.core.limits import KIB, LSN_MAX
-from headwater.log.record.group import Group
-from headwater.log.spool.commit import Appended, Ticket
+from headwater.core.limits import KIB, LOG_TEND_EVERY_S, LSN_MAX
+from headwater.log.spool.commit import Ticket
 from headwater.log.spool.config import SpoolConfig
-from headwater.log.spool.conform import filled, merged
-from headwater.log.spool.envelope import Body
 from headwater.log.spool.folder import Folder
 from headwater.log.spool.index import SparseIndex
 from headwater.log.spool.metrics import SpoolMetrics
 from headwater.log.spool.ownership import Ownership
 from headwater.log.spool.recovery import Recovered
+from headwater.log.spool.run import Run
 from headwater.log.spool.state import Segment, SpoolState
 from headwater.log.spool.tail import Tail
 
@@ -74,9 +73,16 @@ class SegmentWriter:
         self.term = recovered.term
         """The highest that has written."""
         self._schema: pa.Schema | None = recovered.schema
-        self._begun_s = runtime.monotonic_s() - recovered.age_s
+        self._old_from_s = runtime.monotonic_s() - recovered.age_s + config.segment_age_s
         self._synced_s = runtime.monotonic_s()
         self._synced_bytes = self._size_bytes
+        self._closed = False
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """What the active segment has, as far as one can tell without the lock; None where nothing
+        is in it yet."""
+        return None if self._state.active.is_empty else self._schema
 
     def flush(self, tickets: list[Ticket]) -> None:
         """Write what waits, in order, and settle all of it."""
@@ -85,23 +91,14 @@ class SegmentWriter:
             run = self._run()
             for ticket in tickets:
                 try:
+                    self._check(ticket, run)
                     if self._seal_reason(ticket, run) is not None:
                         run = self._commit(run)
-                        reason = self._seal_reason(ticket, run)
-                        if reason is not None:
-                            schema = _merged(run, ticket) if reason == "schema" else None
-                            self._seal(reason)
-                            run = self._run()
-                            run.schema = schema
-                    self._check(ticket, run)
-                    _conform(ticket, run)
+                        self._check(ticket, run)
+                        run = self._sealed_for(ticket, run)
+                    run.take(ticket)
                 except HeadwaterError as error:
                     ticket.fail(error)
-                    if not run.tickets:
-                        # What it would have had counts for nobody after it.
-                        run = self._run()
-                    continue
-                self._place(ticket, run)
             self._commit(run)
         self._metrics.flush_seconds.observe(runtime.monotonic_s() - started_s)
 
@@ -118,16 +115,16 @@ class SegmentWriter:
         with self.lock:
             self._check_usable()
             if self._synced_bytes < self._size_bytes:
+                self._check_owned()
                 self._sync()
+                self._check_still_owned()
 
     def tend(self) -> None:
         """Sync and seal what is due though nothing is appended."""
         with self.lock:
             self._check_usable()
             self._check_owned()
-            interval_s = self._config.sync_interval_s
-            due = interval_s is not None and runtime.monotonic_s() - self._synced_s >= interval_s
-            if due and self._synced_bytes < self._size_bytes:
+            if self._interval_over() and self._synced_bytes < self._size_bytes:
                 self._sync()
             if not self._state.active.is_empty and self._is_old():
                 self._seal_by_age()
@@ -137,6 +134,7 @@ class SegmentWriter:
             self._seal("age")
         except (NoSpace, Unavailable) as error:
             # It is written on, and sealed when there is room for another one.
+            self._old_from_s = runtime.monotonic_s() + LOG_TEND_EVERY_S
             _log.warning("%s is old, and was not sealed: %s", self._where, error)
 
     def restart(self, first_lsn: int) -> list[Segment]:
@@ -150,22 +148,34 @@ class SegmentWriter:
             return gone
 
     def close(self) -> None:
-        """Sync what is not, and give the file back."""
+        """Sync what is not, and give the file back. Nothing is done here any more, also by those
+        who waited for the lock meanwhile."""
         with self.lock:
+            self._closed = True
             try:
                 if self._state.failure is None and self._synced_bytes < self._size_bytes:
                     self._sync()
             finally:
                 self._file.close()
 
-    def _run(self) -> _Run:
-        """Nothing yet, after all that is published."""
-        schema = None if self._state.active.is_empty else self._schema
-        return _Run(self._state.current_lsn + 1, self._size_bytes, self.term, schema)
+    def _run(self, schema: pa.Schema | None = None) -> Run:
+        """Nothing yet, after all that is published; `schema` is what an empty segment had best."""
+        begins = self._state.active.is_empty
+        return Run(
+            next_lsn=self._state.current_lsn + 1,
+            size_bytes=self._size_bytes,
+            term=self.term,
+            schema=schema if begins else self._schema,
+            begins=begins,
+            synced_lsn=self._state.synced_lsn,
+            group_bytes=self._config.group_bytes,
+        )
 
     def _check_usable(self) -> None:
         if self._state.failure is not None:
             raise self._state.failure
+        if self._closed:
+            raise Refused(f"{self._folder.path} is closed: open it again")
 
     def _check_owned(self) -> None:
         try:
@@ -181,7 +191,7 @@ class SegmentWriter:
         except Fenced as error:
             raise OutcomeUnknown(f"{error}. What was just written may be in it, or not") from error
 
-    def _check(self, ticket: Ticket, run: _Run) -> None:
+    def _check(self, ticket: Ticket, run: Run) -> None:
         self._check_usable()
         if ticket.term < run.term:
             self._metrics.appends_refused["fenced"] += 1
@@ -193,45 +203,39 @@ class SegmentWriter:
                 "and writes nothing twice",
                 current=run.next_lsn,
             )
-        last_lsn = run.next_lsn + sum(body.lsns for body in ticket.bodies) - 1
+        last_lsn = run.next_lsn + ticket.lsns - 1
         if last_lsn > LSN_MAX:
             self._metrics.appends_refused["order"] += 1
             raise LimitExceeded(f"LSN {last_lsn} is beyond the last one, {LSN_MAX}")
 
-    def _seal_reason(self, ticket: Ticket, run: _Run) -> str | None:
-        if (self._state.active.is_empty and not run.tickets) or ticket.term < run.term:
+    def _seal_reason(self, ticket: Ticket, run: Run) -> str | None:
+        if run.is_first:
             return None
         if ticket.term != run.term:
             return "hand-over"
-        if run.schema is not None and _schema(ticket) and _merged(run, ticket) != run.schema:
+        if not run.fits(ticket):
             return "schema"
         if run.size_bytes >= self._config.segment_bytes:
             return "size"
         return "age" if self._is_old() else None
 
+    def _sealed_for(self, ticket: Ticket, run: Run) -> Run:
+        """What takes an append, once the active segment is sealed if that has to be."""
+        reason = self._seal_reason(ticket, run)
+        if reason is None:
+            return run
+        # Columns that came once will come again: both kinds share the next segment.
+        schema = run.schema_with(ticket) if reason == "schema" else None
+        if reason == "age":
+            self._seal_by_age()
+        else:
+            self._seal(reason)
+        return self._run(schema)
+
     def _is_old(self) -> bool:
-        return runtime.monotonic_s() - self._begun_s >= self._config.segment_age_s
+        return runtime.monotonic_s() >= self._old_from_s
 
-    def _place(self, ticket: Ticket, run: _Run) -> None:
-        """Give each frame its LSNs and its place in the file."""
-        first_lsn = run.next_lsn
-        for body in ticket.bodies:
-            group = body.place(
-                term=ticket.term,
-                first_lsn=run.next_lsn,
-                timestamp_ms=ticket.timestamp_ms,
-                synced_lsn=min(self._state.synced_lsn, first_lsn - 1),
-                offset=run.size_bytes,
-            )
-            run.groups.append((group, run.size_bytes))
-            run.frames.append(body.frame)
-            run.size_bytes += len(body.frame)
-            run.next_lsn = group.last_lsn + 1
-        run.tickets.append((ticket, Appended(first_lsn, run.next_lsn - 1)))
-        run.term = ticket.term
-        run.schema = _schema(ticket) or run.schema
-
-    def _commit(self, run: _Run) -> _Run:
+    def _commit(self, run: Run) -> Run:
         """Write a run, sync it where that is promised, publish it, and settle its tickets."""
         if run.tickets:
             try:
@@ -247,7 +251,7 @@ class SegmentWriter:
                 self._publish(run)
         return self._run()
 
-    def _write(self, run: _Run) -> None:
+    def _write(self, run: Run) -> None:
         try:
             for data in _joined(run.frames):
                 self._file.append(data)
@@ -261,7 +265,9 @@ class SegmentWriter:
 
     def _cut_back(self) -> None:
         """Take away the part of a write that found room. Synced, because what was refused must
-        not come back, least of all behind what is written next."""
+        not come back, least of all behind what is written next. Not if the log is another's: what
+        is cut off then may be what that one has acknowledged."""
+        self._check_still_owned()
         try:
             self._file.truncate(self._size_bytes)
             self._file.sync()
@@ -295,6 +301,7 @@ class SegmentWriter:
         """What the failed sync was for was promised to nobody, and may be in the page cache
         alone: whoever opens the log next must not find it there and take it for safe."""
         try:
+            self._ownership.check_held()
             self._file.truncate(self._synced_bytes)
         except HeadwaterError as error:
             _log.error("%s: the unsynced end could not be cut off either: %s", self._where, error)
@@ -312,11 +319,11 @@ class SegmentWriter:
     def _where(self) -> str:
         return self._folder.segment(self._state.active.first_lsn)
 
-    def _publish(self, run: _Run) -> None:
+    def _publish(self, run: Run) -> None:
         for group, offset in run.groups:
             self._index.note(group.first_lsn, offset)
         if self._state.active.is_empty:
-            self._begun_s = runtime.monotonic_s()
+            self._old_from_s = runtime.monotonic_s() + self._config.segment_age_s
         self.term, self._schema = run.term, run.schema
         groups = [group for group, _ in run.groups]
         self._tail.extend(groups)
@@ -369,41 +376,6 @@ class SegmentWriter:
         except HeadwaterError as error:
             # It is made again from the segment when it is asked for.
             _log.warning("the index of a sealed segment was not kept: %s", error)
-
-
-class _Run:
-    """Frames that are written and synced together."""
-
-    def __init__(self, next_lsn: int, size_bytes: int, term: int, schema: pa.Schema | None) -> None:
-        self.next_lsn = next_lsn
-        self.size_bytes = size_bytes
-        self.term = term
-        self.schema = schema
-        self.tickets: list[tuple[Ticket, Appended]] = []
-        self.groups: list[tuple[Group, int]] = []
-        self.frames: list[bytearray] = []
-
-
-def _schema(ticket: Ticket) -> pa.Schema | None:
-    """The one schema of an append's records; None where there are none."""
-    return next((body.records.schema for body in ticket.bodies if body.lost is None), None)
-
-
-def _merged(run: _Run, ticket: Ticket) -> pa.Schema | None:
-    """What a segment would have that takes this append as well; None if that cannot be."""
-    schema = _schema(ticket)
-    assert schema is not None
-    return schema if schema == run.schema or run.schema is None else merged(run.schema, schema)
-
-
-def _conform(ticket: Ticket, run: _Run) -> None:
-    """Give an append the columns that its segment has."""
-    schema = _schema(ticket)
-    if schema is not None and run.schema is not None and schema != run.schema:
-        ticket.bodies = [
-            body if body.lost is not None else Body.of_records(filled(body.records, run.schema))
-            for body in ticket.bodies
-        ]
 
 
 def _joined(frames: list[bytearray]) -> list[bytes | bytearray]:
