@@ -10,6 +10,7 @@ import pytest
 
 from headwater.core.errors import Denied, Fenced, Unavailable
 from headwater.tier import SegmentMetadata, SegmentState
+from headwater.tier.errors import NotReady
 from headwater.tier.jobs import LogStartRegister, TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_local
 from headwater.tier.jobs.scrub import Kind, Scrubbed, look
@@ -411,5 +412,21 @@ def test_a_partition_that_is_being_deleted_lacks_nothing() -> None:
 
         for mend in (False, True):
             assert (await led.manager.scrub(mend=mend)).findings == ()
+
+    in_time(main)
+
+
+def test_what_was_found_is_told_although_the_rest_could_not_be_looked_at() -> None:
+    async def main() -> None:
+        led = await tiered(3, 3)
+        await led.damage(0, None)
+
+        def never(*how: Any) -> Any:
+            raise NotReady("not yet", partition=0)
+
+        led.metadata.cover_part = never  # type: ignore[method-assign, assignment]
+        found = (await led.manager.scrub(mend=False)).findings
+
+        assert [one.kind for one in found] == [Kind.MISSING, Kind.UNKNOWN]
 
     in_time(main)
