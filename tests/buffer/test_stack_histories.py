@@ -22,7 +22,7 @@ from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.queue.v1 import V1Appender
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Unavailable
-from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.planted import expect_noticed
 from tests.torture.stack_scenarios import SCENARIOS, native_history, v1_history
 from tests.torture.surroundings import Replacement
 
@@ -35,7 +35,6 @@ FIRST_NATIVE = {
 }
 FIRST_V1 = {"commit-before-delivery": 13}
 """Where not to begin at 0, since most histories are blind to the bug: only to be done sooner."""
-CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
 
 async def acknowledges_first(self: Consumer, sequence: int) -> None:
@@ -173,9 +172,4 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def _expect_caught(history: Callable[..., str], bug: Replacement, *, first: int) -> None:
-    for seed in range(first, first + HISTORIES_TO_CATCH_A_BUG):
-        try:
-            history(seed, bug)
-        except CAUGHT:
-            return
-    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+    expect_noticed(lambda seed: history(seed, bug), within=HISTORIES_TO_CATCH_A_BUG, first=first)

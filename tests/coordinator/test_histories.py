@@ -15,11 +15,10 @@ from headwater.coordinator.view import ViewBoard
 from headwater.coordinator.writer import Writer
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
-from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.planted import expect_noticed
 from tests.torture.coordinator_scenarios import SCENARIOS, coordinator_history
 
 HISTORIES_TO_CATCH_A_BUG = 200
-CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
 
 async def watermark_first(self: Flushing, frozen: Any, epochs: range) -> None:
@@ -79,12 +78,7 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
 def test_a_planted_bug_is_caught(bug: str) -> None:
     owner, name, instead = PLANTED[bug]
     with mock.patch.object(owner, name, instead):
-        for seed in range(HISTORIES_TO_CATCH_A_BUG):
-            try:
-                coordinator_history(seed)
-            except CAUGHT:
-                return
-    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+        expect_noticed(coordinator_history, within=HISTORIES_TO_CATCH_A_BUG)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import headwater
 from headwater.buffer import Producer, create_stream, open_stream
 from headwater.spark import table as tables
+from headwater.spark import versions
 from headwater.store import open_store
 from tests.spark.killed_driver import COPY, TABLE
 
@@ -94,8 +95,9 @@ def run_killed(kills: list[Kill], sink: str = "files", seed: int = 0) -> None:
         assert _drive(**told) == 0
         stored = {"files": _in_files, "stream": _in_stream, "table": _in_table}[sink](folder)
         check(stored, kills)
-        left = asyncio.run(_unacknowledged(told["url"]))
-        assert not left, f"{left} batches are not acknowledged after {kills}"
+        if versions.HAS_LIMITS:  # others acknowledge the last micro-batch with the next
+            left = asyncio.run(_unacknowledged(told["url"]))
+            assert not left, f"{left} batches are not acknowledged after {kills}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

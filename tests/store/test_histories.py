@@ -21,6 +21,7 @@ from headwater.core.errors import (
 from headwater.store import IF_ABSENT, IfAbsent, Object, Register, Sequence, Store, Version
 from headwater.store.sequence import Floor
 from headwater.testing.sim_errors import UnhandledFailure
+from tests.planted import expect_noticed
 from tests.torture.store_scenarios import (
     SCENARIOS,
     Parts,
@@ -114,12 +115,7 @@ def test_no_history_loses_doubles_or_invents_an_update(scenario: Any) -> None:
     ],
 )
 def test_a_planted_bug_is_caught(history: Callable[[int, Parts], str], parts: Parts) -> None:
-    for seed in range(HISTORIES_TO_CATCH_A_BUG):
-        try:
-            history(seed, parts)
-        except CAUGHT:
-            return
-    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+    expect_noticed(lambda seed: history(seed, parts), within=HISTORIES_TO_CATCH_A_BUG, by=CAUGHT)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

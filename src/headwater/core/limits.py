@@ -168,7 +168,6 @@ REPLICA_PULL_GAP_S: Final = 0.05
 """A pull that came back empty before its time is not repeated sooner."""
 REPLICA_CALL_TIMEOUT_S: Final = 30.0
 REPLICA_COMPARE_RECORDS: Final = 1024
-REPLICA_BEGINNINGS_MAX: Final = 16
 REPLICA_DISTRUST_S: Final = 600.0
 """For so long an archive is not begun from again that held other records than the leader's log."""
 REPLICA_RECENT_BYTES: Final = 16 * MIB

@@ -15,6 +15,7 @@ from headwater.buffer.v1_manifest import Entry
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.testing.sim_errors import UnhandledFailure
 from tests.buffer.queue_v1.histories import Bug, history
+from tests.planted import expect_noticed
 
 SAMPLE = 25
 HISTORIES_TO_CATCH_A_BUG = 400
@@ -94,9 +95,6 @@ async def _not_fenced(self: V1Taker) -> Found:
 )
 def test_a_planted_bug_is_caught(bug: Bug, request: pytest.FixtureRequest) -> None:
     first = LIKELY.get(request.node.callspec.id, 0)
-    for seed in range(first, first + HISTORIES_TO_CATCH_A_BUG):
-        try:
-            history(seed, bug)
-        except CAUGHT:
-            return
-    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+    expect_noticed(
+        lambda seed: history(seed, bug), within=HISTORIES_TO_CATCH_A_BUG, first=first, by=CAUGHT
+    )

@@ -29,6 +29,7 @@ async def test_what_is_pruned_would_be_allowed_by_the_next_leader_as_well() -> N
     one = await leader(store=Store(backend))
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=2)
+    one.acknowledge("r1", 2)
     await one.primary.settle_slots()
     one.acknowledge("r1", 8)
     backend.is_away = True
@@ -198,7 +199,7 @@ async def test_a_replica_that_is_ahead_of_a_leader_which_derives_again_waits_for
         await one.service.pull("r1", 8)
     assert (await one.service.pull("r1", 3, wait_s=1.0)).groups == []
     one.wal.append(6)
-    assert await one.primary.prune_retained_wal_through(9) == 3, "kept until they are compared"
+    assert await one.primary.prune_retained_wal_through(9) == 2, "kept until they are compared"
     pulled = await one.service.pull("r1", 3)
     assert [group.first_lsn for group in pulled.groups] == [4]
 
@@ -208,6 +209,7 @@ async def test_a_slot_above_the_end_of_the_log_is_brought_back_to_it() -> None:
     first = await leader(epoch=1)
     first.wal.append(9)
     await first.service.register("r1", 9)
+    first.acknowledge("r1", 9)
     seen_ms = first.slot("r1").last_seen_ms
     await first.primary.close()
     shorter = MemoryWal()
@@ -237,6 +239,7 @@ async def test_unregistering_keeps_the_slot_and_dropping_it_frees_the_log() -> N
     one = await leader()
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=2)
+    one.acknowledge("r1", 2)
     assert one.primary.unregister_replica("r1")
     assert await one.primary.prune_retained_wal_through(9) == 2
 
@@ -315,6 +318,17 @@ async def test_a_replica_that_comes_with_a_copy_is_behind_by_what_follows_it() -
     await one.service.register("standby", 90)
     (view,) = one.primary.slot_views()
     assert (view.confirmed_lsn, view.lag_lsn) == (0, 10), "though nobody has compared the copy yet"
+
+
+@virtual
+async def test_the_last_record_of_a_copy_stays_in_the_log_until_it_was_compared() -> None:
+    one = await leader()
+    one.wal.append(9)
+    await one.service.register("r1", 9)
+    assert await one.primary.prune_retained_wal_through(9) == 8
+    assert (await one.service.register("r1", 9)).resume == PartialResync(9)
+    one.acknowledge("r1", 9)
+    assert await one.primary.prune_retained_wal_through(9) == 9
 
 
 @virtual

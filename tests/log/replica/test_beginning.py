@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Refused
+from headwater.core.errors import Corrupt, Refused, Unavailable
 from headwater.log.primary import Pulled
 from headwater.log.record import Group
 from headwater.log.replica import Replica
@@ -200,4 +201,33 @@ async def test_a_bootstrap_is_completed_with_what_is_on_disk_and_not_with_what_i
     assert (replica.target.applied_lsn, replica.target.durable_lsn) == (9, 3)
     assert one.slot("r1").restart_lsn == 3, "the log is kept for what would be lost"
     assert await one.primary.prune_retained_wal_through(9) == 3
+    await replica.close()
+
+
+@virtual
+async def test_an_empty_copy_that_cannot_be_opened_is_tried_once_and_told() -> None:
+    one = await leader_of(changes(1, 2), memory_store())
+    states = keyed_states(one.store)
+    replica = await standby(one.service, FaultyDisk(), targets=states, start=False)
+    failing = mock.AsyncMock(side_effect=Corrupt("a bad disk"))
+    with mock.patch.object(states, "begin", failing), pytest.raises(Unavailable, match="bad disk"):
+        await replica.rebootstrap()
+    assert failing.call_count == 1
+    await replica.close()
+
+
+@virtual
+async def test_an_image_that_is_named_again_though_it_is_unusable_is_not_loaded_again() -> None:
+    store = memory_store()
+    one = await leader_of(changes(1, 12), store)
+    states = keyed_states(store)
+    replica = await standby(one.service, FaultyDisk(), targets=states, start=False)
+    await imaged(store, *changes(1, 10, of="lost"))
+    with (
+        mock.patch.object(states, "distrust", mock.AsyncMock()),
+        mock.patch.object(states, "begin", wraps=states.begin) as loading,
+        pytest.raises(Unavailable, match="another record under LSN 1"),
+    ):
+        await replica.rebootstrap()
+    assert loading.call_count == 1
     await replica.close()

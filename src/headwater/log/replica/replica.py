@@ -25,9 +25,9 @@ from collections.abc import AsyncIterator
 from typing import Final, Self
 
 from headwater.buffer.layout import check_group_name
-from headwater.core import limits, runtime
+from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import Bug, HeadwaterError, Refused
+from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.waiters import Waiters
 from headwater.log.primary import ReplicationSource
 from headwater.log.replica.bookmark import Bookmark
@@ -42,7 +42,7 @@ from headwater.log.replica.metrics import ReplicaMetrics
 from headwater.log.replica.retries import Retries
 from headwater.log.replica.sole_work import SoleWork, Work
 from headwater.log.replica.status import ReplicaPhase, ReplicaStatus
-from headwater.log.replica.target import Target, Targets
+from headwater.log.replica.target import Image, Target, Targets
 
 _log: Final = logging.getLogger("headwater")
 
@@ -291,21 +291,22 @@ class Replica:
 
     async def _begin(self, own: Target | None) -> Beginning:
         """Go on with what is there, or make a copy from the best beginning that turns out good."""
-        for tries_left in reversed(range(limits.REPLICA_BEGINNINGS_MAX)):
+        unusable: dict[Image | None, UnusableImage] = {}
+        while True:
             try:
                 beginning = await self._bootstrapper.begin(own)
             except Refused:
                 self.metrics.bootstraps_refused += 1
                 raise
+            if beginning.image in unusable:
+                raise unusable[beginning.image]
             try:
                 if beginning.kind != "own":
                     await self._replace_copy(beginning)
                 return beginning
             except UnusableImage as error:
-                if not tries_left:
-                    raise
-                _log.warning("replica %s tries an older beginning: %s", self.name, error)
-        raise Bug("a replica tried nothing to begin from")
+                _log.warning("replica %s tries another beginning: %s", self.name, error)
+                unusable[beginning.image] = error
 
     async def _replace_copy(self, beginning: Beginning) -> None:
         async def begin(path: str) -> Target:

@@ -60,7 +60,7 @@ def breach(lag: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
 
 def retention_floor(slots: Iterable[Slot]) -> int | None:
     """The log is kept above this LSN; None where no slot asks for anything."""
-    return min((slot.restart_lsn for slot in slots if slot.is_valid), default=None)
+    return min((slot.floor_lsn for slot in slots if slot.is_valid), default=None)
 
 
 def slot_status(

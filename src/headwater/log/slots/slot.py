@@ -66,6 +66,16 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether the log is kept for it."""
         return self.invalidation is None
 
+    @property
+    def floor_lsn(self) -> int:
+        """The log is kept above this one.
+
+        Of a copy that nobody has compared yet the last record stays, too: without it nobody could,
+        and its replica would have to begin anew.
+        """
+        is_compared = self.bootstrapping or self.confirmed_lsn >= self.restart_lsn
+        return self.restart_lsn if is_compared else self.restart_lsn - 1
+
     def advanced(self, *, applied_lsn: int, durable_lsn: int) -> Slot:
         """Moved forward by an acknowledgement.
 
