@@ -35,7 +35,7 @@ from tests.torture.tier_world import (
     World,
 )
 
-SETTLES_WITHIN_ROUNDS = 60
+SETTLES_WITHIN_ROUNDS = 120
 """Rounds of the last leader, once everything works."""
 
 

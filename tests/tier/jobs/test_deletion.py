@@ -218,3 +218,16 @@ def test_what_may_have_been_unlisted_does_not_count_as_remote() -> None:
         assert led.wal.oldest_lsn() == 11
 
     in_time(main)
+
+
+def test_whoever_leads_a_deleted_partition_again_misses_nothing() -> None:
+    async def main() -> None:
+        led = await Place().lead().write(3, 3).round()
+        await led.write(3).manager.delete_partition()
+        again = await led.place.lead(2, wal=led.wal).round()
+
+        assert (again.led.first_lsn, again.covered()) == (7, [range(7, 10)])
+        assert again.manager.metrics.missing_lsns == 0
+        assert (await again.manager.scrub(mend=False)).findings == ()
+
+    in_time(main)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from headwater.core.errors import Denied, Fenced
+from headwater.core.errors import Denied, Fenced, Unavailable
 from headwater.tier import SegmentMetadata, SegmentState
+from headwater.tier.errors import NotReady
 from headwater.tier.jobs import LogStartRegister, TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_local
 from headwater.tier.jobs.scrub import Kind, Scrubbed, look
@@ -390,5 +391,42 @@ def test_what_expires_while_the_rest_is_looked_at_is_no_gap() -> None:
             assert led.covered() == [range(7, 10)]
 
         assert (await outside(led, goes)).findings == ()
+
+    in_time(main)
+
+
+def test_a_partition_that_is_being_deleted_lacks_nothing() -> None:
+    async def main() -> None:
+        led = await tiered(3, 3, 3)
+        publish, middle = led.metadata.publish, led.metadata.segments()[1].segment_id
+
+        async def of_the_middle(event: Any, **how: Any) -> Any:
+            if getattr(event, "segment_id", middle) != middle:
+                raise Unavailable("no connection")
+            return await publish(event, **how)
+
+        led.metadata.publish = of_the_middle  # type: ignore[method-assign]
+        assert not await led.manager.delete_partition()
+        led.metadata.publish = publish  # type: ignore[method-assign]
+        assert led.covered() == [range(1, 4), range(7, 10)]
+
+        for mend in (False, True):
+            assert (await led.manager.scrub(mend=mend)).findings == ()
+
+    in_time(main)
+
+
+def test_what_was_found_is_told_although_the_rest_could_not_be_looked_at() -> None:
+    async def main() -> None:
+        led = await tiered(3, 3)
+        await led.damage(0, None)
+
+        def never(*how: Any) -> Any:
+            raise NotReady("not yet", partition=0)
+
+        led.metadata.cover_part = never  # type: ignore[method-assign, assignment]
+        found = (await led.manager.scrub(mend=False)).findings
+
+        assert [one.kind for one in found] == [Kind.MISSING, Kind.UNKNOWN]
 
     in_time(main)

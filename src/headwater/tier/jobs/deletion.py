@@ -1,6 +1,6 @@
 """Deletes all that the tier has of a partition, and can be taken up again at every step.
 
-    MARKED → STARTED → every segment unlisted and removed → FINISHED
+    MARKED → STARTED → the log start moves → every segment unlisted and removed → FINISHED
 
 Nobody reads a partition that is deleted: its objects go at once.
 """
@@ -19,6 +19,9 @@ async def delete_partition(led: LedPartition) -> None:
         await led.voice.partition_deletion(PartitionDeleteState.MARKED)
     if led.metadata.delete_state() is PartitionDeleteState.MARKED:
         await led.voice.partition_deletion(PartitionDeleteState.STARTED)
+    # Whatever the slots say. Should somebody lead it again with what is left on a disk, that is all
+    # there is, and nothing is lost of it.
+    led.log_start = await led.register.move(led.leader.epoch, led.local.oldest_lsn())
     setbacks = Setbacks()
     for segment in led.metadata.segments():
         with setbacks.kept():

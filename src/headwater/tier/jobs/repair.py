@@ -41,6 +41,8 @@ async def remove_orphans(
 
 async def repair(led: LedPartition, seen: Scrubbed) -> Scrubbed:
     """Mend all that can be mended; what cannot says why, and keeps nothing else from it."""
+    if led.metadata.delete_state() is not None:
+        return msgspec.structs.replace(seen, findings=())  # nothing of it is wanted any more
     partition = led.leader.partition
     damaged = {_id_of(partition, one) for one in seen.findings if one.kind in DAMAGE}
 

@@ -1,8 +1,8 @@
 """Looks whether the tier has what it says.
 
 Always holds: objects are listed before the events are read, so that one that no event names is of
-no copy under way; a copy that was merged, given up or expired while it was looked at is no damage;
-what could not be looked at is told as unknown, and ends nothing.
+no copy under way; a copy that was merged, given up, expired or deleted meanwhile is no damage; what
+could not be looked at is told as unknown, and ends nothing.
 """
 
 from __future__ import annotations
@@ -96,23 +96,41 @@ async def look(
         if one.state is SegmentState.COPY_FINISHED and one.end_offset >= first_lsn
     ]
     findings = await _damaged(metadata, storage, finished, rate)
-    held = [piece async for piece in walk_cover(metadata, first_lsn, END_LSN)]
-    missing = gaps(held, first_lsn, held[-1].lsns.stop) if held else []
-    # Reading took long, and what was given up meanwhile is neither damaged nor missing. The log
-    # start moves before anything below it is unlisted, so it is asked for after the cover.
-    first_lsn = await _first_lsn(log_start)
-    findings = [found for found in findings if found.last_lsn >= first_lsn]
-    for gap in missing:
-        if gap.stop > first_lsn:
-            findings.append(Finding(Kind.GAP, max(gap.start, first_lsn), gap.stop - 1))
     known = {one.segment_id for one in listed}
     strays = [found for found in objects if found[0] not in known]
-    if strays:
-        old_ms = await storage.now_ms() - orphan_grace_ms
-        old = [found for found in strays if found[1].modified_ms <= old_ms]
-        findings += await _strays(metadata, storage, old, first_lsn, findings)
+    try:
+        findings = await _compared(metadata, log_start, first_lsn, findings)
+        if strays and metadata.delete_state() is None:
+            first_lsn = await _first_lsn(log_start)
+            old_ms = await storage.now_ms() - orphan_grace_ms
+            old = [found for found in strays if found[1].modified_ms <= old_ms]
+            findings += await _strays(metadata, storage, old, first_lsn, findings)
+    except (Bug, Fenced):
+        raise
+    except HeadwaterError as error:
+        # What was found before, perhaps in hours, is told all the same.
+        findings.append(Finding(Kind.UNKNOWN, 0, -1, None, f"{type(error).__name__}: {error}"))
     size_bytes = sum(one.size_bytes for one in finished)
     return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings))
+
+
+async def _compared(
+    metadata: PartitionMetadata, log_start: LogStartRegister, first_lsn: int, damage: list[Finding]
+) -> list[Finding]:
+    """Damage and gaps, without what was given up while segments were read.
+
+    The log start moves before anything below it is unlisted, so it is asked for after the cover.
+    """
+    held = [piece async for piece in walk_cover(metadata, first_lsn, END_LSN)]
+    if metadata.delete_state() is not None:
+        return []  # all of it goes, bit by bit, and nobody is to read it
+    missing = gaps(held, first_lsn, held[-1].lsns.stop) if held else []
+    first_lsn = await _first_lsn(log_start)
+    return [found for found in damage if found.last_lsn >= first_lsn] + [
+        Finding(Kind.GAP, max(gap.start, first_lsn), gap.stop - 1)
+        for gap in missing
+        if gap.stop > first_lsn
+    ]
 
 
 async def _first_lsn(log_start: LogStartRegister) -> int:
@@ -151,13 +169,13 @@ async def _damage(
     # It may have been unlisted and removed while this scrub went on.
     try:
         await metadata.refresh()
+        now = metadata.find(segment.segment_id)
+        if now is None or now.state is not SegmentState.COPY_FINISHED:
+            return None
     except (Bug, Fenced):
         raise
     except HeadwaterError as error:
         kind, detail = Kind.UNKNOWN, f"{detail}; {type(error).__name__}: {error}"
-    now = metadata.find(segment.segment_id)
-    if now is None or now.state is not SegmentState.COPY_FINISHED:
-        return None
     name = str(segment.segment_id.id)
     return Finding(kind, segment.start_offset, segment.end_offset, name, detail)
 
