@@ -7,10 +7,13 @@ import importlib.util
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headwater.buffer.stream import open_stream
+from headwater.cli import tier_commands
+from headwater.core.errors import Refused
 from headwater.store import Store, open_store
 from headwater.testing import MemoryWal
 from headwater.tier import TopicIdPartition, TopicMetadataManager
@@ -187,6 +190,23 @@ def test_compact_turns_events_into_snapshots_and_reads_as_before(invoke: Invoke,
 
     again = invoke("tier", "compact", url)
     assert (again.exit_code, again.stdout) == (0, "there is nothing to compact\n")
+
+
+def test_compact_goes_on_while_it_is_to_watch(
+    invoke: Invoke, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise Refused("enough")
+
+    monkeypatch.setattr(tier_commands, "runtime", SimpleNamespace(sleep=pause))
+    result = invoke("tier", "compact", url, "--watch", "--every", "7", "--every-events", "1")
+    assert pauses == [7.0] * 3
+    assert result.stdout.count("5 events are in a snapshot now") == 1
+    assert result.stdout.count("there is nothing to compact") == 2
 
 
 def test_compact_tells_what_it_cannot_read(invoke: Invoke, url: str, tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ async def test_a_mark_that_has_not_moved_costs_one_request() -> None:
         ("head", f"metadata/{partition}/{offset:020d}")
         for partition, offset in ((0, 0), (1, 1), (2, 0))
     ]
+    backend.calls.clear()
+    assert await log.high_water_marks([1]) == {1: 1}
+    assert backend.calls == [("head", f"metadata/1/{1:020d}")], "nobody else is asked"
 
 
 @pytest.mark.parametrize("is_local", [True, False])

@@ -7,7 +7,6 @@ the next epoch's start the segment belongs to another lineage.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 
 from headwater.tier.cache.epoch_index import EpochIndex
@@ -139,7 +138,7 @@ class PartitionCache:
             rows.append(row)
         return self._cover(rows, first_lsn, end_lsn), end_lsn
 
-    def rows(self) -> array[int]:
+    def rows(self) -> Sequence[int]:
         """The rows of all that are listed, in order of their start offsets, as a copy."""
         return self._listed.columns()[1]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
@@ -26,6 +27,9 @@ from headwater.tier.events import (
 )
 from headwater.tier.events.publisher_epoch import check_epoch
 from headwater.tier.manager.followed import FollowedPartition
+
+LEADER_EPOCH_MAX: Final = (1 << 31) - 1
+"""A segment has no room for a leader's epoch above it."""
 
 
 async def publish_and_wait(
@@ -81,11 +85,12 @@ def check_before(
         return
     if newest is not None and mine < newest:
         raise _fenced(followed, event)
-    if mine > (newest or 0) + limits.EPOCH_STEP_MAX:
+    if mine > LEADER_EPOCH_MAX or (newest is not None and mine - newest > limits.EPOCH_STEP_MAX):
+        before = "" if newest is None else f", and {newest} was the last before it"
         raise Refused(
-            f"epoch {mine} is no epoch after {newest or 0}, which was the last to publish for "
-            f"{partition_of(event)} (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}): no leader after "
-            "it would be listened to. Nothing was published"
+            f"no leader of {partition_of(event)} has epoch {mine}: at most {LEADER_EPOCH_MAX} is "
+            f"one{before} (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). Nobody after it would be "
+            "listened to. Nothing was published"
         )
 
 
