@@ -47,6 +47,14 @@ def test_grouping_term_and_frame_time_change_nothing() -> None:
     assert range_hash([whole]) == range_hash(others)
 
 
+def test_what_stands_below_a_null_has_no_hash_even_where_it_may_not_be_null() -> None:
+    kind = pa.list_(pa.struct([pa.field("x", pa.int8(), nullable=False)]), 1)
+    elements = pa.array([None, {"x": 1}], kind.value_type)
+    missing = pa.FixedSizeListArray.from_arrays(elements, type=kind, mask=pa.array([True, False]))
+    filled = pa.array([None, [{"x": 1}]], kind)
+    assert record_hashes(group({"two": missing})) == record_hashes(group({"two": filled}))
+
+
 def test_the_lsn_counts() -> None:
     assert record_hashes(group(TYPED)) != record_hashes(group(TYPED, first_lsn=2))
 

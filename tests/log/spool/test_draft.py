@@ -85,7 +85,7 @@ def test_a_slice_does_not_keep_what_it_was_cut_from_in_memory() -> None:
     "wrong",
     [
         {"term": 0},
-        {"term": 2**64},
+        {"term": 2**31},
         {"term": 1.5},
         {"term": None},
         {"term": 1, "timestamp_ms": -1},

@@ -1,10 +1,11 @@
 """Change records: what the log carries, one by one and in groups.
 
-change    one change record, and its published JSON form
-columns   the Arrow columns of many
-group     records that stand in the log one after the other
-rows      from one to the other
-hashing   what two copies of the log compare
+change      one change record, and its published JSON form
+columns     the Arrow columns of many
+group       records that stand in the log one after the other
+rows        from one to the other
+hashing     what two copies of the log compare
+kept_types  the types of columns, and those that segments of the tier keep them in
 """
 
 from headwater.log.record.change import ChangeRecord

@@ -114,9 +114,9 @@ def _hashes(array: pa.Array) -> pa.Array:
     if pa.types.is_struct(kind):
         return _of_struct(array)
     if pa.types.is_fixed_size_list(kind):
-        return _of_list(array.cast(pa.list_(kind.value_type)))
+        return _of_fixed_size_list(array)
     if _is_list(kind):
-        return _of_list(array)
+        return _of_list(array, array.offsets, array.values)
     if pa.types.is_null(kind):
         return pa.nulls(len(array), pa.uint64())
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
@@ -150,11 +150,17 @@ def _of_struct(array: pa.StructArray) -> pa.Array:
     return pc.if_else(array.is_valid(), total, pa.scalar(None, pa.uint64()))
 
 
-def _of_list(array: pa.ListArray) -> pa.Array:
-    offsets = array.offsets
+def _of_fixed_size_list(array: pa.FixedSizeListArray) -> pa.Array:
+    # Not by a cast to a list, which refuses nulls below a null where no element may be null.
+    size = array.type.list_size
+    elements = array.values.slice(array.offset * size, len(array) * size)
+    return _of_list(array, pa.array([at * size for at in range(len(array) + 1)]), elements)
+
+
+def _of_list(array: pa.Array, offsets: pa.Array, elements: pa.Array) -> pa.Array:
     first, last = offsets[0].as_py(), offsets[-1].as_py()
     starts = pc.subtract(offsets, first).cast(pa.int64())
-    hashed = pc.fill_null(_hashes(array.values.slice(first, last - first)), _NULL)
+    hashed = pc.fill_null(_hashes(elements.slice(first, last - first)), _NULL)
     lengths = pc.subtract(starts[1:], starts[:-1])
     # Where each element stands in its own list, from 1 on: two that change places are noticed.
     begun = pc.take(starts, _parents(lengths))

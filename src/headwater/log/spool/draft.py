@@ -9,7 +9,7 @@ import pyarrow as pa
 from headwater.core.errors import Bug, Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
-from headwater.log.record.hashing import is_compared
+from headwater.log.record.kept_types import check_kept
 from headwater.log.spool.conform import filled, joined
 from headwater.log.spool.envelope import Body
 
@@ -57,11 +57,7 @@ def check_carried(schema: pa.Schema) -> None:
     for a schema is always the same."""
     check_columns(schema)
     for field in schema:
-        if not is_compared(field.type):
-            raise Refused(
-                f"column {field.name!r} is {field.type}, which a log does not carry: "
-                "cast it to a list, a string or a number, and decode what is a dictionary"
-            )
+        check_kept(field.name, field.type)
 
 
 def draft_of_lost(lsns: int, cause: str) -> Draft:

@@ -30,6 +30,7 @@ from headwater.core.limits import (
     LOG_TEND_EVERY_S,
     LSN_MAX,
 )
+from headwater.log.record.change import TERM_MAX
 from headwater.log.record.group import Group
 from headwater.log.spool.commit import Appended, Committer, Ticket
 from headwater.log.spool.config import SpoolConfig
@@ -382,7 +383,7 @@ class Spool:
 
 def _ticket(draft: Draft, term: int, first_lsn: int | None, timestamp_ms: int | None) -> Ticket:
     """One append, of which everything fits into a frame: what does not must harm nobody else."""
-    term = _number("term", term, 1, _U64_MAX)
+    term = _number("term", term, 1, TERM_MAX)
     if first_lsn is not None:
         first_lsn = _number("first_lsn", first_lsn, 0, _U64_MAX)
     if timestamp_ms is None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused
+from headwater.log.record.change import TERM_MAX
 from headwater.log.record.group import Group
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
@@ -21,7 +22,6 @@ from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
-from headwater.tier.segments.encoder import TERM_MAX
 
 BROKERS: Final = 1 << 31
 """A broker's id has 32 bits, with a sign."""

@@ -1,7 +1,8 @@
 """The columns of a segment: those of its records, in types that Parquet keeps as they are.
 
-Always holds: a type that Parquet, Spark or Iceberg would bend is refused before anything is
-written, and so is a column that has one type in some records and another in others.
+Always holds: a type that Parquet would bend is kept in another one that holds the same, and comes
+back as it was; a column that has one type in some records and another in others is refused before
+anything is written.
 
 Records of one segment may have different columns, since a column that nobody uses is absent: the
 segment has all of them, null where a record has none, and says which records had which.
@@ -14,10 +15,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.buffer.types import carried_type, check_nested
 from headwater.core.errors import Refused
 from headwater.log.record.columns import LOG_COLUMNS, check_columns
 from headwater.log.record.group import Group
+from headwater.log.record.kept_types import casts, kept_type
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.segments.field_ids import PLACE_FIELDS, FieldIds, children
 
@@ -31,11 +32,14 @@ class SegmentColumns:
         """`schemas`: every one that its records have. `declared`: as in `FieldIds`."""
         schemas = list(schemas)
         fields: dict[str, pa.Field] = {}
+        self._kinds: dict[str, pa.DataType] = {}
         for schema in schemas:
             check_columns(schema)
             for field in schema:
-                known = fields.get(field.name)
-                fields[field.name] = _joined(known, _stored(field))
+                _check_same(field, self._kinds.setdefault(field.name, field.type))
+                nullable = field.nullable or fields.get(field.name, field).nullable
+                kept = kept_type(field.name, field.type)
+                fields[field.name] = pa.field(field.name, kept, nullable)
         reserved = [fields[name] for name in LOG_COLUMNS if name in fields]
         typed = [field for name, field in fields.items() if name not in LOG_COLUMNS]
         columns = [_with_gaps(field, schemas) for field in (*reserved, *typed)]
@@ -61,7 +65,7 @@ class SegmentColumns:
                 column = pa.nulls(rows, field.type)
             elif _has_decimals(field.type):
                 _check_digits(field.name, column)
-            arrays.append(_as(column, field.type))
+            arrays.append(_kept(column, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._plain)
 
     def _check_fitting(self, schema: pa.Schema) -> None:
@@ -75,7 +79,7 @@ class SegmentColumns:
                     f"({', '.join(self._names)}): begin another segment, or name all schemas first"
                 )
             known = self._plain.field(field.name)
-            _joined(known, _stored(field))
+            _check_same(field, self._kinds[field.name])
             if field.nullable and not known.nullable:
                 raise NotOneSegment(
                     f"column {field.name!r} may be null here: begin another segment"
@@ -101,31 +105,16 @@ def can_share(schemas: Iterable[pa.Schema]) -> bool:
 
 def restored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of a segment as the records that they were."""
-    columns = [_as(rows.column(field.name), field.type) for field in schema]
+    columns = [_back(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _stored(field: pa.Field) -> pa.Field:
-    """How a column is stored; it differs in the names of elements and in metadata alone."""
-    kind = carried_type(field.type, field.name)
-    if kind != field.type:
-        raise Refused(
-            f"column {field.name!r} is {field.type}, which a stream carries as {kind} and a "
-            "segment cannot hold as it is: produce it through a stream, or cast it"
-        )
-    check_nested(field.name, kind)
-    return pa.field(field.name, kind, field.nullable)
-
-
-def _joined(known: pa.Field | None, field: pa.Field) -> pa.Field:
-    if known is None:
-        return field
-    if known.type != field.type:
+def _check_same(field: pa.Field, kind: pa.DataType) -> None:
+    if field.type != kind:
         raise NotOneSegment(
-            f"column {field.name!r} is {known.type} in some records and {field.type} in others: "
+            f"column {field.name!r} is {kind} in some records and {field.type} in others: "
             "they stand in two segments"
         )
-    return known.with_nullable(known.nullable or field.nullable)
 
 
 def _with_gaps(field: pa.Field, schemas: list[pa.Schema]) -> pa.Field:
@@ -133,8 +122,31 @@ def _with_gaps(field: pa.Field, schemas: list[pa.Schema]) -> pa.Field:
     return field if everywhere else field.with_nullable(True)
 
 
+def _kept(column: pa.Array, kept: pa.DataType) -> pa.Array:
+    """A column in the type that the segment keeps it in."""
+    if column.type.equals(kept, check_metadata=True):
+        return column
+    needed = casts(column.type)
+    return _as(column, kept) if needed is None else _cast(_as(column, needed.between), kept)
+
+
+def _back(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as it was before the segment kept it."""
+    if column.type.equals(kind, check_metadata=True):
+        return column
+    needed = casts(kind)
+    if needed is not None:
+        column = _cast(_cast(column, needed.shaped), needed.between)
+    return _as(column, kind)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Unchecked: every value fits, and below a null there may be what does not."""
+    return column.cast(kind, safe=False)
+
+
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same memory under a type that differs in the names and metadata of inner fields alone.
+    """The same memory under a type of the same layout.
 
     A cast would refuse nulls below a null, where the inner field by itself allows none.
     """

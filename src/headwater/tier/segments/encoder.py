@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ import xxhash
 from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits
 from headwater.core.errors import Refused
+from headwater.log.record.change import TERM_MAX
 from headwater.log.record.columns import COMMIT_TIMESTAMP
 from headwater.log.record.group import Group
 from headwater.tier.errors import NotOneSegment
@@ -38,9 +39,6 @@ from headwater.tier.segments.plan import SegmentConfig, SegmentPlan
 from headwater.tier.segments.receipt import Receipt
 from headwater.tier.segments.seal import FOOTER_END_BYTES, footer_bytes, seal
 from headwater.tier.segments.sink import HashingSink
-
-TERM_MAX: Final = 0x7FFFFFFF
-"""Kafka's events have epochs of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
