@@ -68,17 +68,19 @@ BEYOND_STREAMS: dict[pa.DataType, st.SearchStrategy[Any]] = {
 PLAIN |= BEYOND_STREAMS
 NAMES = st.text("abcdé. ", min_size=1, max_size=4)
 DECIMALS = st.one_of(
-    st.builds(
-        lambda precision, scale, make=make: make(precision, min(precision, scale)),
-        st.integers(1, digits),
-        st.integers(0, digits),
-    )
-    for make, digits in (
-        (pa.decimal32, 9),
-        (pa.decimal64, 18),
-        (pa.decimal128, 38),
-        (pa.decimal256, 76),
-    )
+    [
+        st.builds(
+            lambda precision, scale, make=make: make(precision, min(precision, scale)),
+            st.integers(1, digits),
+            st.integers(0, digits),
+        )
+        for make, digits in (
+            (pa.decimal32, 9),
+            (pa.decimal64, 18),
+            (pa.decimal128, 38),
+            (pa.decimal256, 76),
+        )
+    ]
 )
 
 
