@@ -46,6 +46,10 @@ class PrimaryService:
         await primary.settle_slots()
         # The name may have been registered again, or dropped, while this was stored.
         primary.replica(name, session=registration.session)
+        # Nor is the slot safe until it is stored: it may have been given up, and the log pruned.
+        cause = primary.slot_rebootstrap_reason(name, position_lsn)
+        if cause is not None:
+            resume = FullRebootstrap(cause)
         return Registered(
             primary.term,
             registration.session,
