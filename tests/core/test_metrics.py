@@ -70,3 +70,7 @@ def test_nothing_observed_has_quantiles_of_zero() -> None:
 def test_a_quantile_outside_of_nought_to_one_is_refused(q: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         observed([1.0]).quantile(q)
+
+
+def test_a_rank_that_floats_overstate_is_the_whole_number_it_is() -> None:
+    assert observed([0.0] * 7 + [1.0] * 18).quantile(0.28) == LATENCY_BOUNDS_S[0]

@@ -19,6 +19,7 @@ from headwater.core.errors import Refused
 from headwater.log.record import Group, changes_of, group_of, range_hash, record_hashes
 from headwater.log.record.change import ChangeRecord
 from headwater.log.record.columns import LOG_COLUMNS
+from headwater.log.record.kept_types import check_kept
 from headwater.log.spool.draft import draft_of
 from headwater.tier.segments import SegmentConfig, can_share
 from tests.tier.segments.given import by_lsn, decoded, encoded, lost
@@ -110,7 +111,17 @@ def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
     )
 
 
-TYPES = st.recursive(st.sampled_from(list(PLAIN)) | DECIMALS, _nested, max_leaves=5)
+def _is_kept(kind: pa.DataType) -> bool:
+    try:
+        check_kept("a", kind)
+    except Refused:
+        return False
+    return True
+
+
+TYPES = st.recursive(st.sampled_from(list(PLAIN)) | DECIMALS, _nested, max_leaves=5).filter(
+    _is_kept
+)
 
 
 def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[Any]:

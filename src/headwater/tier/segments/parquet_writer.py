@@ -61,6 +61,8 @@ def _with_dictionaries(schema: pa.Schema, sample: pa.Table) -> Iterator[str]:
             continue
         if pa.types.is_nested(field.type):
             yield from _leaves(field.name, field.type)
+        elif pa.types.is_null(field.type):
+            continue
         elif 2 * pc.count_distinct(sample.column(field.name)).as_py() <= sample.num_rows:
             yield field.name
 
