@@ -41,8 +41,8 @@ def test_a_column_of_any_type_is_refused_or_can_be_read_and_compared(kind: pa.Da
         disk = FaultyDisk()
         spool = opened(disk)
         records = pa.record_batch({"column": pa.nulls(3, one)})
-        if not is_compared(one) or one == pa.list_(pa.null(), 1):
-            with pytest.raises(Refused, match="column 'column' is"):
+        if not is_compared(one) or (kind == pa.null() and one != kind):
+            with pytest.raises(Refused, match=r"column 'column[.a-z]*' is"):
                 spool.append_blocking(records, term=1)
             assert spool.current_lsn() == 0
             continue
@@ -138,5 +138,5 @@ def test_a_cause_that_is_no_text_is_written_as_one() -> None:
 )
 def test_what_no_segment_of_the_tier_can_hold_no_log_takes(kind: pa.DataType) -> None:
     records = pa.record_batch({"a": pa.nulls(1, kind)})
-    with pytest.raises(Refused, match="give its elements a type"):
+    with pytest.raises(Refused, match="give it one, or drop it"):
         opened(FaultyDisk()).append_blocking(records, term=1)
