@@ -164,3 +164,9 @@ def another(group: Group) -> Group:
     """The same LSNs with other records."""
     values = pa.array([b"another"] * len(group), pa.binary())
     return replace(group, records=pa.record_batch({"_value": values}))
+
+
+def replica_disk(replica: object) -> FaultyDisk:
+    disk = replica._holdings._files.folder.disk  # type: ignore[attr-defined]
+    assert isinstance(disk, FaultyDisk)
+    return disk

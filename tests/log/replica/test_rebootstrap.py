@@ -32,6 +32,7 @@ from tests.log.replica.given import (
     keyed,
     keyed_states,
     reaches,
+    replica_disk,
     rows,
     standby,
 )
@@ -270,84 +271,6 @@ async def test_a_keyed_state_goes_on_from_its_own_rather_than_from_the_same_imag
     await runtime.sleep(60.0)
     assert replica.metrics.bootstraps == {"own": 1}
     await replica.close()
-
-
-@virtual
-async def test_a_reader_that_is_stopped_while_it_leaves_a_copy_is_in_nobodys_way() -> None:
-    one = await leader()
-    one.wal.append(10)
-    replica = await standby(one.service, FaultyDisk())
-    await reaches(replica, 10)
-    await replica.close()
-    replica = await standby(one.service, replica_disk(replica), start=False)
-
-    async def stopped(self: LogCopies, path: str) -> None:
-        raise asyncio.CancelledError
-
-    reading = replica.reading()
-    await reading.__aenter__()
-    await replica.rebootstrap()
-    with mock.patch.object(LogCopies, "discard", stopped), pytest.raises(asyncio.CancelledError):
-        await reading.__aexit__(None, None, None)
-    await replica.rebootstrap()
-    assert sum(map(len, await copied(replica))) == 10
-    await replica.close()
-
-
-@virtual
-async def test_a_reader_that_outlives_its_replica_removes_nothing_of_the_next_ones() -> None:
-    one = await leader()
-    one.wal.append(10)
-    replica = await standby(one.service, FaultyDisk())
-    await reaches(replica, 10)
-    await replica.close()
-    disk = replica_disk(replica)
-    replica = await standby(one.service, disk, start=False)
-    reading = replica.reading()
-    await reading.__aenter__()
-    await replica.rebootstrap()
-    await replica.close()
-    following = await standby(one.service, disk, start=False)
-    await following.rebootstrap()
-    assert sum(map(len, await copied(following))) == 10, "in the folder that was read"
-    await reading.__aexit__(None, None, None)
-    await following.close()
-    following = await standby(one.service, disk, start=False)
-    assert following.target.applied_lsn == 10
-    await following.close()
-
-
-@virtual
-async def test_a_replica_is_closed_only_when_nothing_is_removed_any_more() -> None:
-    one = await leader()
-    one.wal.append(10)
-    replica = await standby(one.service, FaultyDisk())
-    await reaches(replica, 10)
-    await replica.close()
-    disk = replica_disk(replica)
-    replica = await standby(one.service, disk, start=False)
-    discard, removed = LogCopies.discard, asyncio.Event()
-
-    async def slowly(self: LogCopies, path: str) -> None:
-        await runtime.sleep(60.0)
-        await discard(self, path)
-        removed.set()
-
-    reading = replica.reading()
-    await reading.__aenter__()
-    await replica.rebootstrap()
-    with mock.patch.object(LogCopies, "discard", slowly):
-        leaving = runtime.spawn(reading.__aexit__(None, None, None), name="leave")
-        await runtime.sleep(1.0)
-        leaving.cancel()
-        await replica.close()
-    assert removed.is_set()
-
-
-def replica_disk(replica: object) -> FaultyDisk:
-    disk = replica._holdings._files.folder.disk  # type: ignore[attr-defined]
-    assert isinstance(disk, FaultyDisk)
-    return disk
 
 
 class Apart:
