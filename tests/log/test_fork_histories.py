@@ -8,19 +8,17 @@ from unittest import mock
 
 import pytest
 
-from headwater.core.errors import HeadwaterError
 from headwater.log.primary import PrimaryService, Registered
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.record import Group
 from headwater.log.replica.follower import Follower
 from headwater.log.replica.proof import Proof
-from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.planted import expect_noticed
 from tests.torture.fork_scenarios import SCENARIOS, fork_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
 BEGIN_AT = {"only-the-slot-is-compared": 20, "one-answer-is-enough": 12}
 """Where a bug shows only in few histories, one of them."""
-CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
 
 async def reads_all(self: PrimaryService, since_lsn: int, **how: int) -> Sequence[Group]:
@@ -72,9 +70,4 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     owner, name, instead = PLANTED[bug]
     with mock.patch.object(owner, name, instead):
         first = BEGIN_AT.get(bug, 0)
-        for seed in range(first, first + HISTORIES_TO_CATCH_A_BUG):
-            try:
-                fork_history(seed)
-            except CAUGHT:
-                return
-    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+        expect_noticed(fork_history, within=HISTORIES_TO_CATCH_A_BUG, first=first)

@@ -9,7 +9,6 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from headwater.core.errors import HeadwaterError
 from headwater.log.primary import Pulled, log_retention
 from headwater.log.replica import (
     Bookmark,
@@ -30,13 +29,12 @@ from headwater.log.replica.log_copy import LogCopies, LogCopy
 from headwater.log.replica.replica import Replica
 from headwater.log.slots import Slot
 from headwater.log.slots.book import SlotBook
-from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.planted import expect_noticed
 from tests.torture.replica_scenarios import SCENARIOS, replica_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
 BEGIN_AT = {"empty-copy-begins-anywhere": 23}
 """Where a bug shows only in few histories, one of them."""
-CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
 
 def looks_away(*_: Any) -> None:
@@ -159,12 +157,7 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     owner, name, instead = PLANTED[bug]
     with mock.patch.object(owner, name, instead):
         first = BEGIN_AT.get(bug, 0)
-        for seed in range(first, first + HISTORIES_TO_CATCH_A_BUG):
-            try:
-                replica_history(seed)
-            except CAUGHT:
-                return
-    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+        expect_noticed(replica_history, within=HISTORIES_TO_CATCH_A_BUG, first=first)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

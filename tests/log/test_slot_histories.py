@@ -9,7 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from headwater.core.errors import Damaged, HeadwaterError
+from headwater.core.errors import Damaged
 from headwater.log.primary import log_retention
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.registry import ReplicaRegistry
@@ -17,11 +17,10 @@ from headwater.log.primary.replica_state import ReplicaState
 from headwater.log.slots import SlotRegister, SlotTable, slot_register, table
 from headwater.log.slots.book import SlotBook
 from headwater.log.slots.slot import Slot
-from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from tests.planted import expect_noticed
 from tests.torture.slot_scenarios import SCENARIOS, slot_history
 
 HISTORIES_TO_CATCH_A_BUG = 100
-CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
 
 def counts_at_once(self: ReplicaRegistry, name: str, **about: Any) -> ReplicaState:
@@ -96,12 +95,7 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
 def test_a_planted_bug_is_caught(bug: str) -> None:
     owner, name, instead = PLANTED[bug]
     with mock.patch.object(owner, name, instead):
-        for seed in range(HISTORIES_TO_CATCH_A_BUG):
-            try:
-                slot_history(seed)
-            except CAUGHT:
-                return
-    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+        expect_noticed(slot_history, within=HISTORIES_TO_CATCH_A_BUG)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, HeadwaterError
+from headwater.core.errors import Fenced
 from headwater.log.record.group import Group
-from headwater.testing.sim_errors import LimitReached, UnhandledFailure
 from headwater.tier import SegmentMetadata
 from headwater.tier.cache import PartitionCache
 from headwater.tier.cache.epoch_index import EpochIndex
@@ -31,6 +30,7 @@ from headwater.tier.jobs.leader_voice import LeaderVoice
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import Scrubbed
 from headwater.tier.jobs.walking import END_LSN
+from tests.planted import expect_noticed
 from tests.torture.tier_scenarios import SCENARIOS, tier_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
@@ -40,7 +40,6 @@ BEGIN_AT = {
     "unlisted-counts-as-tiered": 50,
 }
 """Where a bug shows only in few histories, one of them."""
-CAUGHT = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 
 
 async def says_so_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> int:
@@ -266,12 +265,7 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
 def test_a_planted_bug_is_caught(bug: str) -> None:
     begin_at = BEGIN_AT.get(bug, 0)
     with planted(bug):
-        for seed in range(begin_at, begin_at + HISTORIES_TO_CATCH_A_BUG):
-            try:
-                tier_history(seed)
-            except CAUGHT:
-                return
-    pytest.fail(f"{HISTORIES_TO_CATCH_A_BUG} histories did not notice the bug")
+        expect_noticed(tier_history, within=HISTORIES_TO_CATCH_A_BUG, first=begin_at)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
