@@ -115,8 +115,6 @@ class ForkHistory(ReplicaHistory):
 
     world: ForkWorld
     replicas_are = ForkedReplica
-    bootstraps_in_the_end = 2
-    """One more, for a slot that was dropped where nothing is left to compare with."""
 
     def _lead(self) -> LeaderLife:
         if self.world.leaders and self.world.only_power_fails:

@@ -236,8 +236,10 @@ class History:
 
     async def _operate(self) -> None:
         world = self.world
-        while not world.network.calm:
+        while True:
             await world.idle(600.0)
+            if world.network.calm:
+                return
             with contextlib.suppress(Unavailable, OutcomeUnknown, Damaged):
                 await world.register().drop(f"r{self.random.randrange(REPLICAS)}")
 

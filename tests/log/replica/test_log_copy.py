@@ -136,6 +136,34 @@ async def test_an_archive_that_breaks_off_leaves_nothing_open() -> None:
         await kind.begin("/copy", Image(12, "the archive"))
 
 
+class Emptied:
+    """An archive that gave up everything that it ever had."""
+
+    name = "the archive"
+
+    async def held(self) -> range:
+        return range(603, 603)
+
+    async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
+        assert (first_lsn, end_lsn) == (603, 603)
+        none: list[Group] = []
+        for group in none:
+            yield group
+
+
+@virtual
+async def test_a_copy_that_began_without_a_record_knows_where_it_began_after_a_restart() -> None:
+    kind = LogCopies(disk=FaultyDisk(), archive=Emptied())
+    image = await kind.newest_image(below_lsn=603)
+    assert image == Image(602, "the archive")
+    copy = await kind.begin("/copy", image)
+    assert copy.applied_lsn == 602
+    await copy.close()
+    again = await kind.open("/copy")
+    assert again.applied_lsn == again.durable_lsn == 602
+    await again.close()
+
+
 def test_what_a_replica_cannot_be_told() -> None:
     for wrong in ({"wait_s": 0.0}, {"max_records": 0}, {"compare_records": -1}):
         with pytest.raises(Refused):

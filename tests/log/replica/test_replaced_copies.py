@@ -8,10 +8,12 @@ from unittest import mock
 import pytest
 
 from headwater.core import runtime
-from headwater.log.replica import LogCopies
+from headwater.log.replica import Bookmark, LogCopies
+from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import leader, virtual
 from tests.log.replica.given import (
+    Tampering,
     copied,
     reaches,
     replica_disk,
@@ -89,3 +91,30 @@ async def test_a_replica_is_closed_only_when_nothing_is_removed_any_more() -> No
         leaving.cancel()
         await replica.close()
     assert removed.is_set()
+
+
+@virtual
+async def test_a_copy_of_a_new_leaders_log_is_never_read_as_one_of_the_old_leaders() -> None:
+    old = await leader(epoch=3)
+    old.wal.append(10)
+    source = Tampering(old.service)
+    replica = await standby(source, FaultyDisk(), wait_s=1.0)
+    await reaches(replica, 10)
+    await replica.close()
+    replica = await standby(source, replica_disk(replica), start=False)
+    await replica.rebootstrap()
+    assert replica.bookmark == Bookmark(3, 10)
+    new = await leader(wal=MemoryWal(), store=old.store, epoch=4)
+    new.wal.append(10)
+    source.to = new.service
+    discard, seen = LogCopies.discard, list[Bookmark]()
+
+    async def looked_at(self: LogCopies, path: str) -> None:
+        seen.append(replica.bookmark)
+        await discard(self, path)
+
+    with mock.patch.object(LogCopies, "discard", looked_at):
+        await replica.rebootstrap()
+    assert replica.bookmark == Bookmark(4, 10)
+    assert seen[-1] == Bookmark(4, 10), "while the one before it is removed"
+    await replica.close()

@@ -104,8 +104,13 @@ class Holdings:
         self,
         begin: Callable[[str], Awaitable[Target]],
         fill: Callable[[Target], Awaitable[None]],
+        counts: Callable[[], None],
     ) -> None:
-        """Make a second copy, and let it take the place of the first, which is read meanwhile."""
+        """Make a second copy, and let it take the place of the first, which is read meanwhile.
+
+        `counts` is called at the moment at which it does: what is said of the first one must not
+        be said of it.
+        """
         if self._replaced is not None:
             # Again: whoever was to remove it may have been stopped in the middle of it.
             await self._replaced.replace()
@@ -125,24 +130,28 @@ class Holdings:
         except BaseException:
             await fresh.replace()
             raise
-        await self._swap(fresh)
+        await self._swap(fresh, counts)
 
-    async def _swap(self, fresh: HeldCopy) -> None:
+    async def _swap(self, fresh: HeldCopy, counts: Callable[[], None]) -> None:
         try:
             async with self._keeping:
                 await self._keep(copy=fresh.number, diverged_lsn=None)
         except BaseException as error:
             if self._kept.copy == fresh.number:
                 # It counts, though whoever waited for it was stopped meanwhile.
-                self._replaced, self.copy = self.copy, fresh
+                self._take(fresh, counts)
             elif isinstance(error, HeadwaterError) and not isinstance(error, DiskFailed):
                 await fresh.replace()
             else:
                 # Which of the two counts is known when the disk is read again: both stay.
                 await fresh.target.close()
             raise
-        self._replaced, self.copy = self.copy, fresh
-        await self._replaced.replace()
+        await self._take(fresh, counts).replace()
+
+    def _take(self, fresh: HeldCopy, counts: Callable[[], None]) -> HeldCopy:
+        replaced, self._replaced, self.copy = self.copy, self.copy, fresh
+        counts()
+        return replaced
 
     async def _keep(self, **changes: int | None) -> None:
         """Return, or be cancelled, only when it is known whether this is kept. One at a time."""

@@ -129,7 +129,7 @@ class LogCopies:
 
     async def open(self, path: str) -> Target:
         """See `Targets`."""
-        return LogCopy(await runtime.run_blocking(self._open, path, 1))
+        return LogCopy(await runtime.run_blocking(self._open, path, None))
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
         """See `Targets`: the archive, as far as it goes and is wanted.
@@ -191,7 +191,7 @@ class LogCopies:
     async def drop_distrusted(self) -> None:
         """See `Targets`. An archive stays as it is: whoever keeps it looks after it."""
 
-    def _open(self, path: str, first_lsn: int) -> Spool:
+    def _open(self, path: str, first_lsn: int | None) -> Spool:
         return Spool.open(path, first_lsn=first_lsn, config=self._config, disk=self._disk)
 
     def _discard(self, path: str) -> None:

@@ -318,8 +318,7 @@ class Replica:
             through_lsn = max(beginning.current_lsn, shown_lsn)
             await self._bootstrapper.fill(fresh, beginning, through_lsn)
 
-        await self._holdings.replace(begin, fill)
-        self._follower.begin_proven()
+        await self._holdings.replace(begin, fill, self._follower.begin_proven)
 
     # Inside
 
