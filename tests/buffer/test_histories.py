@@ -31,7 +31,7 @@ from tests.torture.buffer_world import Parts
 
 HISTORIES_TO_CATCH_A_BUG = 300
 FIRST_SEEDS = {
-    "floor-not-read-after-a-write": 44,
+    "floor-not-read-after-a-write": 46,
     "read-past-an-open-chunk": 120,
     "retention-by-its-own-clock": 24,
     "sweep-deletes-batches": 28,

@@ -29,8 +29,9 @@ from tests.torture.surroundings import Replacement
 HISTORIES_TO_CATCH_A_BUG = 100
 FIRST_NATIVE = {
     "accepted-past-a-hole": 18,
+    "ack-before-dequeue": 5,
     "blind-re-append": 13,
-    "commit-before-delivery": 12,
+    "commit-before-delivery": 21,
     "resumed-past-what-landed": 80,
 }
 FIRST_V1 = {"commit-before-delivery": 23}
