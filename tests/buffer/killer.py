@@ -35,6 +35,8 @@ PRODUCERS: Final = ("left", "right")
 RECORDS: Final = 300
 CALL_RECORDS: Final = 5
 KILLS_MAX: Final = 6
+LINES_BEFORE_KILL_MAX: Final = 4
+KILL_WITHIN_S: Final = 0.15
 ROUND_MAX_S: Final = 60.0
 
 
@@ -109,6 +111,39 @@ def _forked(work: Callable[[], Coroutine[Any, Any, None]]) -> int:
         os._exit(status)
 
 
+class Kills:
+    """When somebody is killed: so many lines of the producers after the last time, and a moment.
+
+    By time alone they would all fall before a busy machine has the first record accepted.
+    """
+
+    def __init__(self, root: str, random: Random) -> None:
+        self._reports = [Path(root, f"{name}.report") for name in PRODUCERS]
+        self._random = random
+        self._left = random.randint(1, KILLS_MAX)
+        self._draw()
+
+    def _draw(self) -> None:
+        self._after_lines = self._lines() + self._random.randint(0, LINES_BEFORE_KILL_MAX)
+        self._wait_s = self._random.uniform(0, KILL_WITHIN_S)
+        self._at_s: float | None = None
+
+    def _lines(self) -> int:
+        return sum(path.read_bytes().count(b"\n") for path in self._reports if path.exists())
+
+    def due(self) -> bool:
+        """Whether somebody is to be killed at this moment."""
+        if not self._left:
+            return False
+        if self._at_s is None and self._lines() >= self._after_lines:
+            self._at_s = time.monotonic() + self._wait_s
+        if self._at_s is None or time.monotonic() < self._at_s:
+            return False
+        self._left -= 1
+        self._draw()
+        return True
+
+
 def _round(root: str, seed: int, *, resumes: bool) -> None:
     """Run the actors, and kill some of them on the way."""
     random = Random(f"{seed}/kills")
@@ -121,8 +156,7 @@ def _round(root: str, seed: int, *, resumes: bool) -> None:
     }
     works["consumer"] = lambda: consume(root)
     alive = {_forked(work): name for name, work in works.items()}
-    kills = random.randint(1, KILLS_MAX)
-    next_s = time.monotonic() + random.uniform(0, 0.15)
+    kills = Kills(root, random)
     until_s = time.monotonic() + ROUND_MAX_S
     while alive:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -133,9 +167,7 @@ def _round(root: str, seed: int, *, resumes: bool) -> None:
             elif status:
                 raise AssertionError(f"{name} failed; its error stands above")
             continue
-        if kills and time.monotonic() >= next_s:
-            kills -= 1
-            next_s = time.monotonic() + random.uniform(0, 0.15)
+        if kills.due():
             os.kill(random.choice(sorted(alive)), signal.SIGKILL)
         if time.monotonic() > until_s:
             for pid in alive:

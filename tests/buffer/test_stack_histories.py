@@ -28,12 +28,13 @@ from tests.torture.surroundings import Replacement
 
 HISTORIES_TO_CATCH_A_BUG = 100
 FIRST_NATIVE = {
-    "accepted-past-a-hole": 8,
+    "accepted-past-a-hole": 18,
+    "ack-before-dequeue": 5,
     "blind-re-append": 13,
-    "commit-before-delivery": 12,
-    "resumed-past-what-landed": 74,
+    "commit-before-delivery": 21,
+    "resumed-past-what-landed": 80,
 }
-FIRST_V1 = {"commit-before-delivery": 13}
+FIRST_V1 = {"commit-before-delivery": 23}
 """Where not to begin at 0, since most histories are blind to the bug: only to be done sooner."""
 
 

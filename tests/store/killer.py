@@ -2,7 +2,7 @@
 
 A warm process (`python -m tests.store.killer`) forks one writer a round: forking takes
 milliseconds where starting an interpreter takes most of a second. A writer says each write that
-was acknowledged on the pipe they share, in lines short enough to be written whole.
+was acknowledged on a pipe, in lines short enough to be written whole.
 
 What a writer writes follows from its seed. When it is killed does not, for that is the
 machine's own time: a failing round is kept on disk to be looked at.
@@ -11,14 +11,12 @@ machine's own time: a failing round is kept on disk to be looked at.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import hashlib
-import json
+import math
 import os
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +28,7 @@ from typing import Final, Literal
 from headwater.core.errors import NotFound
 from headwater.store import IF_ABSENT, LocalBackend, Parts, Version
 from headwater.store.objects import Buffer
+from tests.warm_process import WarmProcess, serve
 
 TASKS: Final = 4
 WRITES_MAX: Final = 5000
@@ -38,7 +37,6 @@ SIZE_MAX_BITS: Final = 22
 """The largest object has 4 MiB."""
 ACKS_BEFORE_KILL_MAX: Final = 40
 KILL_WITHIN_S: Final = 0.03
-REPOSITORY: Final = Path(__file__).parents[2]
 
 Kind = Literal["sound", "in place"]
 
@@ -69,15 +67,19 @@ class InPlaceBackend(LocalBackend):
         return self._head(key).version
 
 
-async def _write(backend: LocalBackend, seed: int) -> None:
-    await asyncio.gather(*(_write_task(backend, f"task{n}", seed) for n in range(TASKS)))
+KINDS: Final[dict[Kind, type[LocalBackend]]] = {"sound": LocalBackend, "in place": InPlaceBackend}
 
 
-async def _write_task(backend: LocalBackend, folder: str, seed: int) -> None:
+async def _write(backend: LocalBackend, seed: int, report: int) -> None:
+    tasks = [f"task{n}" for n in range(TASKS)]
+    await asyncio.gather(*(_write_task(backend, task, seed, report) for task in tasks))
+
+
+async def _write_task(backend: LocalBackend, folder: str, seed: int, report: int) -> None:
     random = Random(f"{seed}/{folder}")
     changed, revision = f"{folder}/changed", 0
     version = await backend.put(changed, content(changed, 0), IF_ABSENT)
-    _acknowledge(changed, 0)
+    _acknowledge(report, changed, 0)
     for number in range(WRITES_MAX // TASKS):
         key = f"{folder}/{number % 100:02d}/{number:05d}"
         match random.randrange(4):
@@ -91,7 +93,7 @@ async def _write_task(backend: LocalBackend, folder: str, seed: int) -> None:
                 revision += 1
                 key = changed
                 version = await backend.put(key, content(key, revision), version)
-        _acknowledge(key, revision if key == changed else 0)
+        _acknowledge(report, key, revision if key == changed else 0)
 
 
 async def _pieces(data: bytes) -> AsyncIterator[Buffer]:
@@ -99,90 +101,57 @@ async def _pieces(data: bytes) -> AsyncIterator[Buffer]:
         yield data[offset : offset + 100_000]
 
 
-def _acknowledge(key: str, revision: int) -> None:
-    os.write(1, f"{key} {revision}\n".encode())
+def _acknowledge(report: int, key: str, revision: int) -> None:
+    os.write(report, f"{key} {revision}\n".encode())
 
 
-def _serve() -> None:
-    """Fork a writer for each line on standard input; end with the input."""
-    kinds = {"sound": LocalBackend, "in place": InPlaceBackend}
-    for line in sys.stdin:
-        order = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                asyncio.run(_write(kinds[order["kind"]](order["root"]), order["seed"]))
-            finally:
-                os._exit(0)
-        os.write(1, f"pid {pid}\n".encode())
-        os.waitpid(pid, 0)
-        os.write(1, b"over 0\n")
+# The warm process
 
 
-# The killer
+def _forked(root: str, seed: int, kind: Kind) -> tuple[int, int]:
+    """A writer, and the end of a pipe where it says what was acknowledged."""
+    acknowledged, report = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(report)
+        return pid, acknowledged
+    try:
+        asyncio.run(_write(KINDS[kind](f"{root}/store"), seed, report))
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
 
 
-class Killer:
-    """Starts writers through one warm process and kills them."""
-
-    def __init__(self) -> None:
-        path = os.pathsep.join(filter(None, [str(REPOSITORY), *sys.path]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.store.killer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=REPOSITORY,
-        )
-        self._rest = b""
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """End the warm process; a writer still alive ends with its next acknowledgement."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
-
-    def run(self, root: Path, seed: int, kind: Kind = "sound") -> dict[str, int]:
-        """Let a writer write and kill it. The keys it acknowledged, with their last revision."""
-        assert self._process.stdin is not None
-        order = json.dumps({"root": str(root), "seed": seed, "kind": kind})
-        self._process.stdin.write(order.encode() + b"\n")
-        self._process.stdin.flush()
-        # When to kill is drawn here and met by the machine's time: the one thing left to chance.
-        random = Random(f"{seed}/kill")
-        acks_before, within_s = random.randint(0, ACKS_BEFORE_KILL_MAX), KILL_WITHIN_S
-        wait_s, pid, acknowledged = random.uniform(0, within_s), 0, dict[str, int]()
-        kill_at_s: float | None = None
-        while True:
-            if pid and kill_at_s is None and len(acknowledged) >= acks_before:
+def _round(root: str, seed: int, *, kind: Kind) -> None:
+    """Let a writer write and kill it. What it acknowledged stands in a file beside its store."""
+    # When to kill is drawn here and met by the machine's time: the one thing left to chance.
+    random = Random(f"{seed}/kill")
+    acks_before, wait_s = random.randint(0, ACKS_BEFORE_KILL_MAX), random.uniform(0, KILL_WITHIN_S)
+    pid, pipe = _forked(root, seed, kind)
+    said, kill_at_s = b"", math.inf
+    with open(pipe, "rb", buffering=0) as acknowledged:
+        while time.monotonic() < kill_at_s:
+            if kill_at_s == math.inf and said.count(b"\n") >= acks_before:
                 kill_at_s = time.monotonic() + wait_s
-            for name, value in self._lines(kill_at_s):
-                if name == "over":
-                    return acknowledged
-                if name == "pid":
-                    pid = value
-                else:
-                    acknowledged[name] = value
-            if kill_at_s is not None and time.monotonic() >= kill_at_s:
-                os.kill(pid, signal.SIGKILL)
-                kill_at_s = float("inf")
+            left_s = None if kill_at_s == math.inf else max(0.0, kill_at_s - time.monotonic())
+            if select.select([acknowledged], [], [], left_s)[0]:
+                more = acknowledged.read(65536)
+                if not more:
+                    break
+                said += more
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        said += acknowledged.read()
+    Path(root, "acknowledged").write_bytes(said)
 
-    def _lines(self, until_s: float | None) -> list[tuple[str, int]]:
-        """Whatever came by then, in whole lines."""
-        assert self._process.stdout is not None
-        bounded = until_s is not None and until_s != float("inf")
-        timeout_s = max(0.0, until_s - time.monotonic()) if bounded and until_s else None
-        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-        if not ready:
-            return []
-        data = os.read(self._process.stdout.fileno(), 65536)
-        if not data:
-            raise AssertionError("the warm process ended; its error stands above")
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [(name, int(value)) for name, value in (line.decode().split() for line in lines)]
+
+# The caller's side
+
+
+def _acknowledged(root: Path) -> dict[str, int]:
+    """The keys that were acknowledged, with their last revision."""
+    lines = (root / "acknowledged").read_text().splitlines()
+    return {key: int(revision) for key, revision in map(str.split, lines)}
 
 
 def check(root: Path, acknowledged: dict[str, int]) -> int:
@@ -216,17 +185,17 @@ async def _check_usable(backend: LocalBackend) -> None:
             await backend.put(key, b"", version)
 
 
-_killer: list[Killer] = []
+_killer: list[WarmProcess] = []
 
 
 def kill_round(seed: int, kind: Kind = "sound") -> int:
     """One writer, killed. Raises when the store broke a promise; keeps what it left."""
     if not _killer:
-        _killer.append(Killer())
+        _killer.append(WarmProcess("tests.store.killer"))
     root = Path(tempfile.mkdtemp(prefix="headwater-kill-"))
-    acknowledged = _killer[0].run(root, seed, kind)
     try:
-        objects = check(root, acknowledged)
+        _killer[0].run(root, seed, kind=kind)
+        objects = check(root / "store", _acknowledged(root))
     except BaseException as error:
         error.add_note(f"what the killed process left: {root} (seed {seed})")
         if kind != "sound":
@@ -237,4 +206,4 @@ def kill_round(seed: int, kind: Kind = "sound") -> int:
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(_round)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import http.server
 import os
 import socket
-import struct
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     AlreadyExists,
     BadUrl,
@@ -29,19 +23,22 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
-from headwater.store import (
-    IF_ABSENT,
-    Backend,
-    ByteRange,
-    PreconditionFailed,
-    Store,
-    Version,
-    open_store,
-)
+from headwater.store import IF_ABSENT, Backend, ByteRange, PreconditionFailed, Version, open_store
 from headwater.store.backend import Unreachable
-
-NO_WAITS = RetryPolicy(base_s=0.0, throttled_base_s=0.0)
-TIME = "Thu, 01 Jan 2026 00:00:00 GMT"
+from tests.store.answering_server import (
+    Answer,
+    Request,
+    Server,
+    applies_and_then,
+    describes,
+    keeps,
+    lists,
+    resets,
+    run,
+    s3,
+    says,
+    truncated,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,150 +50,6 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
-
-# The server
-
-
-@dataclass(frozen=True)
-class Request:
-    method: str
-    key: str
-    headers: dict[str, str]
-    body: bytes
-
-
-Answer = Callable[["Server", Request], bytes | None]
-"""What goes back on the wire; None resets the connection."""
-
-
-@dataclass
-class Server:
-    """A tiny S3 whose next answers can be replaced."""
-
-    answers: list[Answer] = field(default_factory=list)
-    objects: dict[str, bytes] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
-    port: int = 0
-
-    def next(self, *answers: Answer) -> None:
-        self.answers.extend(answers)
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Server]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        async with server:
-            yield self
-
-    def store(self, *, policy: RetryPolicy = NO_WAITS) -> Store:
-        endpoint = f"http://127.0.0.1:{self.port}"
-        return open_store("s3://bucket", endpoint=endpoint, policy=policy)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        first, *lines = head.strip().split("\r\n")
-        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-        method, target, _ = first.split(" ")
-        request = Request(method, target.removeprefix("/bucket/"), headers, body)
-        self.requests.append(request)
-        reply = (self.answers.pop(0) if self.answers else s3)(self, request)
-        if reply is None:
-            # Closing with nothing to linger for sends a reset instead of an end.
-            linger = struct.pack("ii", 1, 0)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        else:
-            writer.write(reply)
-            await writer.drain()
-        writer.close()
-
-
-def says(status: int, code: str = "", *, headers: str = "", length: int | None = None) -> Answer:
-    """A fixed answer."""
-    body = f"<Error><Code>{code}</Code><Message>in words</Message></Error>" if code else ""
-    size = len(body) if length is None else length
-
-    def answer(_: Server, request: Request) -> bytes:
-        head = (
-            f"HTTP/1.1 {status} X\r\ncontent-length: {size}\r\nconnection: close\r\n{headers}\r\n"
-        )
-        return (head + ("" if request.method == "HEAD" else body)).encode()
-
-    return answer
-
-
-def keeps(code: str) -> Answer:
-    """A DELETE goes as DeleteObjects, which succeeds and names the keys that are still there."""
-    error = f"<Error><Key>a</Key><Code>{code}</Code><Message>in words</Message></Error>"
-    return _xml(f"<DeleteResult>{error}</DeleteResult>")
-
-
-def lists(*entries: tuple[str, int]) -> Answer:
-    """A listing of names and sizes, as they are."""
-    contents = "".join(
-        f"<Contents><Key>{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-        f"<ETag>&quot;1&quot;</ETag><Size>{size}</Size></Contents>"
-        for name, size in entries
-    )
-    truncated = "<IsTruncated>false</IsTruncated>"
-    return _xml(f"<ListBucketResult>{truncated}{contents}</ListBucketResult>")
-
-
-def _xml(body: str) -> Answer:
-    size = len(body)
-    head = f"HTTP/1.1 200 X\r\ncontent-length: {size}\r\nconnection: close\r\n\r\n"
-    return lambda _, __: (head + body).encode()
-
-
-def resets(_: Server, request: Request) -> None:
-    """Not carried out; the connection breaks."""
-
-
-def s3(server: Server, request: Request) -> bytes:
-    """What a well-behaved server does."""
-    match request.method:
-        case "PUT":
-            if request.headers.get("if-none-match") == "*" and request.key in server.objects:
-                return says(412, "PreconditionFailed")(server, request) or b""
-            server.objects[request.key] = request.body
-            return says(200, headers=_described(server, request))(server, request) or b""
-        case "GET" | "HEAD" if request.key in server.objects:
-            body = server.objects[request.key]
-            head = says(200, headers=_described(server, request), length=len(body))
-            return (head(server, request) or b"") + (body if request.method == "GET" else b"")
-        case _:
-            return says(404, "NoSuchKey")(server, request) or b""
-
-
-def _described(server: Server, request: Request) -> str:
-    tag = hash(server.objects[request.key]) & 0xFFFF
-    return f'etag: "{tag:x}"\r\nlast-modified: {TIME}\r\n'
-
-
-def applies_and_then(answer: Answer) -> Answer:
-    """Carried out, and answered otherwise."""
-
-    def both(server: Server, request: Request) -> bytes | None:
-        s3(server, request)
-        return answer(server, request)
-
-    return both
-
-
-def truncated(server: Server, request: Request) -> bytes:
-    """Half of the body, then the end of the connection."""
-    return s3(server, request)[:-5]
-
-
-def run(main: Callable[[Server], Coroutine[Any, Any, None]]) -> None:
-    async def inside() -> None:
-        async with Server().running() as server:
-            await main(server)
-
-    asyncio.run(inside())
-
-
-# One attempt
 
 CALLS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "create": lambda backend: backend.put("a", b"data", IF_ABSENT),
@@ -211,7 +64,6 @@ CONDITIONAL = ("create", "replace")
 WRITES = (*CONDITIONAL, "put")
 READS = ("get", "head", "list")
 ALL = (*WRITES, *READS)
-
 Case = tuple[str, Answer, tuple[str, ...], type[HeadwaterError], str]
 CASES: list[Case] = [
     ("404", says(404, "NoSuchKey"), ("get", "head"), NotFound, "a does not exist in s3://bucket"),
@@ -255,6 +107,9 @@ EACH = [
     for name, answer, calls, kind, advice in CASES
     for call in calls
 ]
+
+
+# One attempt
 
 
 @pytest.mark.parametrize(("answer", "call", "kind", "advice"), EACH)
@@ -377,16 +232,17 @@ def test_a_refused_suffix_is_read_exactly() -> None:
     run(main)
 
 
+# Folders' markers: `a/` is listed as `a`
+
+
 def ranged(server: Server, request: Request) -> bytes:
     """A server that gives a part."""
     body = server.objects[request.key]
     first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
     part = body[first : last + 1]
-    described = f"content-range: bytes {first}-{last}/{len(body)}\r\n{_described(server, request)}"
+    described = f"content-range: bytes {first}-{last}/{len(body)}\r\n{describes(server, request)}"
     return (says(206, headers=described, length=len(part))(server, request) or b"") + part
 
-
-# Folders' markers: `a/` is listed as `a`
 
 MARKED: dict[str, tuple[list[tuple[str, int]], list[str], int]] = {
     "behind what sorts before the slash": (

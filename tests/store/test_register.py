@@ -1,10 +1,9 @@
-"""A register tells each caller whether its own change landed, and notices when it went back."""
+"""A register tells each caller whether its own change landed."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,59 +14,21 @@ from headwater.core import limits
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
-    Corrupt,
     Denied,
     LimitExceeded,
     NotFound,
-    NotSupported,
     OutcomeUnknown,
     Refused,
-    RolledBack,
     Unavailable,
 )
 from headwater.store import MemoryBackend, PreconditionFailed, Register, Store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
-from tests.store.scripted import (
-    LOST,
-    Scripted,
-    Step,
-    after,
-    fails,
-    lands_then,
-    lands_then_after,
-    virtual,
-)
+from tests.store.registers import KEY, Writer, given
+from tests.store.scripted import LOST, Step, after, fails, lands_then, lands_then_after, virtual
 
-KEY = "register"
 DOWN = Unavailable("500 InternalError")
 REFUSED = PreconditionFailed("412 PreconditionFailed")
 ONCE = RetryPolicy(attempts=1)
-
-
-def given(
-    *, history: int = 4, policy: RetryPolicy | None = None
-) -> tuple[Scripted, Writer, Writer]:
-    """A register, with one handle over a scripted backend and one over the plain store below."""
-    backend = Scripted(MemoryBackend(versions_by_content=True))
-    mine = Writer(Store(backend, policy=policy), history)
-    theirs = Writer(Store(backend.inner), history)
-    return backend, mine, theirs
-
-
-class Writer:
-    """A handle on the list of names in the register."""
-
-    def __init__(self, store: Store, history: int) -> None:
-        self.handle: Register[list[str]] = Register(store, KEY, list[str], history=history)
-
-    async def add(self, *names: str) -> int:
-        revision = 0
-        for name in names:
-            revision = (await self.handle.update(lambda now, n=name: [*(now or []), n])).number  # type: ignore[misc]
-        return revision
-
-    async def names(self) -> list[str]:
-        return (await self.handle.read()).value
 
 
 def then(call: Callable[..., Awaitable[object]], *args: str) -> Callable[[], Awaitable[object]]:
@@ -281,143 +242,6 @@ async def test_two_writers_of_the_same_value_are_told_apart() -> None:
     assert await theirs.names() == ["a", "same", "same"]
 
 
-# Going back
-
-
-@virtual
-async def test_a_register_that_vanishes_is_reported_and_stays_refused() -> None:
-    backend, mine, _ = given()
-    await mine.add("a")
-    await backend.inner.delete(KEY)
-    for _ in range(2):
-        with pytest.raises(RolledBack, match="gone"):
-            await mine.handle.read()
-        with pytest.raises(RolledBack, match="gone"):
-            await mine.add("b")
-    with pytest.raises(NotFound):
-        await backend.inner.get(KEY)
-
-
-@virtual
-async def test_a_register_that_goes_back_is_reported_and_stays_refused() -> None:
-    backend, mine, _ = given()
-    await mine.add("a")
-    old = (await backend.inner.get(KEY)).data
-    await mine.add("b")
-    await backend.inner.put(KEY, old)
-    for _ in range(2):
-        with pytest.raises(RolledBack, match="went back from revision 2 to 1"):
-            await mine.handle.read()
-        with pytest.raises(RolledBack):
-            await mine.add("c")
-
-
-@virtual
-async def test_a_register_that_goes_back_under_a_writer_is_reported() -> None:
-    backend, mine, _ = given()
-    await mine.add("a")
-    old = (await backend.inner.get(KEY)).data
-    await mine.add("b")
-
-    async def restored() -> None:
-        await backend.inner.put(KEY, old)
-
-    backend.next("put_if_unchanged", after(restored))
-    with pytest.raises(RolledBack):
-        await mine.add("c")
-
-
-@virtual
-async def test_another_register_of_the_same_name_is_reported() -> None:
-    backend, mine, theirs = given()
-    await mine.add("a")
-    await backend.inner.delete(KEY)
-    await theirs.add("x", "y", "z")
-    with pytest.raises(RolledBack, match="another register"):
-        await mine.handle.read()
-
-
-@virtual
-async def test_an_answer_older_than_what_another_task_saw_meanwhile_is_no_rollback() -> None:
-    backend, mine, _ = given()
-    await mine.add("a")
-    old = await backend.inner.get(KEY)
-
-    async def late(_: object) -> object:
-        await mine.add("b")
-        return old
-
-    backend.next("get", late)
-    assert (await mine.handle.read()).number == 1
-
-
-# What is not a register
-
-
-async def _stored(data: bytes) -> Register[list[str]]:
-    store = Store(MemoryBackend())
-    await store.put(KEY, data)
-    return Register(store, KEY, list[str])
-
-
-async def _written() -> bytes:
-    store = Store(MemoryBackend())
-    await Writer(store, 4).add("a")
-    return bytes((await store.get(KEY)).data)
-
-
-@virtual
-async def test_every_flipped_bit_is_noticed() -> None:
-    data = await _written()
-    for place in range(len(data) - 1):  # the closing newline carries nothing
-        flipped = bytearray(data)
-        flipped[place] ^= 1
-        with pytest.raises((Corrupt, NotSupported)):
-            await (await _stored(bytes(flipped))).read()
-
-
-@virtual
-async def test_a_value_edited_by_hand_is_refused() -> None:
-    data = (await _written()).replace(b'["a"]', b'["b"]')
-    with pytest.raises(Corrupt, match="edited by hand"):
-        await (await _stored(data)).read()
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b"not json", b'{"register":1', b"\xff\x00"])
-@virtual
-async def test_what_is_no_register_is_refused(data: bytes) -> None:
-    with pytest.raises(Corrupt, match="not a register"):
-        await (await _stored(data)).read()
-    with pytest.raises(Corrupt, match="not a register"):
-        await (await _stored(data)).update(lambda _: ["a"])
-
-
-@virtual
-async def test_a_later_format_asks_for_an_upgrade() -> None:
-    data = (await _written()).replace(b'"register":1', b'"register":2')
-    with pytest.raises(NotSupported, match="Upgrade"):
-        await (await _stored(data)).read()
-
-
-@virtual
-async def test_a_value_of_another_type_is_refused() -> None:
-    store = Store(MemoryBackend())
-    await Register(store, KEY, int).update(lambda _: 7)
-    with pytest.raises(Corrupt, match="does not fit"):
-        await Register(store, KEY, list[str]).read()
-
-
-@virtual
-async def test_the_bytes_are_as_documented() -> None:
-    envelope = msgspec.json.decode(await _written())
-    assert list(envelope) == ["register", "id", "revision", "token", "history", "crc32", "value"]
-    assert (envelope["register"], envelope["revision"], envelope["value"]) == (1, 1, ["a"])
-    assert envelope["id"] == envelope["token"]
-    checked = dict(list(envelope.items())[:5])
-    data = msgspec.json.encode(checked)[:-1] + b'["a"]'
-    assert envelope["crc32"] == f"{zlib.crc32(data):08x}"
-
-
 @virtual
 async def test_a_register_has_a_largest_size_and_a_bounded_history() -> None:
     backend, mine, _ = given(history=4)
@@ -483,17 +307,3 @@ def test_plain_contention_leaves_no_outcome_unknown(seed: int) -> None:
         return (await Register(Store(network), KEY, int).read()).value
 
     assert simulate(main, seed=seed).value == 400
-
-
-@virtual
-async def test_only_what_is_damaged_is_written_over() -> None:
-    store = Store(MemoryBackend())
-    register = Register(store, "r", int)
-    with pytest.raises(NotFound):
-        await register.replace_damaged(1)
-    await register.update(lambda _: 1)
-    with pytest.raises(Refused, match="can be read"):
-        await register.replace_damaged(2)
-    await store.put("r", b"{")
-    await Register(store, "r", int).replace_damaged(3)
-    assert (await Register(store, "r", int).read()).value == 3

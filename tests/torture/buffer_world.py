@@ -21,7 +21,8 @@ from headwater.buffer.queue.native import (
 from headwater.core import limits, runtime
 from headwater.core.ids import encode_ulid
 from headwater.testing import Simulation
-from tests.torture.buffer_truth import PREFIX, QUEUE_ID, RecordingBackend, Truth
+from tests.torture.buffer_truth import PREFIX, QUEUE_ID, Truth
+from tests.torture.recording import RecordingBackend
 from tests.torture.surroundings import DAY_MS, Replacement, Surroundings, replaced
 
 

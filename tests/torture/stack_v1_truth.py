@@ -15,7 +15,7 @@ from headwater.buffer.queue.v1.side import Side
 from headwater.buffer.v1_batch import decode_batch
 from headwater.buffer.v1_manifest import Manifest, decode_manifest
 from headwater.testing import Simulation
-from tests.torture.buffer_truth import RecordingBackend, register_value
+from tests.torture.recording import RecordingBackend, register_value
 from tests.torture.stack_truth import Log
 
 

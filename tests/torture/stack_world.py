@@ -17,8 +17,9 @@ from headwater.buffer.stream import Stream, create_stream, streams
 from headwater.buffer.stream.config import FOR_EVER
 from headwater.core import limits
 from headwater.testing import Simulation
-from tests.torture.buffer_truth import Entered, RecordingBackend, Truth, Witness
+from tests.torture.buffer_truth import Entered, Truth
 from tests.torture.buffer_world import small_native_limits
+from tests.torture.recording import RecordingBackend, Witness
 from tests.torture.stack_truth import Log
 from tests.torture.stack_v1_truth import V1Truth
 from tests.torture.surroundings import Surroundings, replaced

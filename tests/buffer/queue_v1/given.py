@@ -212,3 +212,23 @@ def real(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 def then(call: Callable[..., Awaitable[object]], *args: object) -> Callable[[], Awaitable[object]]:
     """A call to make later."""
     return functools.partial(call, *args)
+
+
+async def filled(queue: Queue, *rows: int) -> Queue:
+    """With a batch of so many records each; the records are numbered from 1."""
+    await queue.made()
+    appender = queue.appender()
+    number = 0
+    for count in rows:
+        values = [str(number + n + 1).encode() for n in range(count)]
+        number += count
+        await produce(appender, *values)
+    return queue
+
+
+def places(batches: list[Descriptor]) -> list[tuple[int, int, int]]:
+    return [(batch.sequence, batch.first_lsn, batch.rows) for batch in batches]
+
+
+async def nothing() -> None:
+    return None

@@ -6,52 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from headwater.buffer.queue.contract import Descriptor, Retention, Uncounted
-from headwater.buffer.queue.v1 import V1Taker, create_v1_queue
+from headwater.buffer.queue.contract import Retention, Uncounted
 from headwater.buffer.v1_manifest import MetadataItem
 from headwater.core import limits
-from headwater.core.errors import (
-    BadKey,
-    Corrupt,
-    Fenced,
-    NotFound,
-    OutcomeUnknown,
-    Refused,
-    Trimmed,
-    Unavailable,
-)
+from headwater.core.errors import BadKey, OutcomeUnknown, Refused, Trimmed, Unavailable
 from headwater.store import Store
-from tests.buffer.native.watched import Watched
 from tests.buffer.queue_v1.given import (
-    MANIFEST,
     PREFIX,
-    QUEUE,
-    OtherConsumer,
     OtherProducer,
-    Queue,
     either,
+    filled,
     memory,
-    produce,
+    nothing,
+    places,
     real,
     scripted,
 )
 from tests.store.scripted import LOST, after, lands_then, virtual
-
-
-async def filled(queue: Queue, *rows: int) -> Queue:
-    """With a batch of so many records each; the records are numbered from 1."""
-    await queue.made()
-    appender = queue.appender()
-    number = 0
-    for count in rows:
-        values = [str(number + n + 1).encode() for n in range(count)]
-        number += count
-        await produce(appender, *values)
-    return queue
-
-
-def places(batches: list[Descriptor]) -> list[tuple[int, int, int]]:
-    return [(batch.sequence, batch.first_lsn, batch.rows) for batch in batches]
 
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
@@ -113,88 +84,6 @@ async def test_without_a_word_of_the_producer_the_name_or_the_store_tells_the_ti
     named, unnamed = await taker.after(None, 2)
     assert (named.min_ms, named.max_ms) == (1469918176385, 1469918176385)
     assert (unnamed.min_ms, unnamed.max_ms) == (written_ms, written_ms)
-
-
-@virtual
-async def test_opening_raises_the_epoch_and_fences_whoever_had_it() -> None:
-    queue = await filled(memory(), 1, 1)
-    first = await queue.opened()
-    second = await queue.opened()
-    assert (first.epoch, second.epoch) == (1, 2)
-    for call in (
-        first.check_fence(),
-        first.after(None, 1),
-        first.dequeue(0),
-        first.give_up(0),
-        first.dequeue(-1),
-    ):
-        with pytest.raises(Fenced):
-            await call
-    await second.check_fence()
-    assert (await queue.side()).sequence == 0
-    assert second.pending == 2
-
-
-@virtual
-async def test_another_implementations_consumer_fences_ours_and_ours_fences_it() -> None:
-    queue = await filled(memory(), 1)
-    ours = await queue.opened()
-    theirs = OtherConsumer(queue)
-    await theirs.open()
-    with pytest.raises(Fenced):
-        await ours.after(None, 1)
-    await ours.open("g")
-    assert ours.epoch == 3
-    with pytest.raises(Fenced):
-        await theirs.dequeue(0)
-
-
-@virtual
-async def test_two_that_open_at_once_never_have_the_same_epoch() -> None:
-    backend, queue = scripted()
-    await filled(queue, 1)
-    theirs = OtherConsumer(queue)
-    # It writes the very bytes that this one is about to write.
-    backend.next("put_if_unchanged", after(_nothing), after(theirs.open))
-    ours = queue.taker(Store(backend))
-    await ours.open("g")
-    assert theirs.epoch == 1
-    assert ours.epoch == 2
-
-
-async def _nothing() -> None:
-    return None
-
-
-@virtual
-async def test_an_epoch_whose_answer_was_lost_is_not_taken_for_ones_own() -> None:
-    backend, queue = scripted()
-    await filled(queue, 1)
-    backend.next("put_if_unchanged", after(_nothing), lands_then(LOST))
-    taker = queue.taker(Store(backend))
-    await taker.open("g")
-    assert taker.epoch == 2
-    await taker.check_fence()
-
-
-@virtual
-async def test_another_group_is_refused_unless_it_takes_over() -> None:
-    queue = await filled(memory(), 1, 1)
-    first = await queue.opened("g")
-    before = await queue.manifest()
-    with pytest.raises(Refused, match="'g'"):
-        await queue.taker().open("h")
-    assert (await queue.manifest()) == before
-    await first.dequeue(0)
-    second = queue.taker()
-    assert await second.open("h", take_over=True) == 0
-    assert (await queue.side()).group == "h"
-    with pytest.raises(Fenced):
-        await first.check_fence()
-    with pytest.raises(Refused, match="'h'"):
-        await queue.taker().open("g")
-    with pytest.raises(Refused, match="name"):
-        await queue.taker().open("")
 
 
 @virtual
@@ -354,121 +243,6 @@ async def test_a_location_that_cannot_be_a_key_is_named_and_not_bent(location: s
     assert isinstance(uncounted.value.__cause__, BadKey)
 
 
-@pytest.mark.parametrize(
-    ("content", "cause"), [(None, NotFound), (b"short", Corrupt), (b"\0\5\0\0\0\1\0", Corrupt)]
-)
-@virtual
-async def test_a_batch_that_cannot_be_counted_stops_the_queue_until_it_is_given_up(
-    content: bytes | None, cause: type[Exception]
-) -> None:
-    queue = await filled(memory(), 2)
-    await OtherProducer(queue).enqueue("o/bad", [MetadataItem(0, 77, b"m")])
-    if content is not None:
-        await queue.store.put("o/bad", content)
-    await produce(queue.appender(), b"3")
-    taker = await queue.opened()
-    assert places(await taker.after(None, 9)) == [(0, 1, 2)]
-    with pytest.raises(Uncounted) as uncounted:
-        await taker.after(0, 9)
-    assert isinstance(uncounted.value.__cause__, cause)
-    bad = uncounted.value.descriptor
-    assert (bad.sequence, bad.location, bad.first_lsn, bad.rows) == (1, "o/bad", 3, 0)
-    with pytest.raises(Uncounted):
-        await taker.dequeue(2)
-    assert (await queue.side()).sequence == 0
-    looker = queue.looker()
-    state = await looker.state()
-    assert (state.next_lsn, state.uncounted_sequence, state.pending) == (3, 1, 3)
-    await taker.give_up(1)
-    assert places(await taker.after(0, 9)) == [(1, 3, 0), (2, 3, 1)]
-    assert (await looker.state()).next_lsn == 4
-    await taker.dequeue(2)
-    assert places(await looker.after(None, 9)) == [(0, 1, 2), (1, 3, 0), (2, 3, 1)]
-
-
-@virtual
-async def test_only_what_cannot_be_counted_can_be_given_up() -> None:
-    queue = await filled(memory(), 2, 1)
-    taker = await queue.opened()
-    with pytest.raises(Refused, match="keeps its rows"):
-        await taker.give_up(1)
-    for sequence in (-1, 2):
-        with pytest.raises(Refused, match="not pending"):
-            await taker.give_up(sequence)
-    assert (await queue.side()).given_up == []
-
-
-@virtual
-async def test_who_counted_a_batch_before_it_was_lost_agrees_once_it_is_given_up() -> None:
-    queue = await filled(memory(), 2, 3, 1)
-    looker = queue.looker()
-    assert (await looker.state()).next_lsn == 7
-    taker = await queue.opened()
-    lost = (await taker.after(None, 3))[1]
-    await queue.store.delete(lost.location)
-    later = await queue.opened()
-    with pytest.raises(Uncounted):
-        await later.after(0, 1)
-    await later.give_up(1)
-    assert (await looker.state()).next_lsn == 4
-    assert places(await looker.after(None, 9)) == [(0, 1, 2), (1, 3, 0), (2, 3, 1)]
-
-
-@virtual
-async def test_a_fenced_consumer_is_told_so_and_not_that_a_batch_is_lost() -> None:
-    backend, queue = scripted()
-    await filled(queue, 1)
-    stale = queue.taker(Store(backend))
-    await stale.open("g")
-
-    async def successor_takes_all() -> None:
-        taker = await queue.opened()
-        await taker.after(None, 1)
-        await taker.dequeue(0)
-        await queue.collector().collect(Retention(0))
-
-    backend.next("get", after(_nothing), after(successor_takes_all))
-    with pytest.raises(Fenced):
-        await stale.after(None, 1)
-
-
-@virtual
-async def test_a_folder_that_another_stream_left_is_refused() -> None:
-    queue = await filled(memory(), 1)
-    with pytest.raises(Refused, match="another stream"):
-        await V1Taker(queue.store, PREFIX, "orders-again").open("g")
-    with pytest.raises(Refused, match="another stream"):
-        await create_v1_queue(queue.store, PREFIX, "orders-again")
-
-
-@virtual
-async def test_a_queue_that_was_never_made_is_not_found() -> None:
-    with pytest.raises(NotFound, match="make the queue"):
-        await memory().taker().open("g")
-
-
-@virtual
-async def test_a_manifest_that_others_made_and_nobody_consumed_is_taken_as_it_is() -> None:
-    queue = memory()
-    await OtherProducer(queue).produce("o/1", b"a")
-    taker = await queue.opened()
-    assert places(await taker.after(None, 9)) == [(0, 1, 1)]
-    assert (await queue.side()).queue_id == QUEUE
-
-
-@virtual
-async def test_a_manifest_with_a_gap_is_damaged() -> None:
-    queue = await filled(memory(), 1, 1, 1)
-    data = bytes((await queue.store.get(MANIFEST)).data)
-    manifest = await queue.manifest()
-    gap = len(data) - 22
-    first = bytes(manifest.entries[:1].packed_bytes)  # type: ignore[attr-defined]
-    last = bytes(manifest.entries[2:].packed_bytes)  # type: ignore[attr-defined]
-    await queue.store.put(MANIFEST, first + last + b"\2\0\0\0" + data[gap + 4 :])
-    with pytest.raises(Corrupt, match="lost in between"):
-        await queue.taker().open("g")
-
-
 @pytest.mark.parametrize("write", [0, 1])
 @virtual
 async def test_a_dequeue_whose_answer_was_lost_is_made_once(write: int) -> None:
@@ -478,7 +252,7 @@ async def test_a_dequeue_whose_answer_was_lost_is_made_once(write: int) -> None:
     await taker.open("g")
     await taker.after(None, 2)
     backend.next("put_if_absent", lands_then(LOST))
-    steps = [after(_nothing)] * write
+    steps = [after(nothing)] * write
     backend.next("put_if_unchanged", *steps, lands_then(LOST))
     await taker.dequeue(0)
     assert (await queue.side()).sequence == 1
@@ -498,7 +272,7 @@ async def test_a_dequeue_that_only_reached_the_side_object_is_finished_by_the_ne
         raise Unavailable("503")
 
     # The register's write, and then none of the tries to shorten the manifest.
-    backend.next("put_if_unchanged", after(_nothing), *[down] * 1000)
+    backend.next("put_if_unchanged", after(nothing), *[down] * 1000)
     with pytest.raises(OutcomeUnknown):
         await taker.dequeue(0)
     assert taker.pending == 1
@@ -506,16 +280,3 @@ async def test_a_dequeue_that_only_reached_the_side_object_is_finished_by_the_ne
     backend._steps.clear()
     await taker.dequeue(0)
     assert [entry.sequence for entry in (await queue.manifest()).entries] == [1]
-
-
-@virtual
-async def test_of_two_groups_that_open_at_once_one_is_refused() -> None:
-    backend, queue = scripted()
-    await filled(queue, 1)
-    watched = Watched(backend.inner)
-    winner = queue.taker()
-    watched.on("put_if_unchanged", "side.json", after(lambda: winner.open("quicker")))
-    with pytest.raises(Refused, match="belongs to group 'quicker'"):
-        await queue.taker(Store(watched)).open("slower")
-    assert (await queue.side()).group == "quicker"
-    await winner.dequeue(0)

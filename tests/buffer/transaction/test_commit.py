@@ -23,11 +23,9 @@ from headwater.buffer.transaction.record import (
     read_application,
 )
 from headwater.core import limits, runtime
-from headwater.core.errors import Fenced, LimitExceeded, OutcomeUnknown, Refused
-from headwater.store import Store, Version
-from headwater.store.backend import Condition, PreconditionFailed
+from headwater.core.errors import Fenced, LimitExceeded, Refused
+from headwater.store import Store
 from headwater.store.memory import MemoryBackend
-from headwater.store.objects import Buffer
 from headwater.testing import SimRuntime
 from tests.buffer.transaction.given import (
     DAY_S,
@@ -39,46 +37,10 @@ from tests.buffer.transaction.given import (
     values_of,
     write,
 )
+from tests.buffer.transaction.interrupted import Died, Interrupted
 from tests.store.scripted import virtual
 
 OPEN = NativeAppender.open
-
-
-class Died(Exception):
-    """The driver is gone."""
-
-
-class Interrupted(MemoryBackend):
-    """Memory whose client dies at a write, before or after it was carried out."""
-
-    def __init__(self) -> None:
-        super().__init__(versions_by_content=True)
-        self.fails: dict[str, int] = {}
-        """Part of a key → at which write of such keys it dies, counting from 1."""
-        self.lands = True
-        """Whether that write is carried out."""
-
-        self.is_dead = False
-
-    def revive(self) -> None:
-        """From here on it is another client."""
-        self.fails, self.is_dead = {}, False
-
-    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
-        if self.is_dead:
-            raise Died(key)
-        for part in self.fails:
-            self.fails[part] -= part in key
-            if self.fails[part] == 0:
-                self.is_dead = True
-                if self.lands:
-                    await super().put(key, data, condition)
-                raise Died(key)
-        return await super().put(key, data, condition)
-
-
-async def record_of(stream: Stream, attempt: Attempt) -> Application:
-    return await read_application(application_register(stream, attempt.application))
 
 
 def uploads_of(tasks: list[TaskUploads]) -> dict[int, list[Upload]]:
@@ -216,84 +178,6 @@ def test_a_driver_that_dies_at_any_write_leaves_what_its_replay_completes(
         )
 
     history()
-
-
-@virtual
-async def test_an_abort_deletes_what_was_uploaded_and_the_commit_can_not_come_later() -> None:
-    stream, attempt = await a_stream(), micro_batch(0)
-    done = [await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})]
-    assert await Committer(stream, attempt).abort(done) is True
-    assert await uploads_left(stream) == 0
-    with pytest.raises(HoldLost, match="run it again"):
-        await Committer(stream, attempt).commit(done)
-    assert await values_of(stream) == []
-
-
-@virtual
-async def test_an_abort_after_a_commit_whose_answer_was_lost_deletes_nothing() -> None:
-    stream, attempt = await a_stream(), micro_batch(0)
-    done = [await upload(stream, attempt, 0, {0: ["a"]})]
-    await Committer(stream, attempt).commit(done)
-    assert await Committer(stream, attempt).abort(done) is False
-    assert await values_of(stream) == ["a"]
-
-
-@virtual
-async def test_an_abort_finishes_what_was_committed_and_not_appended() -> None:
-    backend = Interrupted()
-    stream, attempt = await a_stream(backend), micro_batch(0)
-    done = [await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})]
-    backend.fails, backend.lands = {"chunks": 1}, False
-    with pytest.raises(Died):
-        await Committer(stream, attempt).commit(done)
-    backend.revive()
-    assert (await record_of(stream, attempt)).is_appending
-    assert await Committer(stream, attempt).abort(done) is False
-    assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
-
-
-@virtual
-async def test_an_abort_keeps_a_commit_under_way_from_landing_late() -> None:
-    class Late(MemoryBackend):
-        """Carries out one write of a record when it is told to, long after it broke off."""
-
-        held: tuple[str, bytes, Condition] | None = None
-        breaks = False
-
-        async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
-            if self.breaks and "/query-" in key:
-                self.held = (key, bytes(data), condition)
-                raise OutcomeUnknown("the connection broke")
-            return await super().put(key, data, condition)
-
-    backend = Late(versions_by_content=True)
-    stream, attempt = await a_stream(backend), micro_batch(1)
-    await write(stream, micro_batch(0), {0: ["before"]})
-    done = [await upload(stream, attempt, 0, {0: ["a"]})]
-    backend.breaks = True
-    found = await read_application(application_register(stream, attempt.application))
-    with pytest.raises(OutcomeUnknown):
-        # Without its retries, as when the driver is told to stop right then.
-        await Committer(stream, attempt)._change(found, done, done[0].uploads)
-    backend.breaks = False
-    await Committer(stream, attempt).abort(done)
-    assert backend.held is not None
-    with pytest.raises(PreconditionFailed):
-        await backend.put(*backend.held)
-    assert not (await record_of(stream, attempt)).has(attempt)
-
-
-@virtual
-async def test_an_abort_leaves_it_to_the_collector_where_the_record_no_longer_tells() -> None:
-    stream = await a_stream()
-    job = Attempt.of_job("job")
-    done = [await upload(stream, job, 0, {0: ["a"]})]
-    await Committer(stream, job).commit(done)
-    register = application_register(stream, job.application)
-    others = tuple(f"other {number}" for number in range(64))
-    await register.update(lambda now: Application("jobs", job.name, 99, "other", recent=others))
-    await Committer(stream, job).abort(done)
-    assert await values_of(stream) == ["a"]
 
 
 @virtual

@@ -1,0 +1,180 @@
+"""What a stream reader says when records or places are gone or do not fit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headwater.buffer.consumer import Consumer
+from headwater.buffer.stream import alter_stream, delete_stream
+from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
+from headwater.spark.source import StreamReader
+from tests.spark.source.asked import ALL, next_rows, rows_between, start_of
+from tests.spark.source.engine import Checkpoint, Engine, places
+from tests.spark.source.given import Standing, World, rows_of, wait
+
+
+def _expire(world: World) -> None:
+    """Acknowledge everything and let it go."""
+
+    async def go() -> None:
+        stream = await alter_stream(world.store, "orders", retention_ms=0, gc_grace_ms=0)
+        async with await Consumer.open(stream, group="owner", gc=False) as consumer:
+            while (batch := await consumer.next_batch()) is not None:
+                await consumer.ack(batch.sequence)
+        await stream.collector(0).collect(stream.retention())
+
+    wait(go())
+
+
+def _behind(world: World) -> tuple[StreamReader, Any]:
+    """A follower that stands before what the retention took."""
+    world.stream()
+    world.produce([b"0", b"1", b"2"])
+    reader = world.stream_reader(groupId="audit", maxOffsetsPerTrigger="1")
+    start = reader.initialOffset()
+    _expire(world)
+    world.produce([b"3"])
+    return reader, start
+
+
+def test_data_loss_fails_saying_what_and_why_and_what_to_do(world: World) -> None:
+    reader, start = _behind(world)
+    told = r"'orders', partition 0: data loss. Wanted from offset 1 .* is 4: 3 records .*retention"
+    with pytest.raises(
+        Trimmed, match=told + ".*failOnDataLoss=false.*stream alter memory://.* orders"
+    ):
+        reader.latestOffset(start, ALL)
+
+
+def test_data_loss_warns_where_that_is_asked(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, start = _behind(world)
+    reader = world.stream_reader(groupId="audit", failOnDataLoss="false")
+    rows, end = next_rows(reader, start)
+    assert (rows, places(end)[0][0]) == ([b"3"], 5)
+    assert next_rows(reader, end)[0] == []
+    assert "data loss. Wanted from offset 1" in caplog.text
+
+
+def test_a_replay_of_what_is_gone_is_data_loss(world: World) -> None:
+    world.stream()
+    world.produce([b"0", b"1"])
+    reader = world.stream_reader(groupId="owner")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    _expire(world)
+    world.produce([b"2"])
+    with pytest.raises(Trimmed, match="data loss"):
+        world.stream_reader(groupId="owner").partitions(start, end)
+    lenient = world.stream_reader(groupId="owner", failOnDataLoss="false")
+    assert rows_between(lenient, start, end) == []
+
+
+def test_a_batch_that_goes_while_it_is_read_is_data_loss(world: World) -> None:
+    world.stream()
+    world.produce([b"x" * 20_000])
+    reader = world.stream_reader(groupId="owner")
+    start = reader.initialOffset()
+    tasks = reader.partitions(start, reader.latestOffset(start, ALL))
+    _expire(world)
+    with pytest.raises(Trimmed, match=r"Wanted offsets 1 to 1, .*failOnDataLoss"):
+        rows_of(reader, tasks)
+    lenient = world.stream_reader(groupId="owner", failOnDataLoss="false")
+    assert rows_of(lenient, tasks).num_rows == 0
+
+
+def _damage(world: World) -> None:
+    """Remove the first batch."""
+
+    async def go() -> None:
+        keys = [meta.key async for meta in world.store.list("streams/orders/0/ingest")]
+        (batch,) = [key for key in keys if "/batches/" in key]
+        await world.store.delete(batch)
+
+    wait(go())
+
+
+def test_a_batch_that_is_missing_fails_or_is_noted(world: World) -> None:
+    world.stream()
+    world.produce([b"x" * 20_000])
+    world.produce([b"b"])
+    _damage(world)
+    with pytest.raises(HeadwaterError, match="cannot be read"):
+        Engine(world.stream_reader(), Checkpoint()).run()
+    checkpoint = Checkpoint()
+    Engine(world.stream_reader(onBadBatch="deadLetter"), checkpoint).run()
+    assert checkpoint.values == [b"b"]
+
+    async def letters() -> list[str]:
+        return [meta.key async for meta in world.store.list("streams/orders/0/dlq")]
+
+    assert len(wait(letters())) == 1
+    assert world.state().pending == 0
+
+
+def test_a_start_after_the_end_is_refused_with_the_cause(world: World) -> None:
+    world.stream()
+    world.produce([b"a", b"b"])
+    reader = world.stream_reader()
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    with pytest.raises(Refused, match=r"begin at offset 3 and end at 1.*groupId of its own"):
+        reader.partitions(end, start)
+
+
+@pytest.mark.parametrize(
+    ("offset", "told"),
+    [
+        ({"orders": {"0": 5}}, "not of this source"),
+        ({"format": 2, "streams": {}}, "format 2.*upgrade"),
+        (
+            {"format": 1, "streams": {"orders": {"id": "x", "partitions": {}}}},
+            "deleted and made again",
+        ),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused(world: World, offset: Any, told: str) -> None:
+    world.stream()
+    with pytest.raises(Refused, match=told):
+        world.stream_reader().latestOffset(offset, ALL)
+
+
+def test_a_checkpoint_ahead_of_its_stream_is_refused(world: World) -> None:
+    world.stream()
+    world.produce([b"a"])
+    start = start_of(world)
+    ahead = json.loads(
+        json.dumps(start).replace('"lsn": 1', '"lsn": 9').replace('"sequence": 0', '"sequence": 8')
+    )
+    with pytest.raises((Refused, RolledBack), match=r"earlier state|lies ahead|only 1"):
+        world.stream_reader().partitions(start, ahead)
+    with pytest.raises((Refused, RolledBack), match=r"lies ahead|only 1"):
+        world.stream_reader().latestOffset(ahead, ALL)
+
+
+def test_a_stream_that_is_not_there_is_named_with_those_that_are(world: World) -> None:
+    world.stream("bills")
+    with pytest.raises(NotFound, match=r"no stream 'orders' at memory://.*there: bills\).*create"):
+        world.stream_reader()
+
+
+def test_a_stream_deleted_under_a_query_is_told(world: World, clock: Standing) -> None:
+    world.stream()
+    reader = world.stream_reader()
+    start = reader.initialOffset()
+    reader.latestOffset(start, ALL)
+    wait(delete_stream(world.store, "orders"))
+    clock.pass_s(1)
+    with pytest.raises(NotFound, match="was deleted"):
+        reader.latestOffset(start, ALL)
+
+
+def test_a_partition_that_is_not_there_is_refused(world: World) -> None:
+    world.stream(partitions=2)
+    reader = world.stream_reader(assign='{"orders": [2]}')
+    with pytest.raises(Refused, match="has partitions 0 to 1, not 2"):
+        reader.initialOffset()

@@ -1,0 +1,144 @@
+"""Keys, sizes and parts: what is checked before it is sent, and how much goes at once."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headwater.core import limits
+from headwater.core.errors import (
+    BadKey,
+    Denied,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
+from headwater.store import MemoryBackend, Store, Version
+from headwater.store.objects import Buffer
+from tests.store.answers import DOWN, MINE, TOKEN, given, keys_of
+from tests.store.scripted import LOST, GivenParts, fails, lands_then, virtual
+
+
+@virtual
+async def test_keys_are_checked_before_anything_is_sent() -> None:
+    backend, store = given()
+    with pytest.raises(BadKey):
+        await store.get("../a")
+    with pytest.raises(BadKey):
+        await store.head("a b")
+    with pytest.raises(BadKey):
+        await store.put("/a", b"")
+    with pytest.raises(BadKey):
+        await store.put_stream("/a", _chunks(b""))
+    with pytest.raises(BadKey):
+        await store.put_if_absent("a//b", MINE, token=TOKEN)
+    with pytest.raises(BadKey):
+        await store.put_if_unchanged("a//b", MINE, Version("x"), token=TOKEN)
+    with pytest.raises(BadKey):
+        await store.delete(".headwater/tmp")
+    with pytest.raises(BadKey):
+        await keys_of(store, "..")
+    assert backend.calls == []
+
+
+async def _chunks(*chunks: Buffer) -> AsyncIterator[Buffer]:
+    for chunk in chunks:
+        yield chunk
+
+
+def test_an_object_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OBJECT_MAX_BYTES", 10)
+
+    @virtual
+    async def check() -> None:
+        backend, store = given()
+        await store.put("a", bytes(10))
+        for write in (
+            store.put("b", bytes(11)),
+            store.put_if_absent("b", bytes(11), token=None),
+            store.put_if_unchanged("b", bytes(11), Version("x"), token=None),
+            store.put_stream("b", _chunks(bytes(6), bytes(5))),
+        ):
+            with pytest.raises(LimitExceeded, match="OBJECT_MAX_BYTES"):
+                await write
+        with pytest.raises(NotFound):
+            await backend.inner.get("b")
+
+    check()
+
+
+def test_a_large_put_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MULTIPART_ABOVE_BYTES", 10)
+    monkeypatch.setattr(limits, "MULTIPART_PART_BYTES", 4)
+
+    @virtual
+    async def check() -> None:
+        backend, store = given()
+        backend.next("put_stream", fails(DOWN))
+        await store.put("a", b"0123456789a")
+        await store.put("b", b"0123456789")
+        assert (await store.get("a")).data == b"0123456789a"
+        assert backend.count("put_stream") == 2
+        assert backend.count("put") == 1
+        backend.next("put_stream", lands_then(LOST), fails(Denied("403")))
+        with pytest.raises(OutcomeUnknown):
+            await store.put("c", bytes(11))
+
+    check()
+
+
+@virtual
+async def test_parts_that_stand_apart_make_one_object() -> None:
+    backend, store = given()
+    backend.next("put", fails(DOWN))
+    await store.put("a", GivenParts(b"one", b"", b"two"))
+    assert (await store.get("a")).data == b"onetwo"
+    assert store.stats.of("put").bytes_sent == 12
+
+
+def test_parts_count_together_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OBJECT_MAX_BYTES", 5)
+
+    @virtual
+    async def check() -> None:
+        for store in (given()[1], Store(MemoryBackend())):
+            with pytest.raises(LimitExceeded, match="OBJECT_MAX_BYTES"):
+                await store.put("a", GivenParts(b"one", b"two"))
+            with pytest.raises(NotFound):
+                await store.get("a")
+
+    check()
+
+
+@virtual
+async def test_a_stream_is_sent_once() -> None:
+    backend, store = given()
+    backend.next("put_stream", fails(DOWN))
+    with pytest.raises(Unavailable):
+        await store.put_stream("a", _chunks(b"a"))
+    assert backend.count("put_stream") == 1
+
+
+@virtual
+async def test_memory_of_wider_items_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, store = given()
+    monkeypatch.setattr(limits, "OBJECT_MAX_BYTES", 11)
+    numbers = memoryview(array.array("i", [1, 2, 3]))
+    with pytest.raises(LimitExceeded, match="12 bytes"):
+        await store.put("a", numbers)
+    monkeypatch.undo()
+    await store.put("a", numbers)
+    assert (await store.head("a")).size_bytes == 12
+    assert store.stats.of("put").bytes_sent == 12
+
+
+@virtual
+async def test_a_chunk_has_at_least_one_byte() -> None:
+    _, store = given()
+    await store.put("a", b"x")
+    with pytest.raises(Refused, match="chunk_bytes"):
+        [part async for part in store.get_stream("a", chunk_bytes=0)]
