@@ -163,10 +163,26 @@ async def test_catching_up_asks_for_each_event_once() -> None:
     await publish_events(await opened(backend), 500)
     backend.calls.clear()
     await items(log, 500)
-    beyond_the_end = sum(key > event_key(499) for _, key in backend.calls if key < "metadata/0/f")
-    of_events = sum(key < "metadata/0/f" for _, key in backend.calls)
-    assert of_events == 500 + beyond_the_end
+    of_events = [key for name, key in backend.calls if name == "get" and key < "metadata/0/f"]
+    beyond_the_end = sum(key > event_key(499) for key in of_events)
+    assert len(of_events) == 500 + beyond_the_end
     assert beyond_the_end <= EVENT_READS_AT_ONCE
+
+
+@virtual
+@pytest.mark.parametrize("start_offset", [0, 7])
+async def test_a_backlog_is_asked_for_at_once_from_its_first_event_on(start_offset: int) -> None:
+    backend = Scripted()
+    backend.is_local = False
+    log = await opened(backend)
+    await publish_events(await opened(backend), 500)
+    backend.calls.clear()
+    await items(log, 1, start_offset)
+    floor_and_listing, first_reads = backend.calls[:2], backend.calls[2 : 2 + EVENT_READS_AT_ONCE]
+    assert sorted(name for name, _ in floor_and_listing) == ["get", "list"]
+    assert sorted(first_reads) == [
+        ("get", event_key(start_offset + number)) for number in range(EVENT_READS_AT_ONCE)
+    ]
 
 
 # What goes wrong

@@ -71,11 +71,11 @@ class Following:
         """Begin with the snapshot below the floor, and not at all above the end."""
         events, start = self._events, self._next
         while True:
-            floor = await events.floors.look()
+            floor, is_reached = await asyncio.gather(events.floors.look(), events.reaches(start))
             if start < floor.floor:
                 await self._deliver_snapshot()
                 return
-            if start == floor.floor or await events.exists(start - 1):
+            if start == floor.floor or is_reached:
                 return
             if events.floors.is_leased(start - 1):
                 raise RolledBack(
