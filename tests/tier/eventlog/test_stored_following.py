@@ -327,8 +327,8 @@ async def test_a_snapshot_that_is_replaced_while_it_is_read_is_not_missed() -> N
     await compactor.compact(0, every_events=1)
     published += await publish_events(publisher, 5, first=5)
     reader = await opened(backend, patient=True)
-    # The floor, the floor again, and then the snapshot that it named.
-    backend.next("get", stalls(0), stalls(0), stalls(3 * GRACE_S))
+    # The floor, and then the snapshot that it named.
+    backend.next("get", stalls(0), stalls(3 * GRACE_S))
 
     async def replace_it() -> None:
         for _ in range(2):
@@ -341,6 +341,19 @@ async def test_a_snapshot_that_is_replaced_while_it_is_read_is_not_missed() -> N
     assert isinstance(item, SnapshotDelivered)
     assert (item.through_offset, dump_all(item.cache)) == (9, replayed(published))
     await reader.close()
+
+
+@virtual
+async def test_a_snapshot_is_asked_for_by_the_floor_that_was_just_read() -> None:
+    backend = Scripted()
+    publisher = await opened(backend)
+    await publish_events(publisher, 5)
+    await Compactor(publisher).compact(0, every_events=1)
+    reader = await opened(backend)
+    backend.calls.clear()
+    await items(reader, 1)
+    keys = [key.rpartition("/")[2] for name, key in backend.calls if name == "get"]
+    assert [key.partition("-")[0] for key in keys[:2]] == ["floor.json", "snapshot"]
 
 
 @virtual
