@@ -11,6 +11,7 @@
   Kafka broker writes them (no custom metadata), and of ours (60 bytes of them). Beside it, the same
   segments as Python objects in a dict, which is what one would write first;
 - the log to segments, and ranges of LSNs back, against pyarrow writing and reading the same table;
+- a reader that catches up from the tier, against pyarrow and bare gets (`_tier_reader.py`);
 - the log of events in object storage: publishing, catching up, high-water marks
   (`_tier_eventlog.py`).
 
@@ -37,6 +38,7 @@ from typing import Any
 from bench._findings import Goal, Section
 from bench._report import machine
 from bench._tier_eventlog import sections as event_log_sections
+from bench._tier_reader import sections as reader_sections
 from bench._tier_segments import copying, fetching
 from headwater.tier import (
     PartitionDelete,
@@ -308,6 +310,7 @@ def main() -> None:
         print(machine())
     records = QUICK_RECORDS if options.quick else RECORDS
     sections = [copying(records, rounds), fetching(records, rounds)]
+    sections += reader_sections(records, rounds)
     if not options.segments:
         replayed = QUICK_REPLAYED if options.quick else REPLAYED
         sections += [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds)]

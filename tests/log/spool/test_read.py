@@ -47,6 +47,16 @@ def test_bytes_are_bounded_but_one_record_always_comes() -> None:
         spool.read_since_blocking(0, max_records=0)
 
 
+def test_a_group_on_disk_that_would_be_cut_is_left_whole_to_the_next_read() -> None:
+    spool = opened(FaultyDisk(), config=SpoolConfig(tail_bytes=1))
+    for first in (1, 101, 201):
+        spool.append_blocking(numbered(first, 100, size=100), term=1)
+    [whole] = spool.read_since_blocking(0, max_records=100)
+    room_bytes = whole.nbytes * 3 // 2
+    assert spans(spool.read_since_blocking(0, max_bytes=room_bytes)) == [(1, 100)]
+    assert spans(spool.read_since_blocking(100, max_bytes=room_bytes)) == [(101, 200)]
+
+
 def test_the_tail_is_bounded_by_bytes_and_what_is_older_comes_from_disk() -> None:
     spool = opened(FaultyDisk(), config=SMALL)
     for lsn in range(1, 51):

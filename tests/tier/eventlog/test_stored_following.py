@@ -163,10 +163,26 @@ async def test_catching_up_asks_for_each_event_once() -> None:
     await publish_events(await opened(backend), 500)
     backend.calls.clear()
     await items(log, 500)
-    beyond_the_end = sum(key > event_key(499) for _, key in backend.calls if key < "metadata/0/f")
-    of_events = sum(key < "metadata/0/f" for _, key in backend.calls)
-    assert of_events == 500 + beyond_the_end
+    of_events = [key for name, key in backend.calls if name == "get" and key < "metadata/0/f"]
+    beyond_the_end = sum(key > event_key(499) for key in of_events)
+    assert len(of_events) == 500 + beyond_the_end
     assert beyond_the_end <= EVENT_READS_AT_ONCE
+
+
+@virtual
+@pytest.mark.parametrize("start_offset", [0, 7])
+async def test_a_backlog_is_asked_for_at_once_from_its_first_event_on(start_offset: int) -> None:
+    backend = Scripted()
+    backend.is_local = False
+    log = await opened(backend)
+    await publish_events(await opened(backend), 500)
+    backend.calls.clear()
+    await items(log, 1, start_offset)
+    floor_and_listing, first_reads = backend.calls[:2], backend.calls[2 : 2 + EVENT_READS_AT_ONCE]
+    assert sorted(name for name, _ in floor_and_listing) == ["get", "list"]
+    assert sorted(first_reads) == [
+        ("get", event_key(start_offset + number)) for number in range(EVENT_READS_AT_ONCE)
+    ]
 
 
 # What goes wrong
@@ -311,8 +327,8 @@ async def test_a_snapshot_that_is_replaced_while_it_is_read_is_not_missed() -> N
     await compactor.compact(0, every_events=1)
     published += await publish_events(publisher, 5, first=5)
     reader = await opened(backend, patient=True)
-    # The floor, the floor again, and then the snapshot that it named.
-    backend.next("get", stalls(0), stalls(0), stalls(3 * GRACE_S))
+    # The floor, and then the snapshot that it named.
+    backend.next("get", stalls(0), stalls(3 * GRACE_S))
 
     async def replace_it() -> None:
         for _ in range(2):
@@ -325,6 +341,19 @@ async def test_a_snapshot_that_is_replaced_while_it_is_read_is_not_missed() -> N
     assert isinstance(item, SnapshotDelivered)
     assert (item.through_offset, dump_all(item.cache)) == (9, replayed(published))
     await reader.close()
+
+
+@virtual
+async def test_a_snapshot_is_asked_for_by_the_floor_that_was_just_read() -> None:
+    backend = Scripted()
+    publisher = await opened(backend)
+    await publish_events(publisher, 5)
+    await Compactor(publisher).compact(0, every_events=1)
+    reader = await opened(backend)
+    backend.calls.clear()
+    await items(reader, 1)
+    keys = [key.rpartition("/")[2] for name, key in backend.calls if name == "get"]
+    assert [key.partition("-")[0] for key in keys[:2]] == ["floor.json", "snapshot"]
 
 
 @virtual

@@ -92,9 +92,9 @@ async def sweeps_what_nobody_names(events: StoredEvents, floor: Floor) -> AsyncI
             yield meta.key
 
 
-async def skips_to_the_floor(self: Following) -> None:
+async def skips_to_the_floor(self: Following, floor: Floor) -> None:
     """Goes on where events are, as if nothing had been before."""
-    self._next = (await self._events.floors.look()).floor
+    self._next = floor.floor
 
 
 PLANTED: dict[str, Replacement] = {

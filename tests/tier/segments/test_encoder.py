@@ -216,6 +216,25 @@ def test_values_that_come_again_are_in_dictionaries_and_others_are_not() -> None
     }
 
 
+def test_numbers_and_times_that_are_close_to_each_other_are_kept_by_their_differences() -> None:
+    count = 100
+    counted, scattered = range(10**15, 10**15 + count), [n * 2**40 for n in range(count)]
+    records = pa.record_batch(
+        {
+            "at": pa.array(counted, pa.timestamp("us", "UTC")),
+            "order": pa.array(counted),
+            "hash": pa.array(scattered),
+            "small": pa.array([n * 1000 for n in range(count)], pa.int32()),
+            "price": pa.array([n / 7 for n in range(count)]),
+        }
+    )
+    group = parquet(encoded([Group(1, 1, count, records)], config=None).data).metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    assert [
+        column.path_in_schema for column in columns if "DELTA_BINARY_PACKED" in column.encodings
+    ] == ["_lsn", "at", "order"]
+
+
 def test_the_same_groups_cut_otherwise_are_the_same_records() -> None:
     whole = orders(1, 20)
     cut = [part for low in range(1, 21, 3) if (part := whole.between(low, low + 2)) is not None]

@@ -76,7 +76,7 @@ class SpoolReader:
                 skipped = _left_out(group, taking.lsn) if peeked.envelope is None else None
                 if skipped is not None and not taking.add(skipped):
                     return False
-                if not taking.add(group):
+                if not taking.add(group) or not taking.has_room(peeked.header.payload_bytes):
                     return False
         return True
 

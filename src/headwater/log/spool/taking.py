@@ -38,6 +38,11 @@ class Taking:
         self._bytes_left -= part.nbytes
         return part is whole and self._records_left > 0 and self._bytes_left > 0
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether another as large as the last one fits. What would be cut is left to the next
+        read: it would have to be read, checked and decoded a second time for the rest of it."""
+        return size_bytes <= self._bytes_left
+
     def _fitting(self, part: Group) -> Group | None:
         """As many records as there are bytes left for, and at least one if there are none yet."""
         if part.nbytes <= self._bytes_left or part.lost is not None:

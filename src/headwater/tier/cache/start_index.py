@@ -52,15 +52,10 @@ class StartIndex:
     def add(self, start: int, row: int) -> None:
         """Add a row, after those with the same start."""
         self._length += 1
-        chunk = bisect_right(self._firsts, start) - 1
-        is_after_all = chunk == len(self._firsts) - 1 and (
-            chunk < 0 or (len(self._keys[chunk]) >= CHUNK_ROWS and start >= self._keys[chunk][-1])
-        )
-        if is_after_all:
-            # Starts mostly rise: full chunks stay full, and are not split in half.
-            self._insert_chunk(chunk + 1, array("q", [start]), array("i", [row]))
+        if not self._keys or start >= self._keys[-1][-1]:
+            self._add_last(start, row)
             return
-        chunk = max(chunk, 0)
+        chunk = max(bisect_right(self._firsts, start) - 1, 0)
         keys, rows = self._keys[chunk], self._rows[chunk]
         place = bisect_right(keys, start)
         keys.insert(place, start)
@@ -116,6 +111,18 @@ class StartIndex:
                 if value_of(rows[at]) >= value:
                     yield rows[at]
             chunk, place = chunk + 1, 0
+
+    def _add_last(self, start: int, row: int) -> None:
+        """Starts mostly rise: nothing is looked for, and full chunks stay full."""
+        last = len(self._keys) - 1
+        if last < 0 or len(self._keys[last]) >= CHUNK_ROWS:
+            self._insert_chunk(last + 1, array("q", [start]), array("i", [row]))
+            return
+        self._keys[last].append(start)
+        self._rows[last].append(row)
+        value = self._value_of(row)
+        if value > self._maxima[last]:
+            self._set_maximum(last, value)
 
     def _next_chunk(self, chunk: int, value: int) -> int | None:
         if self._tree is None:

@@ -10,7 +10,12 @@ from headwater.tier.cache.outcome import Outcome
 from headwater.tier.cache.partition_cache import PartitionCache
 from headwater.tier.cover import CoverPiece
 from headwater.tier.errors import EventRejected
-from headwater.tier.events.event import MetadataEvent, SegmentMetadata, partition_of
+from headwater.tier.events.event import (
+    MetadataEvent,
+    PartitionDelete,
+    SegmentMetadata,
+    partition_of,
+)
 from headwater.tier.events.publisher_epoch import publisher_epoch_of
 from headwater.tier.events.states import PartitionDeleteState
 from headwater.tier.identity import TopicIdPartition
@@ -33,7 +38,7 @@ class TierCache:
         """
         partition = partition_of(event)
         epoch = publisher_epoch_of(event, publisher_epoch)
-        cache = self._partitions.get(partition)
+        known = cache = self._partitions.get(partition)
         if cache is None:
             cache = PartitionCache(partition)
             cache.publisher_epoch = self._last_epochs.get(partition)
@@ -44,7 +49,9 @@ class TierCache:
             cache.publisher_epoch = epoch
         else:
             outcome = cache.apply(event)
-        self._keep(cache)
+        # An event about a segment takes nothing away from what is known of its partition.
+        if known is None or isinstance(event, PartitionDelete):
+            self._keep(cache)
         return outcome
 
     def follow(

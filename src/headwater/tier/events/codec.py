@@ -51,6 +51,7 @@ _TXN_INDEX_EMPTY: Final = 0
 _NO_TAGS: Final = b"\0"
 _EMPTY_TAG: Final = b"\x01\x00\x01\x01"
 _HEADS: Final = {key: bytes((FRAME, key, VERSION)) for key in (SEGMENT, UPDATE, PARTITION_DELETE)}
+_SEGMENT_STATES: Final = tuple(SegmentState)
 
 
 def encode_event(event: MetadataEvent) -> bytes:
@@ -242,10 +243,10 @@ def _decode_partition_delete(fields: FieldReader) -> PartitionDelete:
 
 
 def _decode_segment_state(fields: FieldReader) -> SegmentState:
-    (number,) = fields.fixed(_STATE)
-    if not 0 <= number < len(SegmentState):
+    number: int = fields.fixed(_STATE)[0]
+    if not 0 <= number < len(_SEGMENT_STATES):
         raise _no_state(fields, number)
-    return SegmentState(number)
+    return _SEGMENT_STATES[number]
 
 
 def _no_state(fields: FieldReader, number: int) -> Corrupt:

@@ -2,7 +2,8 @@
 
 Sorted by LSN, with an index of pages and their checksums, and a bloom filter on the key. A column
 has a dictionary where the first records say that its values come again: to try one for every row
-group and give it up again costs more than it saves.
+group and give it up again costs more than it saves. Whole numbers and times that are close to each
+other (ids that are counted up, quantities) are kept by their differences.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from headwater.tier.segments.sink import HashingSink
 
 KEY_FALSE_POSITIVES: Final = 0.01
 SAMPLE_ROWS: Final = 8192
+BY_DIFFERENCES: Final = "DELTA_BINARY_PACKED"
 OPAQUE: Final = frozenset({VALUE, HEADERS, METADATA, REFRESH_RECORDS})
 """Nobody asks for these by less and more, and their smallest and largest may be long."""
 
@@ -33,14 +35,15 @@ def open_writer(
     blooms = None
     if KEY in schema.names:
         blooms = {KEY: {"ndv": max(1, first.num_rows), "fpp": KEY_FALSE_POSITIVES}}
+    sample = first.slice(0, SAMPLE_ROWS)
+    dictionaries = list(_with_dictionaries(schema, sample))
     return pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"),
         schema,
         compression=config.compression,
         compression_level=config.compression_level,
-        use_dictionary=list(_with_dictionaries(schema, first.slice(0, SAMPLE_ROWS))),
-        # LSNs are all different, and their differences all the same.
-        column_encoding={LSN: "DELTA_BINARY_PACKED"},
+        use_dictionary=dictionaries,
+        column_encoding=dict.fromkeys(_by_differences(sample, dictionaries), BY_DIFFERENCES),
         write_page_index=True,
         write_page_checksum=True,
         bloom_filter_options=blooms,
@@ -64,6 +67,20 @@ def _with_dictionaries(schema: pa.Schema, sample: pa.Table) -> Iterator[str]:
         elif pa.types.is_null(field.type):
             continue
         elif 2 * pc.count_distinct(sample.column(field.name)).as_py() <= sample.num_rows:
+            yield field.name
+
+
+def _by_differences(sample: pa.Table, dictionaries: list[str]) -> Iterator[str]:
+    # LSNs are all different, and their differences all the same.
+    yield LSN
+    for field in sample.schema:
+        is_number = pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
+        if not is_number or field.name == LSN or field.name in dictionaries:
+            continue
+        bounds = pc.min_max(sample.column(field.name).cast(pa.int64()))
+        least, most = bounds["min"].as_py(), bounds["max"].as_py()
+        # Numbers that take more than half of their bits would only take longer to write and read.
+        if least is not None and (most - least) >> field.type.bit_width // 2 == 0:
             yield field.name
 
 

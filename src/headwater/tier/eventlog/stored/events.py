@@ -135,6 +135,19 @@ class StoredEvents:
             return False
         return True
 
+    async def reaches(self, start: int) -> bool:
+        """Whether the event before `start` is there, which need not count.
+
+        Where that costs no more, one page of a listing tells, and what else it shows is known: so
+        that a follower asks for all of a backlog at once. Holes are left to whoever reads.
+        """
+        if self.store.is_local:
+            return start == 0 or await self.exists(start - 1)
+        first = max(start - 1, 0)
+        listed, _ = await self._listed(first)
+        self.know(first + listed if listed else 0)
+        return start == 0 or listed > 0
+
     async def with_lease(self, offset: int, request: Awaitable[T]) -> T:
         """Make a request, and ask beside it for a floor under which the answer may count."""
         if self.floors.is_leased(offset) or self.floors.is_below(offset):
@@ -167,8 +180,10 @@ class StoredEvents:
         """Where the next event is to be tried for, if all offsets below `low` are taken."""
         step = 1
         if not self.store.is_local:
-            listed = await self._listed(low)
+            listed, is_hole = await self._listed(low)
             low, step = low + listed, max(1, listed)
+            if is_hole:
+                await self._refuse_hole(low)
             if listed < limits.LIST_PAGE_KEYS:
                 return low
         while await self.exists(low + step - 1):
@@ -182,19 +197,17 @@ class StoredEvents:
                 high = middle
         return low
 
-    async def _listed(self, first: int) -> int:
-        """How many events one page of a listing shows from an offset on, without a gap."""
-        offset, before = first, self.place.event(first - 1)
+    async def _listed(self, first: int) -> tuple[int, bool]:
+        """How many events one page of a listing shows from an offset on, and if a hole ends it."""
+        offset, before = first, self.place.event(first - 1) if first else ""
         async for meta in self.store.list(self.place.folder, start_after=before):
             found = self.place.event_offset(meta.key)
             if found != offset:
-                if found is not None:
-                    await self._refuse_hole(offset)
-                break
+                return offset - first, found is not None
             offset += 1
             if offset == first + limits.LIST_PAGE_KEYS:
                 break
-        return offset - first
+        return offset - first, False
 
     async def _refuse_hole(self, offset: int) -> None:
         """A later event was there, so this one was written before it: look once more."""

@@ -16,6 +16,7 @@ from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, RolledBack, Trimmed
 from headwater.tier.eventlog.items import Item, PartitionFailed, SnapshotDelivered
 from headwater.tier.eventlog.stored.events import StoredEvents
+from headwater.tier.eventlog.stored.floor import Floor
 from headwater.tier.eventlog.stored.snapshots import load_snapshot
 
 
@@ -71,11 +72,11 @@ class Following:
         """Begin with the snapshot below the floor, and not at all above the end."""
         events, start = self._events, self._next
         while True:
-            floor = await events.floors.look()
+            floor, is_reached = await asyncio.gather(events.floors.look(), events.reaches(start))
             if start < floor.floor:
-                await self._deliver_snapshot()
+                await self._deliver_snapshot(floor)
                 return
-            if start == floor.floor or await events.exists(start - 1):
+            if start == floor.floor or is_reached:
                 return
             if events.floors.is_leased(start - 1):
                 raise RolledBack(
@@ -93,7 +94,7 @@ class Following:
             try:
                 found = await self._events.read(self._next, at_once)
             except Trimmed:
-                await self._deliver_snapshot()
+                await self._deliver_snapshot(await self._events.floors.look())
                 continue
             self._next += len(found)
             self._hand_on(*found)
@@ -114,8 +115,8 @@ class Following:
         self._end_checked_s = runtime.monotonic_s()
         return is_end
 
-    async def _deliver_snapshot(self) -> None:
-        floor, cache = await load_snapshot(self._events, await self._events.floors.look())
+    async def _deliver_snapshot(self, floor: Floor) -> None:
+        floor, cache = await load_snapshot(self._events, floor)
         self._next = floor.floor
         self._hand_on(SnapshotDelivered(self._events.partition, floor.floor - 1, cache))
 
