@@ -81,7 +81,7 @@ def scrub(
         False, "--repair", help="Remove objects that no event names; its leader mends the rest."
     ),
     grace_hours: float = typer.Option(
-        24.0, min=0, help="How old such an object is before it counts, by the store's clock."
+        24.0, min=0, help="How old such an object is before it counts."
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
@@ -110,6 +110,7 @@ def scrub(
                     place.storage,
                     place.log_start,
                     orphan_grace_ms=round(grace_hours * 3_600_000),
+                    mend=repair,
                 )
                 if repair:
                     seen = await remove_orphans(place.storage, place.partition, seen)

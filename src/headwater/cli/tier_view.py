@@ -17,6 +17,7 @@ from headwater.tier import SegmentMetadata, SegmentState, gaps
 from headwater.tier.eventlog import Compaction
 from headwater.tier.jobs import Finding, Kind, Scrubbed
 
+FOREIGN_SHOWN = 20
 _LEADER = "only its leader may say so: let that call TierManager.scrub(mend=True)"
 _ADVICE = {
     Kind.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
@@ -24,7 +25,9 @@ _ADVICE = {
     Kind.GAP: f"to be filled from its leader's log, if that still has it; {_LEADER}",
     Kind.ORPHAN: "--repair removes it",
     Kind.UNCLAIMED: "it stays: events are lost, or these are not its events",
+    Kind.UNKNOWN: "could not be looked at: scrub again",
 }
+_LAST_COPY = "it stays while anything is damaged: it may be the last good copy of that"
 
 
 def listed(place: TierPlace) -> dict[str, Any]:
@@ -104,6 +107,12 @@ def show_scrubbed(console: Console, reports: Mapping[int, Scrubbed]) -> None:
         for finding in report.findings:
             mark = ("✓ ", "green") if finding.mended else ("✗ ", "red")
             console.print(Text.assemble(mark, _words(finding)), soft_wrap=True)
+            if finding.detail:
+                console.print(Text(f"  {finding.detail}", style="dim"), soft_wrap=True)
+        for key in report.foreign[:FOREIGN_SHOWN]:
+            console.print(Text(f"- of no segment, and left alone: {key}"), soft_wrap=True)
+        if len(report.foreign) > FOREIGN_SHOWN:
+            console.print(f"- and {len(report.foreign) - FOREIGN_SHOWN:,} more of no segment")
 
 
 def compacted_json(
@@ -144,7 +153,12 @@ def show_compacted(
 def _words(finding: Finding) -> str:
     lsns = f"LSN {finding.first_lsn:,} to {finding.last_lsn:,}" if finding.lsns else "unreadable"
     which = f", segment {finding.segment_id}" if finding.segment_id else ""
-    then = "mended" if finding.mended else _ADVICE.get(finding.kind, finding.detail)
+    if finding.mended:
+        then = "removed"  # from here nothing else is mended
+    elif finding.kind is Kind.UNCLAIMED and not finding.lsns:
+        then = _LAST_COPY
+    else:
+        then = _ADVICE[finding.kind]
     return f"{finding.kind.value}: {lsns}{which}: {then}"
 
 

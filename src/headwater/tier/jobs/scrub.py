@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
 from headwater.tier.cover import gaps
@@ -68,8 +69,10 @@ class Scrubbed(msgspec.Struct, frozen=True):
     """Finished ones that were to be read from end to end."""
     size_bytes: int
     objects: int
-    """Objects that were found, whatever the events say of them."""
+    """Objects of segments that were found, whatever the events say of them."""
     findings: tuple[Finding, ...]
+    foreign: tuple[str, ...] = ()
+    """Keys of objects that stand among them and are of no segment: nothing touches them."""
 
     @property
     def is_clean(self) -> bool:
@@ -84,10 +87,21 @@ async def look(
     *,
     orphan_grace_ms: int,
     rate: ByteRate = NO_RATE,
+    mend: bool = False,
 ) -> Scrubbed:
-    """Compare events and objects from the log start on. Changes no event and no segment."""
+    """Compare events and objects from the log start on. Changes no event and no segment.
+
+    How old an object is goes by the store's clock where it may be removed for it (`mend`), and by
+    this process's otherwise: to ask the store takes a write, which whoever only looks may not do.
+    """
     first_lsn = await _first_lsn(log_start)
-    objects = [found async for found in storage.objects()]
+    objects: list[tuple[SegmentId, ObjectMeta]] = []
+    foreign: list[str] = []
+    async for segment_id, meta in storage.objects():
+        if segment_id is None:
+            foreign.append(meta.key)
+        else:
+            objects.append((segment_id, meta))
     await metadata.refresh()
     listed = metadata.segments()
     finished = [
@@ -102,7 +116,8 @@ async def look(
         findings = await _compared(metadata, log_start, first_lsn, findings)
         if strays and metadata.delete_state() is None:
             first_lsn = await _first_lsn(log_start)
-            old_ms = await storage.now_ms() - orphan_grace_ms
+            now_ms = await storage.now_ms() if mend else runtime.wall_ms()
+            old_ms = now_ms - orphan_grace_ms
             old = [found for found in strays if found[1].modified_ms <= old_ms]
             findings += await _strays(metadata, storage, old, first_lsn, findings)
     except (Bug, Fenced):
@@ -111,7 +126,7 @@ async def look(
         # What was found before, perhaps in hours, is told all the same.
         findings.append(Finding(Kind.UNKNOWN, 0, -1, None, f"{type(error).__name__}: {error}"))
     size_bytes = sum(one.size_bytes for one in finished)
-    return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings))
+    return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings), tuple(foreign))
 
 
 async def _compared(

@@ -154,6 +154,7 @@ class TierManager:
             led.register,
             orphan_grace_ms=led.config.orphan_grace_ms,
             rate=led.rate,
+            mend=mend,
         )
         async with self._busy:
             await led.voice.settle()
