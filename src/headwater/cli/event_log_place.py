@@ -49,6 +49,11 @@ class EventLogPlace:
     metadata_partitions: int = 0
     config: Path | None = None
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody named another one: there may be none then."""
+        return self.servers is None and self.prefix == STORED_PREFIX
+
     @asynccontextmanager
     async def opened(self, store: Store | None) -> AsyncIterator[MetadataEventLog]:
         """The log, which is not made if there is none. A topic of Kafka needs no store."""
