@@ -102,7 +102,7 @@ def test_list_shows_what_is_read(invoke: Invoke, url: str) -> None:
     result = invoke("tier", "list", url, "orders", COLUMNS="200")
 
     assert result.exit_code == 0
-    assert "the log begins at LSN 1" in result.stdout
+    assert "the log begins at LSN 1; epoch 4 leads it" in result.stdout
     assert result.stdout.count("finished") == 2
     assert "partition 1: nothing is in the tier" in result.stdout
 
@@ -261,6 +261,23 @@ def test_a_log_that_was_left_half_made_is_not_finished_by_looking(
     result = invoke("tier", "scrub", address, "orders")
     assert (result.exit_code, "nothing was ever copied" in result.stderr) == (2, True)
     assert written(tmp_path) == before
+
+
+def test_a_log_start_that_is_gone_is_told_and_is_no_gap(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    [start] = tmp_path.glob("store/streams/orders/0/log/*/start.json")
+    start.unlink()
+
+    shown = invoke("tier", "list", url, "orders", COLUMNS="200")
+    assert (shown.exit_code, "nothing says where the log begins" in shown.stdout) == (1, True)
+    scrubbed = invoke("tier", "scrub", url, "orders", COLUMNS="200")
+    assert (scrubbed.exit_code, "no log start" in scrubbed.stdout) == (1, True)
+    assert str(start.relative_to(tmp_path / "store")) in scrubbed.stdout
+    assert "gap" not in scrubbed.stdout
+
+    led(url, lambda tier: tier.run_once())
+    assert invoke("tier", "scrub", url, "orders").exit_code == 0
 
 
 def test_events_may_stand_under_another_prefix(invoke: Invoke, tmp_path: Path) -> None:
