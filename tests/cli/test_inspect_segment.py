@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headwater.cli.app import app
+from headwater.log.record.group import Group
 from headwater.tier.segments.seal import SEAL_BYTES
 from tests.tier.segments.given import encoded, lost, orders
 
@@ -48,9 +49,19 @@ def test_a_segment_says_what_it_holds(tmp_path: Path) -> None:
     ]
     assert [one["columns"] for one in found["runs"]][1] == "lost: burnt"
     assert [one["note"] for one in found["first_records"]] == ["1", "2", "3"]
+    assert [one["_lsn"] for one in found["first_records"]] == [1, 2, 3]
     assert "matches" in found["checksum"]
     shown = told(written(tmp_path, SEGMENT.data), "--records", "1")
     assert (len(shown["first_records"]), shown["first_records_total"]) == (1, 10)
+
+
+def test_records_without_a_time_have_no_latest_one(tmp_path: Path) -> None:
+    timed = orders(1, 3)
+    timeless = Group(1, 1, 3, timed.records.drop_columns(["_commit_timestamp"]))
+    found = told(written(tmp_path, encoded([timeless]).data))
+    assert found["latest_record_ms"] is None
+    assert {one["latest_ms"] for one in found["row_groups"]} == {None}
+    assert told(written(tmp_path, encoded([timed]).data))["latest_record_ms"]
 
 
 def test_it_is_shown_in_words(tmp_path: Path) -> None:

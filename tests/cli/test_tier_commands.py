@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,11 @@ import pytest
 from headwater.buffer.stream import open_stream
 from headwater.cli import tier_commands
 from headwater.core.errors import Refused
-from headwater.store import Store, open_store
+from headwater.store import Register, Store, open_store
 from headwater.testing import MemoryWal
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
+from headwater.tier.eventlog.stored.identity import LogRecord
 from headwater.tier.jobs import (
     Leader,
     LedPartition,
@@ -27,6 +29,7 @@ from headwater.tier.jobs import (
     TierConfig,
     TierManager,
 )
+from headwater.tier.segments.object_storage import segment_key
 from tests.cli.conftest import Invoke
 from tests.tier.jobs.sealed_wal import SealedWal
 
@@ -99,7 +102,7 @@ def test_list_shows_what_is_read(invoke: Invoke, url: str) -> None:
     result = invoke("tier", "list", url, "orders", COLUMNS="200")
 
     assert result.exit_code == 0
-    assert "the log begins at LSN 1" in result.stdout
+    assert "the log begins at LSN 1; epoch 4 leads it" in result.stdout
     assert result.stdout.count("finished") == 2
     assert "partition 1: nothing is in the tier" in result.stdout
 
@@ -165,7 +168,116 @@ def test_scrub_removes_objects_that_no_event_names(invoke: Invoke, url: str) -> 
     mended = invoke(*old, "--repair")
     assert mended.exit_code == 0
     assert "✓ orphan" in mended.stdout
+    assert ": removed" in mended.stdout
     assert "orphan" not in invoke(*old).stdout
+
+
+def written(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below a folder, when it was written, and what it holds."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+async def _damage_first(tier: TierManager) -> None:
+    [first, _] = tier.led.metadata.segments()
+    stray = await tier.led.storage.prepare(51, 100, tier.led.local_groups(51, 100))
+    await tier.led.storage.copy(stray)
+    store = open_store(tier.led.storage._store.url)  # type: ignore[attr-defined]
+    key = segment_key(first.segment_id)
+    data = bytearray((await store.get(key)).data)
+    data[-3] ^= 1
+    await store.put(key, bytes(data))
+
+
+def test_scrub_says_why_below_each_finding(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    led(url, _damage_first)
+    result = invoke("tier", "scrub", url, "orders", "--grace-hours", "0", COLUMNS="300")
+
+    corrupt, why, orphan, where = result.stdout.splitlines()[1:5]
+    assert corrupt.startswith("✗ corrupt: LSN 1 to 50, segment ")
+    assert why.startswith("  Corrupt: streams/orders/0/segments/")
+    assert "it ends with" in why
+    assert "--repair removes it" in orphan
+    assert where.startswith("  streams/orders/0/segments/")
+
+    [stray] = tmp_path.glob(f"store/{where.strip()}")
+    stray.write_bytes(b"")
+    result = invoke("tier", "scrub", url, "orders", "--grace-hours", "0", COLUMNS="300")
+    assert "unreadable" in result.stdout
+    assert "it may be the last good copy" in result.stdout
+
+
+def test_objects_of_no_segment_are_told_and_left_alone(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    [segment, _] = tmp_path.glob("store/streams/orders/0/segments/*/*.parquet")
+    (segment.parent / "below").mkdir()
+    put = [segment.parent / "notes.txt", segment.parent / "below" / segment.name]
+    for path in put:
+        path.write_bytes(b"mine")
+    scrub = ("tier", "scrub", url, "orders", "--partition", "0", "--grace-hours", "0")
+    result = invoke(*scrub, "--repair", COLUMNS="300")
+
+    assert result.exit_code == 0
+    assert "2 objects looked at" in result.stdout
+    assert result.stdout.count("of no segment, and left alone: streams/orders/0/segments/") == 2
+    assert [path.read_bytes() for path in put] == [b"mine", b"mine"]
+    [told] = json.loads(invoke(*scrub, "--json").stdout)
+    keys = {str(path.relative_to(tmp_path / "store")) for path in put}
+    assert set(told["foreign"]) == keys
+
+    for number in range(30):
+        (segment.parent / f"{number}.txt").write_bytes(b"")
+    assert "and 12 more of no segment" in invoke(*scrub).stdout
+
+
+def test_whoever_only_looks_writes_nothing(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    led(url, _damage_first)
+    before = written(tmp_path)
+
+    assert invoke("tier", "list", url, "orders").exit_code == 0
+    found = invoke("tier", "scrub", url, "orders", "--grace-hours", "0")
+    assert (found.exit_code, "orphan" in found.stdout) == (1, True)
+    assert written(tmp_path) == before
+
+
+def test_a_log_that_was_left_half_made_is_not_finished_by_looking(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    address = f"file://{tmp_path}/half"
+    invoke("stream", "create", address, "orders")
+
+    async def begin() -> None:
+        async with open_store(address) as store:
+            record = LogRecord(1, uuid.UUID(int=1), 3, made=False)
+            await Register(store, "metadata/log.json", LogRecord).update(lambda _: record)
+
+    asyncio.run(begin())
+    before = written(tmp_path)
+
+    result = invoke("tier", "scrub", address, "orders")
+    assert (result.exit_code, "nothing was ever copied" in result.stderr) == (2, True)
+    assert written(tmp_path) == before
+
+
+def test_a_log_start_that_is_gone_is_told_and_is_no_gap(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    [start] = tmp_path.glob("store/streams/orders/0/log/*/start.json")
+    start.unlink()
+
+    shown = invoke("tier", "list", url, "orders", COLUMNS="200")
+    assert (shown.exit_code, "nothing says where the log begins" in shown.stdout) == (1, True)
+    scrubbed = invoke("tier", "scrub", url, "orders", COLUMNS="200")
+    assert (scrubbed.exit_code, "no log start" in scrubbed.stdout) == (1, True)
+    assert str(start.relative_to(tmp_path / "store")) in scrubbed.stdout
+    assert "gap" not in scrubbed.stdout
+
+    led(url, lambda tier: tier.run_once())
+    assert invoke("tier", "scrub", url, "orders").exit_code == 0
 
 
 def test_events_may_stand_under_another_prefix(invoke: Invoke, tmp_path: Path) -> None:

@@ -49,6 +49,11 @@ class EventLogPlace:
     metadata_partitions: int = 0
     config: Path | None = None
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody named another one: there may be none then."""
+        return self.servers is None and self.prefix == STORED_PREFIX
+
     @asynccontextmanager
     async def opened(self, store: Store | None) -> AsyncIterator[MetadataEventLog]:
         """The log, which is not made if there is none. A topic of Kafka needs no store."""
@@ -91,11 +96,14 @@ class EventLogPlace:
         try:
             record = (await Register(store, log_key(self.prefix), LogRecord).read()).value
         except NotFound:
+            record = None
+        # One that was left half made has no events yet, and to open it would be to finish it.
+        if record is None or not record.made:
             raise NotFound(
                 f"there is no log of the tier's events under {self.prefix!r}: nothing was ever "
                 "copied to the tier here, or its events are elsewhere (--prefix, "
                 "--bootstrap-servers)"
-            ) from None
+            )
         return await StoredEventLog.open(
             store, prefix=self.prefix, partition_count=record.partition_count
         )

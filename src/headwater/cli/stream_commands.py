@@ -12,6 +12,14 @@ import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
 from headwater.cli.confirm import confirm, is_terminal
+from headwater.cli.event_log_place import (
+    KAFKA_CONFIG,
+    METADATA_PARTITIONS,
+    PREFIX,
+    SERVERS,
+    TOPIC,
+    EventLogPlace,
+)
 from headwater.cli.loop import run as run_loop
 from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
@@ -216,13 +224,27 @@ def delete(
         help="Of a stream whose stream.json cannot be read: everything below streams/NAME.",
     ),
     option: list[str] = OPTION,
+    prefix: str = PREFIX,
+    servers: str | None = SERVERS,
+    topic: str = TOPIC,
+    metadata_partitions: int = METADATA_PARTITIONS,
+    kafka_config: Path | None = KAFKA_CONFIG,
 ) -> None:
     """Delete a stream and all of its records; of one that is deleted, what was left behind.
 
-    Exit status: 0, or 1 if objects are left that could not be deleted.
+    The tier's events tell it, and a leader that runs stops.
+    Exit status: 0, or 1 if objects are left that could not be deleted, or events not be told.
     """
-    from headwater.buffer.stream import check_deletable, delete_damaged_stream, delete_stream
+    from headwater.buffer.stream import DeletedReport, check_deletable, delete_damaged_stream
+    from headwater.cli.stream_deletion import delete_with_tier
     from headwater.cli.stream_view import new_console, show_deleted
+
+    events = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+
+    async def delete_it(store: Store, name: str) -> tuple[DeletedReport, HeadwaterError | None]:
+        if damaged:
+            return await delete_damaged_stream(store, name), None
+        return await delete_with_tier(store, name, events)
 
     async def run(act: Callable[[Store, str], Awaitable[T]]) -> T:
         async with open_with_options(url, option) as store:
@@ -239,10 +261,10 @@ def delete(
             run_loop(run(check_deletable))  # nobody is asked about what is not there
         everything = f"everything below streams/{name}, whichever stream's it was"
         _ask(name, everything if damaged else f"stream {name} and all of its records")
-    report = run_loop(run(delete_damaged_stream if damaged else delete_stream))
+    report, untold = run_loop(run(delete_it))
     with reporting():
-        show_deleted(new_console(), report)
-    if report.failed:
+        show_deleted(new_console(), report, untold)
+    if report.failed or untold is not None:
         raise typer.Exit(EXIT_NO)
 
 

@@ -19,6 +19,7 @@ from headwater.buffer.stream import DeletedReport, Stream
 from headwater.buffer.stream.config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
 from headwater.cli.tables import print_table
+from headwater.core.errors import HeadwaterError
 
 # Nobody wraps the lines of a pipe, unless COLUMNS says so; a table keeps a row on a line.
 PIPE_WIDTH: Final = 400
@@ -226,8 +227,10 @@ def show_changes(console: Console, before: StreamConfig, after: StreamConfig) ->
         console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
-def show_deleted(console: Console, report: DeletedReport) -> None:
-    """What went, and what is left."""
+def show_deleted(
+    console: Console, report: DeletedReport, untold: HeadwaterError | None = None
+) -> None:
+    """What went, and what is left; and why the tier's events still list it, if they do."""
     verb = "went on deleting stream" if report.resumed else "deleted stream"
     mark = ("✗ ", "red") if report.failed else ("✓ ", "green")
     counts = f": {report.objects:,} objects, {size_words(report.bytes)}"
@@ -236,6 +239,9 @@ def show_deleted(console: Console, report: DeletedReport) -> None:
     if report.failed:
         left = f"{report.failed:,} objects may still be there: delete it once more ({report.cause})"
         console.print(Text(left, style="yellow"), soft_wrap=True)
+    if untold is not None:
+        still = "the tier's events still list what is gone: mend them, and delete it once more"
+        console.print(Text(f"{still} ({untold})", style="yellow"), soft_wrap=True)
 
 
 def as_dict(stream: Stream, states: list[QueueState | str] | None = None) -> dict[str, Any]:

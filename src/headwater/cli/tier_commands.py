@@ -52,7 +52,8 @@ def list_cover(
 ) -> None:
     """List what is read of the tier: from which segment each LSN comes, and what else is listed.
 
-    Exit status: 0, or 1 if nothing is in the tier, or if LSNs are missing in between.
+    Exit status: 0, or 1 if nothing is in the tier, if LSNs are missing in between, or if nothing
+    says where the log begins.
     """
     from headwater.cli.stream_view import new_console
     from headwater.cli.tier_view import listed, show_listed
@@ -68,7 +69,8 @@ def list_cover(
         typer.echo(json.dumps(found, indent=2))
     else:
         show_listed(new_console(), found)
-    if not any(one["segments"] for one in found) or any(one["gaps"] for one in found):
+    used = [one for one in found if one["segments"]]
+    if not used or any(one["gaps"] or one["log_start"] is None for one in used):
         raise typer.Exit(EXIT_NO)
 
 
@@ -81,7 +83,7 @@ def scrub(
         False, "--repair", help="Remove objects that no event names; its leader mends the rest."
     ),
     grace_hours: float = typer.Option(
-        24.0, min=0, help="How old such an object is before it counts, by the store's clock."
+        24.0, min=0, help="How old such an object is before it counts."
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
@@ -110,6 +112,7 @@ def scrub(
                     place.storage,
                     place.log_start,
                     orphan_grace_ms=round(grace_hours * 3_600_000),
+                    mend=repair,
                 )
                 if repair:
                     seen = await remove_orphans(place.storage, place.partition, seen)

@@ -23,7 +23,7 @@ class TierPlace:
     log_start: LogStartRegister
     first_lsn: int
     """The log start; 0 if nobody has led the partition with a tier."""
-    leader_epoch: int
+    leader_epoch: int | None
 
 
 @asynccontextmanager
@@ -57,5 +57,5 @@ async def _place(
         ParquetSegments(store, partition),
         register,
         0 if start is None else start.first_lsn,
-        0 if start is None else start.leader_epoch,
+        None if start is None else start.leader_epoch,
     )

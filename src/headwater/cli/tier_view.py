@@ -17,14 +17,19 @@ from headwater.tier import SegmentMetadata, SegmentState, gaps
 from headwater.tier.eventlog import Compaction
 from headwater.tier.jobs import Finding, Kind, Scrubbed
 
+FOREIGN_SHOWN = 20
 _LEADER = "only its leader may say so: let that call TierManager.scrub(mend=True)"
 _ADVICE = {
     Kind.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
     Kind.CORRUPT: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
     Kind.GAP: f"to be filled from its leader's log, if that still has it; {_LEADER}",
+    Kind.NO_START: "nothing says where the log begins: restore it, or let a leader begin, to which "
+    "it begins with what is there",
     Kind.ORPHAN: "--repair removes it",
     Kind.UNCLAIMED: "it stays: events are lost, or these are not its events",
+    Kind.UNKNOWN: "could not be looked at: scrub again",
 }
+_LAST_COPY = "it stays while anything is damaged: it may be the last good copy of that"
 
 
 def listed(place: TierPlace) -> dict[str, Any]:
@@ -33,14 +38,13 @@ def listed(place: TierPlace) -> dict[str, Any]:
     end_lsn = max((one.end_offset + 1 for one in segments), default=0)
     pieces = place.metadata.cover(place.first_lsn, max(end_lsn, place.first_lsn))
     read = {piece.segment.segment_id for piece in pieces}
-    missing = gaps(pieces, place.first_lsn, pieces[-1].lsns.stop) if pieces else []
-    if not place.first_lsn:
-        missing = missing[1:]  # where the log begins is not known
+    begins = place.first_lsn or (pieces[0].lsns.start if pieces else 0)
+    missing = gaps(pieces, begins, pieces[-1].lsns.stop) if pieces else []
     state = place.metadata.delete_state()
     return {
         "partition": place.partition.partition,
         "log_start": place.first_lsn or None,
-        "leader_epoch": place.leader_epoch or None,
+        "leader_epoch": place.leader_epoch,
         "deletion": None if state is None else state.name.lower(),
         "segments": [
             {"first_lsn": piece.lsns.start, "last_lsn": piece.lsns.stop - 1}
@@ -79,7 +83,11 @@ def show_listed(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
     for place in found:
         number = place["partition"]
         if place["log_start"]:
-            console.print(f"partition {number}: the log begins at LSN {place['log_start']:,}")
+            begins = f"the log begins at LSN {place['log_start']:,}"
+            console.print(f"partition {number}: {begins}; epoch {place['leader_epoch']} leads it")
+        elif place["segments"]:
+            told = f"partition {number}: {_ADVICE[Kind.NO_START]}"
+            console.print(Text.assemble(("✗ ", "red"), told), soft_wrap=True)
         if place["deletion"]:
             console.print(f"partition {number}: its deletion is {place['deletion']}")
         for gap in place["gaps"]:
@@ -104,6 +112,12 @@ def show_scrubbed(console: Console, reports: Mapping[int, Scrubbed]) -> None:
         for finding in report.findings:
             mark = ("✓ ", "green") if finding.mended else ("✗ ", "red")
             console.print(Text.assemble(mark, _words(finding)), soft_wrap=True)
+            if finding.detail:
+                console.print(Text(f"  {finding.detail}", style="dim"), soft_wrap=True)
+        for key in report.foreign[:FOREIGN_SHOWN]:
+            console.print(Text(f"- of no segment, and left alone: {key}"), soft_wrap=True)
+        if len(report.foreign) > FOREIGN_SHOWN:
+            console.print(f"- and {len(report.foreign) - FOREIGN_SHOWN:,} more of no segment")
 
 
 def compacted_json(
@@ -142,9 +156,16 @@ def show_compacted(
 
 
 def _words(finding: Finding) -> str:
+    if finding.kind is Kind.NO_START:
+        return f"{finding.kind.value}: {_ADVICE[finding.kind]}"
     lsns = f"LSN {finding.first_lsn:,} to {finding.last_lsn:,}" if finding.lsns else "unreadable"
     which = f", segment {finding.segment_id}" if finding.segment_id else ""
-    then = "mended" if finding.mended else _ADVICE.get(finding.kind, finding.detail)
+    if finding.mended:
+        then = "removed"  # from here nothing else is mended
+    elif finding.kind is Kind.UNCLAIMED and not finding.lsns:
+        then = _LAST_COPY
+    else:
+        then = _ADVICE[finding.kind]
     return f"{finding.kind.value}: {lsns}{which}: {then}"
 
 

@@ -4,6 +4,8 @@ Unavailable
 └── NotReady           what is asked for is not known yet: try again
 Conflict
 └── EventRejected      the event does not follow from what is there: read it and decide again
+NotFound
+└── StreamGone         the stream that is led was deleted: stop leading it
 Refused
 └── NotOneSegment      these records cannot stand in one segment: make two of them
 Damaged
@@ -16,7 +18,7 @@ Corrupt
 
 from __future__ import annotations
 
-from headwater.core.errors import Conflict, Corrupt, Damaged, Refused, Unavailable
+from headwater.core.errors import Conflict, Corrupt, Damaged, NotFound, Refused, Unavailable
 from headwater.tier.identity import SegmentId
 
 
@@ -31,6 +33,10 @@ class NotReady(Unavailable):
 
 class EventRejected(Conflict):
     """A metadata event does not follow from the state that is there; it changed nothing."""
+
+
+class StreamGone(NotFound):
+    """The stream of a partition was deleted, or another one has its name: nobody leads it."""
 
 
 class NotOneSegment(Refused):

@@ -128,7 +128,7 @@ class PlainStorage:
     async def delete(self, segment_id: SegmentId) -> None:
         await self._store.delete(plain_key(segment_id))
 
-    async def objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
+    async def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
         async for meta in self._store.list(FOLDER):
             yield SegmentId(self._partition, segment_uuid(meta.key)), meta
 

@@ -121,3 +121,15 @@ def test_a_stream_is_led_under_the_name_that_the_tier_knows() -> None:
         assert led.covered() == [range(1, 6)]
 
     in_time(main)
+
+
+def test_the_name_is_known_also_where_the_oldest_segment_is_unlisted() -> None:
+    async def main() -> None:
+        place = Place()
+        before = await place.lead(1, merge_below_bytes=0).write(5, 5).round()
+        await before.led.voice.unlist(before.metadata.segments()[0])
+        led = place.lead(2, name="orders-renamed")
+        await led.manager.run_once()
+        assert "lead it as 'orders'" in led.manager.problems["begin"]
+
+    in_time(main)

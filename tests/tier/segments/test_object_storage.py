@@ -259,15 +259,17 @@ def test_ids_are_new_each_time_and_sort_by_when_they_were_made() -> None:
 
 
 @virtual
-async def test_what_else_stands_in_the_folder_is_not_listed() -> None:
+async def test_what_else_stands_in_the_folder_is_of_no_segment() -> None:
     store = Store(MemoryBackend())
     found = storage(store)
     await found.copy(encoded([orders(1, 3)]))
     folder = segment_key(segment_id(7)).rpartition("/")[0]
     assert folder == f"streams/orders/0/segments/{ORDERS.topic_id}"
-    await store.put(f"{folder}/notes.txt", b"x")
-    listed = [(one, meta.size_bytes) async for one, meta in found.list(ORDERS)]
-    assert listed == [(segment_id(7), len(encoded([orders(1, 3)]).data))]
+    for other in ("clock", "notes.txt", f"below/{segment_id(7).id}.parquet"):
+        await store.put(f"{folder}/{other}", b"x")
+    listed = {(one, meta.key.removeprefix(f"{folder}/")) async for one, meta in found.list(ORDERS)}
+    own = f"{segment_id(7).id}.parquet"
+    assert listed == {(segment_id(7), own), (None, "notes.txt"), (None, f"below/{own}")}
 
 
 def test_a_name_that_no_stream_has_names_no_object() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -27,6 +27,8 @@ from headwater.store import ObjectMeta, Store
 
 PARALLEL: Final = 32
 _STREAM_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+BeforeObjects = Callable[[StreamConfig], Awaitable[None]]
 
 
 class DeletedReport(msgspec.Struct):
@@ -44,14 +46,19 @@ class DeletedReport(msgspec.Struct):
     """Why the last of them failed."""
 
 
-async def delete_stream(source: str | Store, name: str) -> DeletedReport:
+async def delete_stream(
+    source: str | Store, name: str, *, before_objects: BeforeObjects | None = None
+) -> DeletedReport:
     """Delete a stream and its objects; of one that is deleted, what is left of them.
+
+    `before_objects` is called once the stream says that it is deleted, and before any of its
+    objects goes, for whoever keeps account of them elsewhere. What it raises leaves them there.
 
     `NotFound` if there never was one. `Conflict` if another took its name meanwhile; nothing of
     that one is touched.
     """
     async with visiting(source) as store:
-        return await _delete(store, name)
+        return await _delete(store, name, before_objects)
 
 
 async def check_deletable(source: str | Store, name: str) -> None:
@@ -60,7 +67,7 @@ async def check_deletable(source: str | Store, name: str) -> None:
         await StreamRegister(store, name).read(writing=True)
 
 
-async def _delete(store: Store, name: str) -> DeletedReport:
+async def _delete(store: Store, name: str, before_objects: BeforeObjects | None) -> DeletedReport:
     register = StreamRegister(store, name)
     before = await register.read(writing=True)
     deleted_ms = runtime.wall_ms()
@@ -70,6 +77,8 @@ async def _delete(store: Store, name: str) -> DeletedReport:
 
     config = await register.update(delete)
     report = DeletedReport(name, config.id, resumed=not before.is_live)
+    if before_objects is not None:
+        await before_objects(config)
     await _clear(store, register, config, report)
     if not report.failed:
         await register.update(lambda now: _cleaned(config, now))

@@ -49,7 +49,9 @@ def inspect_segment(source: Source, *, records: int) -> Report:
     first = _read_all(report, index, data)
     _judge_body(report, index, data)
     if first is not None:
-        report.tables += record_rows(first.records, records, index.description.rows)
+        report.tables += record_rows(
+            first.records, records, index.description.rows, first_lsn=first.first_lsn
+        )
     return report
 
 
@@ -69,7 +71,7 @@ def _facts(index: SegmentIndex) -> dict[str, Any]:
         "records": said.rows,
         "lost_lsns": said.last_lsn - said.first_lsn + 1 - said.rows,
         "terms": ", ".join(str(term) for term, _ in said.epochs),
-        "latest_record_ms": said.max_timestamp_ms,
+        "latest_record_ms": said.max_timestamp_ms or None,
         "schema_version": said.schema_version or None,
         "sequences": None if said.sequences is None else "{} to {}".format(*said.sequences),
         "footer_size_bytes": len(index.seal.footer),
@@ -123,7 +125,7 @@ def _row_groups(index: SegmentIndex) -> Rows:
             group.rows,
             group.offset,
             group.size_bytes,
-            group.max_timestamp_ms,
+            group.max_timestamp_ms or None,
         )
         for group in groups[:ROWS_SHOWN]
     ]

@@ -18,6 +18,8 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
     retention       what is let go, remote and local
     merging         small segments into larger ones
     deletion        all that the tier has of a partition
+    stream_watch    whether there is a stream to lead
+    stream_deletion events about the partitions of a stream that is deleted
     stopping        tiering that is given up
     walking         long covers, bit by bit
     scrub           whether the tier has what it says
@@ -42,6 +44,7 @@ from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.parquet_segments import ParquetSegments
 from headwater.tier.jobs.repair import remove_orphans, repair
 from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look
+from headwater.tier.jobs.stream_deletion import tell_deletion
 from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
@@ -64,4 +67,5 @@ __all__ = [
     "look",
     "remove_orphans",
     "repair",
+    "tell_deletion",
 ]

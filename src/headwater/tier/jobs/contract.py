@@ -90,14 +90,16 @@ class SegmentStorage(Protocol):
     async def delete(self, segment_id: SegmentId) -> None:
         """Remove it; removing one that is not there succeeds."""
 
-    def objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
-        """Every segment of the partition that has an object, whatever the events say of it."""
+    def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
+        """Every object of the partition, and which segment it is of, whatever the events say.
+
+        None: something that somebody else put there."""
 
     async def lsns_of(self, segment_id: SegmentId) -> range:
         """Which LSNs an object says it holds, whatever the events say; `Corrupt` if it does not."""
 
     async def now_ms(self) -> int:
-        """The time by the clock that the objects' times come from."""
+        """The time by the clock that the objects' times come from; asking may take a write."""
 
 
 class LocalLog(Wal, Protocol):

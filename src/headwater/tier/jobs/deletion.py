@@ -30,7 +30,7 @@ async def delete_partition(led: LedPartition) -> None:
             await remove(led, segment.segment_id)
     # What no event names is of copies whose outcome was not known.
     async for segment_id, _ in led.storage.objects():
-        if led.metadata.find(segment_id) is None:
+        if segment_id is not None and led.metadata.find(segment_id) is None:
             with setbacks.kept():
                 await led.storage.delete(segment_id)
     setbacks.tell()

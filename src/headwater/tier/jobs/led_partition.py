@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused
 from headwater.log.record.change import TERM_MAX
 from headwater.log.record.group import Group
+from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
@@ -23,6 +25,7 @@ from headwater.tier.jobs.metrics import TierMetrics
 from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
 
+_log: Final = logging.getLogger("headwater")
 BROKERS: Final = 1 << 31
 """A broker's id has 32 bits, with a sign."""
 
@@ -115,17 +118,23 @@ class LedPartition:
         In this order. What is known after the first event of this epoch only this leader changes.
         """
         await self.metadata.refresh()
-        self._check_name()
+        self._check_name(await self._first_piece())
         await self.voice.begin()
         oldest_lsn = self.local.oldest_lsn()
-        async with aclosing(walk_cover(self.metadata, 0, END_LSN)) as pieces:
-            async for piece in pieces:
-                oldest_lsn = min(oldest_lsn, piece.lsns.start)
-                break
+        remote = await self._first_piece()
+        if remote is not None:
+            oldest_lsn = min(oldest_lsn, remote.lsns.start)
         # After the first event: what older leaders published landed before this time. By the clock
         # of the store, because those of leaders may be days apart.
         began_ms = await self.storage.now_ms()
         self._clock = (began_ms, runtime.monotonic_s())
+        if remote is not None and await self.register.read() is None:
+            _log.warning(
+                "%s was gone: the log of %s begins with what is there, at LSN %d",
+                self.register.key,
+                self.leader.partition,
+                oldest_lsn,
+            )
         self.log_start = await self.register.stamp(
             self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
         )
@@ -133,16 +142,22 @@ class LedPartition:
         self.same_lsn = self.local.oldest_lsn() - 1
         await self._walk_tiered()
 
-    def _check_name(self) -> None:
+    async def _first_piece(self) -> CoverPiece | None:
+        """The oldest piece of the cover."""
+        async with aclosing(walk_cover(self.metadata, 0, END_LSN)) as pieces:
+            async for piece in pieces:
+                return piece
+        return None
+
+    def _check_name(self, piece: CoverPiece | None) -> None:
         """Objects are kept under the stream's name, and looked for under the one that is known."""
-        pieces, _ = self.metadata.cover_part(0, END_LSN, 1)
-        for piece in pieces:
-            known, said = piece.segment.segment_id.partition.name, self.leader.partition.name
-            if known != said:
-                raise Refused(
-                    f"the tier knows the stream {self.leader.partition.topic_id} as {known!r}, not "
-                    f"as {said!r}, and its objects are kept under that name: lead it as {known!r}"
-                )
+        said = self.leader.partition.name
+        known = said if piece is None else piece.segment.segment_id.partition.name
+        if known != said:
+            raise Refused(
+                f"the tier knows the stream {self.leader.partition.topic_id} as {known!r}, not "
+                f"as {said!r}, and its objects are kept under that name: lead it as {known!r}"
+            )
 
     async def check_leads(self) -> None:
         """Raise `Fenced` if a newer leader has begun: what it gave up would look like a loss."""

@@ -18,6 +18,7 @@ from headwater.buffer.layout import log_start_key
 from headwater.core.errors import Fenced, NotFound, NotSupported, RolledBack
 from headwater.store import Register, Store
 from headwater.tier.identity import TopicIdPartition
+from headwater.tier.jobs.stream_watch import StreamWatch
 
 FORMAT: Final = 1
 LEADERS_KEPT: Final = 32
@@ -43,6 +44,8 @@ class LogStartRegister:
 
     def __init__(self, store: Store, partition: TopicIdPartition) -> None:
         key = log_start_key(partition.name, partition.partition, str(partition.topic_id))
+        self.stream = StreamWatch(store, partition)
+        """Whether there is anything left to lead."""
         self._register = Register(store, key, LogStart)
 
     @property

@@ -24,7 +24,7 @@ from headwater.tier.segments import (
     receipt_of,
 )
 from headwater.tier.segments.object_ranges import open_index
-from headwater.tier.segments.object_storage import segment_key
+from headwater.tier.segments.object_storage import CLOCK, segment_key
 
 Sequences = tuple[int, int]
 
@@ -75,7 +75,7 @@ class ParquetSegments(ObjectStorage):
         receipt = receipt_of(segment)
         return 0 if receipt is None else receipt.schema_version
 
-    def objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
+    def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
         """See `SegmentStorage`."""
         return self.list(self._partition)
 
@@ -88,8 +88,8 @@ class ParquetSegments(ObjectStorage):
         """See `SegmentStorage`: the time of an object that is written for it."""
         place = self._partition
         folder = segments_prefix(place.name, place.partition, str(place.topic_id))
-        await self._store.put(f"{folder}/clock", b"")
-        return (await self._store.head(f"{folder}/clock")).modified_ms
+        await self._store.put(f"{folder}/{CLOCK}", b"")
+        return (await self._store.head(f"{folder}/{CLOCK}")).modified_ms
 
     async def _schemas(self, segments: Sequence[SegmentMetadata]) -> list[pa.Schema]:
         """All that records of these segments have; they stand in their footers."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
 from headwater.tier.cover import gaps
@@ -36,6 +37,8 @@ class Kind(StrEnum):
     """The object of a finished segment is not what was written."""
     GAP = "gap"
     """LSNs between remote ones that are in no segment."""
+    NO_START = "no log start"
+    """Segments are there, and the register that says where the log begins is not."""
     UNKNOWN = "unknown"
     """A segment or an object that could not be looked at: whether it is sound is not known."""
     ORPHAN = "orphan"
@@ -68,8 +71,10 @@ class Scrubbed(msgspec.Struct, frozen=True):
     """Finished ones that were to be read from end to end."""
     size_bytes: int
     objects: int
-    """Objects that were found, whatever the events say of them."""
+    """Objects of segments that were found, whatever the events say of them."""
     findings: tuple[Finding, ...]
+    foreign: tuple[str, ...] = ()
+    """Keys of objects that stand among them and are of no segment: nothing touches them."""
 
     @property
     def is_clean(self) -> bool:
@@ -84,16 +89,27 @@ async def look(
     *,
     orphan_grace_ms: int,
     rate: ByteRate = NO_RATE,
+    mend: bool = False,
 ) -> Scrubbed:
-    """Compare events and objects from the log start on. Changes no event and no segment."""
-    first_lsn = await _first_lsn(log_start)
-    objects = [found async for found in storage.objects()]
+    """Compare events and objects from the log start on. Changes no event and no segment.
+
+    How old an object is goes by the store's clock where it may be removed for it (`mend`), and by
+    this process's otherwise: to ask the store takes a write, which whoever only looks may not do.
+    """
+    first_lsn = await log_start.first_lsn()
+    objects: list[tuple[SegmentId, ObjectMeta]] = []
+    foreign: list[str] = []
+    async for segment_id, meta in storage.objects():
+        if segment_id is None:
+            foreign.append(meta.key)
+        else:
+            objects.append((segment_id, meta))
     await metadata.refresh()
     listed = metadata.segments()
     finished = [
         one
         for one in listed
-        if one.state is SegmentState.COPY_FINISHED and one.end_offset >= first_lsn
+        if one.state is SegmentState.COPY_FINISHED and one.end_offset >= (first_lsn or 0)
     ]
     findings = await _damaged(metadata, storage, finished, rate)
     known = {one.segment_id for one in listed}
@@ -101,41 +117,49 @@ async def look(
     try:
         findings = await _compared(metadata, log_start, first_lsn, findings)
         if strays and metadata.delete_state() is None:
-            first_lsn = await _first_lsn(log_start)
-            old_ms = await storage.now_ms() - orphan_grace_ms
+            first_lsn = await log_start.first_lsn()
+            now_ms = await storage.now_ms() if mend else runtime.wall_ms()
+            old_ms = now_ms - orphan_grace_ms
             old = [found for found in strays if found[1].modified_ms <= old_ms]
-            findings += await _strays(metadata, storage, old, first_lsn, findings)
+            findings += await _strays(metadata, storage, old, first_lsn or 0, findings)
     except (Bug, Fenced):
         raise
     except HeadwaterError as error:
         # What was found before, perhaps in hours, is told all the same.
         findings.append(Finding(Kind.UNKNOWN, 0, -1, None, f"{type(error).__name__}: {error}"))
     size_bytes = sum(one.size_bytes for one in finished)
-    return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings))
+    return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings), tuple(foreign))
 
 
 async def _compared(
-    metadata: PartitionMetadata, log_start: LogStartRegister, first_lsn: int, damage: list[Finding]
+    metadata: PartitionMetadata,
+    log_start: LogStartRegister,
+    first_lsn: int | None,
+    damage: list[Finding],
 ) -> list[Finding]:
     """Damage and gaps, without what was given up while segments were read.
 
     The log start moves before anything below it is unlisted, so it is asked for after the cover.
+    Where there is none, the log begins with what is there.
     """
-    held = [piece async for piece in walk_cover(metadata, first_lsn, END_LSN)]
+    held = [piece async for piece in walk_cover(metadata, first_lsn or 0, END_LSN)]
     if metadata.delete_state() is not None:
         return []  # all of it goes, bit by bit, and nobody is to read it
+    if first_lsn is None:
+        first_lsn = held[0].lsns.start if held else 0
     missing = gaps(held, first_lsn, held[-1].lsns.stop) if held else []
-    first_lsn = await _first_lsn(log_start)
-    return [found for found in damage if found.last_lsn >= first_lsn] + [
-        Finding(Kind.GAP, max(gap.start, first_lsn), gap.stop - 1)
-        for gap in missing
-        if gap.stop > first_lsn
+    now = await log_start.first_lsn()
+    is_lost = bool(held) and now is None
+    first_lsn = first_lsn if now is None else now
+    return [
+        *([Finding(Kind.NO_START, 0, -1, None, log_start.key)] if is_lost else []),
+        *(found for found in damage if found.last_lsn >= first_lsn),
+        *(
+            Finding(Kind.GAP, max(gap.start, first_lsn), gap.stop - 1)
+            for gap in missing
+            if gap.stop > first_lsn
+        ),
     ]
-
-
-async def _first_lsn(log_start: LogStartRegister) -> int:
-    stored = await log_start.read()
-    return 0 if stored is None else stored.first_lsn
 
 
 async def _damaged(

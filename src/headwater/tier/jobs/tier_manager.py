@@ -1,7 +1,8 @@
 """Runs the jobs of one led partition, one at a time, until somebody newer leads.
 
 Always holds: nothing is decided before all is known that was said before, and before this epoch has
-spoken; each job begins knowing what became of the last event; once fenced, nothing more is touched.
+spoken; each job begins knowing what became of the last event; once fenced, or once the stream is
+gone, nothing more is touched.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from headwater.core.errors import (
     OutcomeUnknown,
     Unavailable,
 )
+from headwater.tier.errors import StreamGone
 from headwater.tier.jobs.comparing import compare
 from headwater.tier.jobs.config import TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_sealed, missing
@@ -71,12 +73,17 @@ class TierManager:
         return self._leads and not self.led.voice.is_over
 
     async def run(self) -> None:
-        """Run all jobs again and again; returns when a newer leader was heard of."""
+        """Run all jobs again and again; returns when a newer leader was heard of.
+
+        `StreamGone`: the stream was deleted, and there is nothing to lead.
+        """
         while True:
             try:
                 async with self._busy:
                     await self._round(self._is_due)
             except Fenced as fenced:
+                # Whoever deletes a stream speaks as a newer leader of it.
+                await self._look_at_stream()
                 _log.info("the tier of %s is left: %s", self.led.leader.partition, fenced)
                 return
             await runtime.sleep(self._pause_s())
@@ -84,7 +91,8 @@ class TierManager:
     async def run_once(self) -> None:
         """All jobs, until nothing is due.
 
-        `Fenced`: a newer leader was heard of, and this one is over.
+        `Fenced`: a newer leader was heard of, and this one is over. `StreamGone`: the stream was
+        deleted.
 
         What goes wrong with one job is told by `problems` and tried again in the next round; the
         others do their work.
@@ -95,6 +103,7 @@ class TierManager:
                 await self._round(self._is_due)
 
     async def _round(self, is_due: Callable[[str], bool]) -> None:
+        await self._look_at_stream()
         if is_due("begin"):
             await self._tried("begin", self._begin)
         if not self._leads:
@@ -146,6 +155,7 @@ class TierManager:
         """
         led = self.led
         async with self._busy:
+            await self._look_at_stream()
             await self._begin()
             await led.voice.settle()
         seen = await look(
@@ -154,11 +164,16 @@ class TierManager:
             led.register,
             orphan_grace_ms=led.config.orphan_grace_ms,
             rate=led.rate,
+            mend=mend,
         )
         async with self._busy:
             await led.voice.settle()
             await led.check_leads()
             return await repair(led, seen) if mend else seen
+
+    async def _look_at_stream(self) -> None:
+        """Stop where the stream is gone. Where that cannot be told, the jobs do their work."""
+        await self._tried("look at the stream", self.led.register.stream.check)
 
     async def _begin(self) -> None:
         if not self._leads:
@@ -196,6 +211,11 @@ class TierManager:
             await work()
         except Fenced:
             self.led.voice.is_over = True
+            raise
+        except StreamGone as gone:
+            self.led.voice.is_over = True
+            self.problems[name] = f"{type(gone).__name__}: {gone}"
+            _log.error("%s", gone)
             raise
         except Bug:
             raise

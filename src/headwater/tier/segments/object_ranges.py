@@ -61,10 +61,10 @@ async def open_index(
     size_bytes, end = found.meta.size_bytes, memoryview(found.data)
     if receipt is not None and size_bytes != receipt.size_bytes:
         raise Corrupt(f"{key} has {size_bytes} bytes, and its events say {receipt.size_bytes}")
-    needed = min(footer_bytes(end) + SEAL_BYTES, size_bytes)
-    if needed > len(end):
-        end = memoryview((await store.get(key, ByteRange(-needed))).data)
     try:
+        needed = min(footer_bytes(end) + SEAL_BYTES, size_bytes)
+        if needed > len(end):
+            end = memoryview((await store.get(key, ByteRange(-needed))).data)
         index = await runtime.run_blocking(read_index, end, size_bytes)
     except Corrupt as error:
         raise Corrupt(f"{key}: {error}") from error

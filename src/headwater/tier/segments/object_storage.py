@@ -1,6 +1,7 @@
 """Segments in object storage: one Parquet object each, written once and never changed.
 
 streams/<stream>/<partition>/segments/<stream id>/<segment id>.parquet
+streams/<stream>/<partition>/segments/<stream id>/clock                   the store's time, asked
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from headwater.tier.segments.object_ranges import ObjectRanges, open_index, row_
 from headwater.tier.segments.receipt import Receipt, receipt_of
 from headwater.tier.segments.storage import PreparedSegment
 
+CLOCK: Final = "clock"
+"""Written to learn the time by the clock that the objects' times come from."""
 _NAME: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
 
 
@@ -97,12 +100,19 @@ class ObjectStorage:
 
     async def list(
         self, partition: TopicIdPartition
-    ) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
-        """The segments of a partition that have an object, whatever the events say of them."""
+    ) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
+        """The objects of a partition with the segments that they are of, whatever the events say.
+
+        None: one of no segment, by its name or for the folder that it stands in.
+        """
+        folder = f"{_prefix(partition)}/"
         async for meta in self._store.list(_prefix(partition)):
-            match = _NAME.fullmatch(meta.key.rpartition("/")[2])
+            name = meta.key.removeprefix(folder)
+            match = _NAME.fullmatch(name)
             if match is not None:
                 yield SegmentId(partition, uuid.UUID(match[1])), meta
+            elif name != CLOCK:
+                yield None, meta
 
     async def _decoded(
         self, index: SegmentIndex, number: int, data: memoryview, first_lsn: int, end_lsn: int
