@@ -56,7 +56,7 @@ async def rebuild(
     for number in range(count):
         replay, end = Replay(store), 0
         if source is None:
-            await replay.take(Missing(f"all events of metadata partition {number}"))
+            await replay.take(Missing("all events: nothing of the old log was read"))
         else:
             remains = Remains(source.events_of(number))
             async with aclosing(remains.items()) as items:
@@ -67,7 +67,7 @@ async def rebuild(
         for place in places[number]:
             on_read = partial(on_step, number)
             partitions.append(await PartitionRebuild(store, place, replay, on_read).run())
-        missing += replay.missing
+        missing += (what for what in replay.missing if what not in missing[-1:])
         cache = replay.cache
         if end or cache.partitions() or cache.deleted():
             await begin_partition(target, number, max(end, 1), cache)
