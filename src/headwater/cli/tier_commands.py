@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterGroup
@@ -208,6 +209,54 @@ def renew(
 
     events = run_loop(run())
     typer.echo(f"{to_prefix} begins with what {sum(events):,} events come to")
+
+
+@tier_app.command()
+def rebuild(
+    url: str = URL,
+    to_prefix: str = typer.Option(help="Where in the store the new log is to stand."),
+    metadata_partitions: int | None = typer.Option(
+        None,
+        min=1,
+        help="Read nothing of the old log, which had so many metadata partitions: segments alone.",
+    ),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+    prefix: str = PREFIX,
+) -> None:
+    """Begin a damaged log of the tier's events anew, with what is left of it and the segments.
+
+    The old one stays as it is. Stop whoever uses it first, and let them go on with the new one.
+    Exit status: 0, or 1 if LSNs are missing in between, or objects could not be read.
+    """
+    from headwater.cli.rebuild_view import RebuildBar, show_rebuilt
+    from headwater.cli.stream_view import new_console
+    from headwater.core.errors import Refused
+    from headwater.tier.eventlog import StoredEventLog
+    from headwater.tier.rebuild import Rebuilt
+    from headwater.tier.rebuild import rebuild as rebuild_log
+
+    if to_prefix == prefix:
+        raise Refused("the new log is to stand under another prefix than the old one")
+
+    async def run() -> Rebuilt:
+        async with open_with_options(url, option) as store, AsyncExitStack() as opened:
+            source, count = None, metadata_partitions
+            if count is None:
+                source = await opened.enter_async_context(EventLogPlace(prefix).opened_in(store))
+                count = source.partition_count
+            target = await StoredEventLog.open(store, prefix=to_prefix, partition_count=count)
+            opened.push_async_callback(target.close)
+            with RebuildBar(count) as bar:
+                return await rebuild_log(store, source, target, on_step=bar.step)
+
+    rebuilt = run_loop(run())
+    if as_json:
+        typer.echo(msgspec.json.encode(rebuilt))
+    else:
+        show_rebuilt(new_console(), rebuilt, to_prefix)
+    if any(one.gaps or one.unreadable for one in rebuilt.partitions):
+        raise typer.Exit(EXIT_NO)
 
 
 @asynccontextmanager

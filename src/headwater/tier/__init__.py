@@ -12,6 +12,8 @@ epoch, and the groups again.
     cover     which segment each LSN is read from
     segments  ranges of the log as Parquet objects
     reader    ranges of a log, wherever they stand
+    jobs      what a leader does: copies, merges, expires, removes, mends
+    rebuild   a log of events begun anew where the old one is damaged
 
 Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from
 one segment, that of the newest epoch.

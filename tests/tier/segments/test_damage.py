@@ -124,7 +124,7 @@ async def test_events_that_say_something_else_are_noticed() -> None:
     ):
         with pytest.raises(Corrupt, match=words):
             await read(found, SegmentMetadata(**fields | {"custom_metadata": wrong.stamped(3)}))
-    wrong = receipt._replace(xxh3=bytes(16))
+    wrong = receipt._replace(xxh3=b"\1" * 16)
     with pytest.raises(Corrupt, match="its events say"):
         await found.verify(SegmentMetadata(**fields | {"custom_metadata": wrong.stamped(3)}))
 

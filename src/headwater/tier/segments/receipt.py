@@ -3,7 +3,8 @@
     u8 1 | u64 rows | u64 size | u32 footer bytes | u32 schema version
          | i64 first sequence | i64 last sequence | xxh3-128 of the whole object 16
 
-Big-endian, as the events are. Sequences are -1 and -1 where no queue was the source.
+Big-endian, as the events are. Sequences are -1 and -1 where no queue was the source; the checksum
+is 0 where it is not known.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from headwater.tier.events import SegmentMetadata, stamp, unstamp
 VERSION: Final = 1
 _RECEIPT: Final = struct.Struct(">BQQIIqq16s")
 _NO_SEQUENCES: Final = (-1, -1)
+UNKNOWN_XXH3: Final = bytes(16)
+"""Of an object that nobody has read whole: what was not published is taken from its footer."""
 
 
 class Receipt(NamedTuple):

@@ -7,6 +7,8 @@ followed the old log must have stopped, and goes on with the new one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from headwater.core.errors import Damaged, Refused, Unavailable
@@ -37,21 +39,40 @@ async def renew(
             f"{target.partition_count}: streams would lie in other partitions"
         )
     count = target.partition_count
-    ends = await source.high_water_marks()
-    there = await target.high_water_marks()
-    if len(ends) < count or len(there) < count:
-        raise Unavailable("a log does not say how far all of its metadata partitions go")
-    for partition, end in there.items():
+    ends = await _ends(source)
+    await check_empty(target)
+    for partition in range(count):
+        if ends[partition]:
+            cache = await _known(source, partition, ends[partition])
+            await begin_partition(target, partition, ends[partition], _lowered(cache, epoch_max))
+    return [ends[partition] for partition in range(count)]
+
+
+async def check_empty(target: StoredEventLog) -> None:
+    """Raise `Refused` if a log that is to begin has events."""
+    for partition, end in (await _ends(target)).items():
         if end:
             raise Refused(
                 f"the log to begin has {end:,} events in metadata partition {partition}: take a "
                 "prefix under which nothing stands"
             )
-    for partition in range(count):
-        if ends[partition]:
-            cache = await _known(source, partition, ends[partition])
-            await _begin(target, partition, ends[partition], _lowered(cache, epoch_max))
-    return [ends[partition] for partition in range(count)]
+
+
+async def begin_partition(
+    target: StoredEventLog, partition: int, end: int, cache: TierCache
+) -> None:
+    """Let a metadata partition begin with what a cache knows, as if by so many events."""
+    events = target.events_of(partition)
+    name = await store_snapshot(events, cache, end - 1)
+    if (await events.floors.move(end, name)).snapshot != name:
+        raise Damaged(f"{events.floors.key} was moved by somebody else meanwhile: begin anew")
+
+
+async def _ends(log: MetadataEventLog) -> Mapping[int, int]:
+    ends = await log.high_water_marks()
+    if len(ends) < log.partition_count:
+        raise Unavailable("a log does not say how far all of its metadata partitions go")
+    return ends
 
 
 async def _known(source: MetadataEventLog, partition: int, end: int) -> TierCache:
@@ -83,10 +104,3 @@ def _lowered(cache: TierCache, epoch_max: int | None) -> TierCache:
         else dumped
         for dumped in dump_all(cache)
     )
-
-
-async def _begin(target: StoredEventLog, partition: int, end: int, cache: TierCache) -> None:
-    events = target.events_of(partition)
-    name = await store_snapshot(events, cache, end - 1)
-    if (await events.floors.move(end, name)).snapshot != name:
-        raise Damaged(f"{events.floors.key} was moved by somebody else meanwhile: begin anew")
