@@ -265,11 +265,14 @@ class History:
         kept = [one.segment for one in read if one.segment.start_offset >= last.wal.oldest_lsn()]
         if not kept:
             return
-        key = world.segment_key(world.whims.choice(kept).segment_id)
+        gone = world.whims.choice(kept)
+        key = world.segment_key(gone.segment_id)
         await MemoryBackend.delete(world.objects, key)
         if world.whims.random() < 0.5:
             await MemoryBackend.put(world.objects, key, b"[]")
         scrubbed = await manager.scrub(mend=True)
+        if last.wal.oldest_lsn() > gone.start_offset:
+            return  # the local log was dropped as remote before the scrub found out
         world.check(scrubbed.is_clean, f"it was not mended: {scrubbed.findings}")
         for piece in manager.led.metadata.cover(0, 1 << 40):
             world.truth.check_object(piece.segment)
