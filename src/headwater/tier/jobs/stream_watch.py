@@ -33,6 +33,6 @@ class StreamWatch:
         how = "was deleted" if now.id == topic_id else f"is another one by now ({now.id})"
         raise StreamGone(
             f"stream {name!r} ({topic_id}) {how}: nothing more of partition "
-            f"{self._partition.partition} is copied. Stop its leader; should its leader have "
-            f"copied in the meantime, headwater stream delete URL {name} removes that as well"
+            f"{self._partition.partition} is copied. Stop its leader; what that copied in the "
+            f"meantime, headwater stream delete URL {name} removes when it is called once more"
         )
