@@ -10,6 +10,7 @@ epoch, and the groups again.
     snapshot  what the events of a metadata partition come to, in bytes
     manager   follows a log, answers when it has caught up, and publishes
     cover     which segment each LSN is read from
+    walking   long covers and many segments, bit by bit
     segments  ranges of the log as Parquet objects
     reader    ranges of a log, wherever they stand
     jobs      what a leader does: copies, merges, expires, removes, mends

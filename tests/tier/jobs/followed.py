@@ -101,6 +101,11 @@ class FollowedPartition:
         self._check_ready()
         return self.cache.segments(self._partition)
 
+    def segments_part(
+        self, first_lsn: int, most_segments: int
+    ) -> tuple[list[SegmentMetadata], int | None]:
+        return self._known().segments_part(first_lsn, most_segments)
+
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
         self._check_ready()
         return self.cache.cover(self._partition, first_lsn, end_lsn)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headwater.tier import SegmentMetadata, SegmentState
+from headwater.tier import SegmentMetadata, SegmentState, walking
 from headwater.tier.cache.segment_table import SegmentTable
 from headwater.tier.errors import NotOneSegment
-from headwater.tier.jobs import TierConfig, walking
+from headwater.tier.jobs import TierConfig
 from tests.tier.jobs.given import FAR, HOUR_MS, Led, Place, in_time
 from tests.tier.jobs.sealed_wal import SealedWal
 

@@ -10,7 +10,6 @@ import pytest
 from headwater.buffer.stream import delete_stream
 from headwater.buffer.stream.config import StreamConfig
 from headwater.buffer.stream.register import StreamRegister
-from headwater.core import runtime
 from headwater.core.errors import Fenced, Unavailable
 from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager
 from headwater.tier.errors import StreamGone
@@ -42,22 +41,23 @@ async def tiered() -> Led:
     return await place.lead(4).write(3).round()
 
 
-@pytest.mark.parametrize("goes", [deleted, deleted_and_made_again])
+@pytest.mark.parametrize(("goes", "advised"), [(deleted, True), (deleted_and_made_again, False)])
 def test_a_leader_whose_stream_is_gone_stops_visibly_and_copies_nothing_more(
-    goes: Callable[[Place], Awaitable[None]],
+    goes: Callable[[Place], Awaitable[None]], advised: bool
 ) -> None:
     async def main() -> None:
         led = await tiered()
-        running = runtime.spawn(led.manager.run(), name="the leader")
         await goes(led.place)
         led.write(3)
         objects, events = led.place.object_names(), len(led.place.log.events_of(0))
 
         with pytest.raises(StreamGone, match="Stop its leader"):
-            await asyncio.wait_for(running, 60.0)
+            await asyncio.wait_for(led.manager.run(), 60.0)
 
         assert not led.manager.leads
-        assert "StreamGone" in led.manager.problems["look at the stream"]
+        problem = led.manager.problems["look at the stream"]
+        assert problem.startswith("StreamGone")
+        assert ("headwater stream delete" in problem) is advised  # it would delete the other one
         with pytest.raises(StreamGone):
             await led.manager.run_once()
         with pytest.raises(StreamGone):

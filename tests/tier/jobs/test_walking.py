@@ -1,14 +1,21 @@
-"""A long cover is walked bit by bit, and others work in between."""
+"""Many segments are walked bit by bit, and others work in between."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from headwater.core import runtime
-from headwater.tier.jobs import walking
+from headwater.tier import SegmentMetadata, walking
+from headwater.tier.cache.segment_table import SegmentTable
 from headwater.tier.jobs.copying import copy_local
-from headwater.tier.jobs.walking import walk_cover
-from tests.tier.jobs.given import FAR, Place, in_time
+from headwater.tier.jobs.stopping import give_up_remote
+from headwater.tier.reader import RefreshedCover, TierArchive
+from headwater.tier.walking import walk_cover, walk_segments
+from tests.tier.jobs.given import FAR, Led, Place, in_time
+
+SEGMENTS = 100
 
 
 def test_a_walk_gives_the_cover_and_lets_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,5 +42,75 @@ def test_a_walk_gives_the_cover_and_lets_others_work(monkeypatch: pytest.MonkeyP
         assert walked == led.metadata.cover(1, FAR)
         assert [piece.lsns for piece in walked][:3] == [range(1, 3), range(3, 5), range(5, 7)]
         assert paused >= 3
+
+    in_time(main)
+
+
+def test_all_that_is_listed_is_walked_whatever_begins_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        place = Place()
+        await place.lead(1, merge_below_bytes=0).write(4, 4, 4).round()
+        led = place.lead(2, merge_below_bytes=0, local_retention_bytes=1 << 30).write(12)
+        await led.led.begin()
+        for lsns in (range(1, 3), range(5, 9), range(5, 7), range(11, 13)):
+            await copy_local(led.led, lsns)
+        listed = led.metadata.segments()
+        assert len(listed) == 7
+
+        for at_once in range(1, 9):
+            monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", at_once)
+            assert [one async for one in walk_segments(led.metadata)] == listed
+
+    in_time(main)
+
+
+async def _scrub(led: Led) -> None:
+    assert (await led.manager.scrub(mend=False)).is_clean
+
+
+async def _delete(led: Led) -> None:
+    assert await led.manager.delete_partition()
+
+
+async def _give_up(led: Led) -> None:
+    await give_up_remote(led.led)
+
+
+async def _held(led: Led) -> None:
+    covering, start = RefreshedCover(led.metadata), led.led.register.first_lsn
+    assert await TierArchive("the tier", led.storage, covering, start).held() == range(
+        1, SEGMENTS + 1
+    )
+
+
+@pytest.mark.parametrize("work", [_scrub, _delete, _give_up, _held])
+def test_whoever_goes_through_all_segments_lets_others_work(
+    work: Callable[[Led], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        led = await Place().lead(1, merge_below_bytes=0).write(*[1] * SEGMENTS).round()
+        monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", 1)
+        made, most = 0, 0
+        metadata = SegmentTable.metadata
+
+        def counted(table: SegmentTable, row: int) -> SegmentMetadata:
+            nonlocal made, most
+            made += 1
+            most = max(most, made)
+            return metadata(table, row)
+
+        async def others() -> None:
+            nonlocal made
+            while True:
+                made = 0
+                await runtime.sleep(0)
+
+        monkeypatch.setattr(SegmentTable, "metadata", counted)
+        meanwhile = runtime.spawn(others(), name="others")
+        await work(led)
+        meanwhile.cancel()
+        assert 0 < most < SEGMENTS // 4
 
     in_time(main)

@@ -104,6 +104,24 @@ class PartitionCache:
         """
         return map(self.table.metadata, sorted(self._listed, key=self.table.sort_key))
 
+    def segments_part(
+        self, first_lsn: int, most_segments: int
+    ) -> tuple[list[SegmentMetadata], int | None]:
+        """About so many of all, from a start offset on, and the one at which they go on.
+
+        More where they start at one offset; None where none follow.
+        """
+        rows: list[int] = []
+        goes_on: int | None = None
+        start = self.table.start
+        for row in self._listed.reaching(first_lsn, first=first_lsn):
+            if len(rows) >= most_segments and start[row] > start[rows[-1]]:
+                goes_on = start[row]
+                break
+            rows.append(row)
+        rows.sort(key=self.table.sort_key)
+        return list(map(self.table.metadata, rows)), goes_on
+
     def segments_of(self, epoch: int) -> list[SegmentMetadata]:
         """Those with offsets of an epoch, in whatever state, ordered as all of them are."""
         index = self.epochs.get(epoch)

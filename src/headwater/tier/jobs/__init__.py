@@ -21,7 +21,6 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
     stream_watch    whether there is a stream to lead
     stream_deletion events about the partitions of a stream that is deleted
     stopping        tiering that is given up
-    walking         long covers, bit by bit
     scrub           whether the tier has what it says
     repair          what a scrub found
     metrics         what was done

@@ -34,8 +34,11 @@ class PartitionMetadata(Protocol):
         event published afterwards.
         """
 
-    def segments(self) -> list[SegmentMetadata]:
-        """All that are listed, in order of their start offsets."""
+    def segments_part(
+        self, first_lsn: int, most_segments: int
+    ) -> tuple[list[SegmentMetadata], int | None]:
+        """About so many of those that are listed and start at an LSN or after it, in order of
+        their start offsets, and the LSN at which it goes on; None if it does not."""
 
     def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
         """What is known of one segment, if it is listed."""

@@ -7,10 +7,13 @@ Nobody reads a partition that is deleted: its objects go at once.
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 from headwater.tier.events import PartitionDeleteState, SegmentState
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.removal import remove
 from headwater.tier.jobs.setbacks import Setbacks
+from headwater.tier.walking import walk_segments
 
 
 async def delete_partition(led: LedPartition) -> None:
@@ -23,11 +26,12 @@ async def delete_partition(led: LedPartition) -> None:
     # there is, and nothing is lost of it.
     led.log_start = await led.register.move(led.leader.epoch, led.local.oldest_lsn())
     setbacks = Setbacks()
-    for segment in led.metadata.segments():
-        with setbacks.kept():
-            if segment.state is not SegmentState.DELETE_STARTED:
-                await led.voice.unlist(segment)
-            await remove(led, segment.segment_id)
+    async with aclosing(walk_segments(led.metadata)) as segments:
+        async for segment in segments:
+            with setbacks.kept():
+                if segment.state is not SegmentState.DELETE_STARTED:
+                    await led.voice.unlist(segment)
+                await remove(led, segment.segment_id)
     # What no event names is of copies whose outcome was not known.
     async for segment_id, _ in led.storage.objects():
         if segment_id is not None and led.metadata.find(segment_id) is None:

@@ -22,8 +22,8 @@ from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentSto
 from headwater.tier.jobs.leader_voice import LeaderVoice
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.metrics import TierMetrics
-from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.segments import log_range
+from headwater.tier.walking import END_LSN, walk_cover
 
 _log: Final = logging.getLogger("headwater")
 BROKERS: Final = 1 << 31

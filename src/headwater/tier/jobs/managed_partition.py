@@ -30,8 +30,15 @@ class ManagedPartition:
         return await self._manager.publish(event, publisher_epoch=publisher_epoch)
 
     def segments(self) -> list[SegmentMetadata]:
-        """See `PartitionMetadata`."""
+        """All that are listed, in order of their start offsets, at once."""
         return self._following().segments(self._partition)
+
+    def segments_part(
+        self, first_lsn: int, most_segments: int
+    ) -> tuple[list[SegmentMetadata], int | None]:
+        """See `PartitionMetadata`."""
+        known = self._following().partition(self._partition)
+        return ([], None) if known is None else known.segments_part(first_lsn, most_segments)
 
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
         """See `PartitionMetadata`."""

@@ -21,7 +21,7 @@ from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.copying import copy_range
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.setbacks import Setbacks
-from headwater.tier.jobs.walking import END_LSN, SEGMENTS_AT_ONCE, walk_cover
+from headwater.tier.walking import END_LSN, SEGMENTS_AT_ONCE, walk_cover
 
 _log: Final = logging.getLogger("headwater")
 

@@ -13,7 +13,7 @@ from headwater.tier.jobs.config import FOR_EVER
 from headwater.tier.jobs.copying import missing, newest_ms_of
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import share_bytes
-from headwater.tier.jobs.walking import END_LSN, walk_cover
+from headwater.tier.walking import END_LSN, walk_cover
 
 
 async def expire_remote(led: LedPartition) -> None:

@@ -17,13 +17,14 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
 from headwater.tier.cover import gaps
+from headwater.tier.errors import NotReady
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.byte_rate import NO_RATE, ByteRate
 from headwater.tier.jobs.contract import PartitionMetadata, SegmentStorage
 from headwater.tier.jobs.log_start import LogStartRegister
-from headwater.tier.jobs.walking import END_LSN, walk_cover
 from headwater.tier.reader.window import in_order
+from headwater.tier.walking import END_LSN, bit_by_bit, walk_cover, walk_segments
 
 SEGMENTS_AT_ONCE: Final = 4
 
@@ -105,15 +106,9 @@ async def look(
         else:
             objects.append((segment_id, meta))
     await metadata.refresh()
-    listed = metadata.segments()
-    finished = [
-        one
-        for one in listed
-        if one.state is SegmentState.COPY_FINISHED and one.end_offset >= (first_lsn or 0)
-    ]
+    strays = await _unlisted(metadata, objects)
+    finished, size_bytes = await _finished(metadata, first_lsn or 0)
     findings = await _damaged(metadata, storage, finished, rate)
-    known = {one.segment_id for one in listed}
-    strays = [found for found in objects if found[0] not in known]
     try:
         findings = await _compared(metadata, log_start, first_lsn, findings)
         if strays and metadata.delete_state() is None:
@@ -127,8 +122,32 @@ async def look(
     except HeadwaterError as error:
         # What was found before, perhaps in hours, is told all the same.
         findings.append(Finding(Kind.UNKNOWN, 0, -1, None, f"{type(error).__name__}: {error}"))
-    size_bytes = sum(one.size_bytes for one in finished)
     return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings), tuple(foreign))
+
+
+async def _unlisted(
+    metadata: PartitionMetadata, objects: Sequence[tuple[SegmentId, ObjectMeta]]
+) -> list[tuple[SegmentId, ObjectMeta]]:
+    """Those that no event names; one that is forgotten meanwhile has no object any more."""
+    strays = []
+    async for found in bit_by_bit(objects):
+        if metadata.find(found[0]) is None:
+            strays.append(found)
+    return strays
+
+
+async def _finished(metadata: PartitionMetadata, first_lsn: int) -> tuple[list[SegmentId], int]:
+    """The finished segments from an LSN on, and their bytes.
+
+    Only which they are: all that is known of a million would take hundreds of megabytes for as long
+    as they are read.
+    """
+    finished, size_bytes = [], 0
+    async for segment in walk_segments(metadata):
+        if segment.state is SegmentState.COPY_FINISHED and segment.end_offset >= first_lsn:
+            finished.append(segment.segment_id)
+            size_bytes += segment.size_bytes
+    return finished, size_bytes
 
 
 async def _compared(
@@ -165,14 +184,20 @@ async def _compared(
 async def _damaged(
     metadata: PartitionMetadata,
     storage: SegmentStorage,
-    segments: Sequence[SegmentMetadata],
+    segments: Sequence[SegmentId],
     rate: ByteRate,
 ) -> list[Finding]:
-    async def each() -> AsyncIterator[SegmentMetadata]:
-        for segment in segments:
-            yield segment
+    async def each() -> AsyncIterator[SegmentId]:
+        for segment_id in segments:
+            yield segment_id
 
-    async def damage(segment: SegmentMetadata) -> Finding | None:
+    async def damage(segment_id: SegmentId) -> Finding | None:
+        try:
+            segment = metadata.find(segment_id)
+        except NotReady as error:
+            return Finding(Kind.UNKNOWN, 0, -1, str(segment_id.id), f"NotReady: {error}")
+        if segment is None or segment.state is not SegmentState.COPY_FINISHED:
+            return None  # it was unlisted since
         await rate.take(segment.size_bytes)
         return await _damage(metadata, storage, segment)
 

@@ -7,10 +7,12 @@ before anything below it is unlisted.
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing
 from typing import Final
 
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.walking import walk_segments
 
 _log: Final = logging.getLogger("headwater")
 
@@ -30,13 +32,14 @@ async def give_up_remote(led: LedPartition) -> None:
             led.leader.partition,
         )
         await led.move_log_start(wanted)
-    for segment in led.metadata.segments():
-        if segment.state is not SegmentState.COPY_FINISHED:
-            continue
-        # From the log start up to where the local log begins, only the tier has it.
-        only_remote = range(
-            max(segment.start_offset, led.first_lsn),
-            min(segment.end_offset + 1, local.oldest_lsn()),
-        )
-        if not only_remote and segment.end_offset <= local.current_lsn():
-            await led.unlist(segment)
+    async with aclosing(walk_segments(led.metadata)) as segments:
+        async for segment in segments:
+            if segment.state is not SegmentState.COPY_FINISHED:
+                continue
+            # From the log start up to where the local log begins, only the tier has it.
+            only_remote = range(
+                max(segment.start_offset, led.first_lsn),
+                min(segment.end_offset + 1, local.oldest_lsn()),
+            )
+            if not only_remote and segment.end_offset <= local.current_lsn():
+                await led.unlist(segment)

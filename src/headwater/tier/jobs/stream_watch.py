@@ -30,9 +30,15 @@ class StreamWatch:
             return
         if now.id == topic_id and now.is_live:
             return
-        how = "was deleted" if now.id == topic_id else f"is another one by now ({now.id})"
+        if now.id == topic_id:
+            how = "was deleted"
+            left = f"headwater stream delete URL {name} removes when it is called once more"
+        else:
+            # No advice to delete by name: that would be the other one.
+            how = f"is another one by now ({now.id})"
+            left = f"stands in folders of that id, which nobody reads: {topic_id}"
         raise StreamGone(
             f"stream {name!r} ({topic_id}) {how}: nothing more of partition "
-            f"{self._partition.partition} is copied. Stop its leader; should its leader have "
-            f"copied in the meantime, headwater stream delete URL {name} removes that as well"
+            f"{self._partition.partition} is copied. Stop its leader; what that copied in the "
+            f"meantime {left}"
         )

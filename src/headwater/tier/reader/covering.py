@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headwater.tier.cover import CoverPiece
+from headwater.tier.walking import CoverInParts, walk_cover
 
 
-class KnownPartition(Protocol):
+class KnownPartition(CoverInParts, Protocol):
     """What is known of a partition by its events."""
 
     async def refresh(self) -> None:
         """Ask how far the log of events goes now, and wait until all of it is applied here."""
-
-    def cover(self, first_lsn: int, end_lsn: int) -> Sequence[CoverPiece]:
-        """What to read for [first_lsn, end_lsn)."""
 
 
 class RefreshedCover:
@@ -32,4 +30,4 @@ class RefreshedCover:
     async def __call__(self, first_lsn: int, end_lsn: int) -> Sequence[CoverPiece]:
         """The cover of [first_lsn, end_lsn); `NotReady` if it is not known how far events go."""
         await self._partition.refresh()
-        return self._partition.cover(first_lsn, end_lsn)
+        return [piece async for piece in walk_cover(self._partition, first_lsn, end_lsn)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 from headwater.core import limits
 from headwater.log.record.group import Group
 from headwater.tier.reader.log_reader import AskLogStart, Covering, LogReader
 from headwater.tier.segments.storage import RemoteStorage
+from headwater.tier.walking import bit_by_bit
 
 _END_LSN: Final = (1 << 63) - 1
 _log: Final = logging.getLogger("headwater")
@@ -42,12 +44,13 @@ class TierArchive:
         if start_lsn is None:
             return range(1, 1)
         end_lsn = start_lsn
-        for piece in pieces:
-            if piece.lsns.start > end_lsn:
-                lost = f"LSNs {end_lsn} to {piece.lsns.start - 1} are in no segment"
-                _log.warning("%s ends before LSN %s: %s", self.name, end_lsn, lost)
-                break
-            end_lsn = max(end_lsn, piece.lsns.stop)
+        async with aclosing(bit_by_bit(pieces)) as walked:
+            async for piece in walked:
+                if piece.lsns.start > end_lsn:
+                    lost = f"LSNs {end_lsn} to {piece.lsns.start - 1} are in no segment"
+                    _log.warning("%s ends before LSN %s: %s", self.name, end_lsn, lost)
+                    break
+                end_lsn = max(end_lsn, piece.lsns.stop)
         return range(start_lsn, end_lsn)
 
     def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
