@@ -79,7 +79,7 @@ async def being_deleted(tier: Tier) -> None:
     led = leader.tier.led
     await led.voice.partition_deletion(PartitionDeleteState.MARKED)
     await led.voice.partition_deletion(PartitionDeleteState.STARTED)
-    first = led.metadata.segments()[0]
+    first = led.metadata.segments_part(0, 1)[0][0]
     await led.unlist(first)
     await led.storage.delete(first.segment_id)
     await led.voice.deleted(first.segment_id)

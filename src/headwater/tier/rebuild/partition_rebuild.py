@@ -27,10 +27,10 @@ from headwater.tier.events import (
 )
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.log_start import LogStartRegister
-from headwater.tier.jobs.walking import END_LSN
 from headwater.tier.reader.window import in_order
 from headwater.tier.rebuild.footers import NOBODY, described, segment_id_of
 from headwater.tier.rebuild.replay import Replay
+from headwater.tier.walking import END_LSN
 
 FOOTERS_AT_ONCE: Final = 16
 
