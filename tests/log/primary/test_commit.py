@@ -263,6 +263,7 @@ async def test_everybody_who_waits_is_told_when_another_leader_took_over() -> No
     [
         {"commit_timeout_s": 0},
         {"health_timeout_s": -1},
+        {"sweep_interval_s": 0.9},
         {"soft_lag_lsn": 0},
         {"on_commit_timeout": "shrug"},
     ],

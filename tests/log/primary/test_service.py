@@ -204,6 +204,7 @@ async def test_a_pull_that_waited_while_its_name_was_taken_is_refused() -> None:
 async def test_a_slot_that_is_given_up_while_it_is_stored_is_not_gone_on_from() -> None:
     one = await leader(max_lag_lsn=5)
     one.wal.append(9)
+    one.archive()
     registering = runtime.spawn(one.service.register("r1", 0), name="register")
     await runtime.sleep(0)
     one.primary.enforce_retention_limits()
