@@ -463,9 +463,7 @@ async def test_who_needs_what_is_not_there_yet_goes_elsewhere_while_a_copy_is_ma
 
 
 @virtual
-async def test_a_copy_of_a_log_that_is_longer_than_the_limits_is_made_while_the_log_is_kept_anyway() -> (
-    None
-):
+async def test_a_log_longer_than_the_limits_is_copied_while_it_is_kept_anyway() -> None:
     one = await leader(max_lag_lsn=5, max_lag_s=5.0)
     one.primary.start()
     for _ in range(50):

@@ -74,7 +74,8 @@ class PrimaryReplication:
     ) -> Self:
         """Take the slots over under this leader's epoch.
 
-        `Fenced` if a later leader has. Slots that cannot be read raise what is wrong with them;
+        `Fenced` if a later leader has, `Refused` for an epoch that is no term, or that nobody can
+        have reached since the last. Slots that cannot be read raise what is wrong with them;
         nothing is pruned then, since nobody can say what replicas still need. So does a table that
         is gone: a log that holds, or held, records has one, unless nobody has led it before, which
         is to be said with `must_exist=False`. Open the slots before the first record of a new log

@@ -26,7 +26,7 @@ class RetentionLimits:
     """Archived records that the log keeps for one slot."""
     max_lag_bytes: int | None = limits.SLOT_MAX_LAG_BYTES
     max_lag_s: float | None = limits.SLOT_MAX_LAG_S
-    """For how long the first record that a slot still needs has been in the log, if the log keeps it
+    """For how long the first record that a slot still needs has been in the log, if it is kept there
     for the slot alone."""
     idle_timeout_s: float | None = limits.SLOT_IDLE_TIMEOUT_S
     """For how long nothing was heard of the replica. A new leader counts from its own start."""
@@ -41,7 +41,7 @@ class RetentionLimits:
 
 
 class SlotLag(NamedTuple):
-    """How far a slot is behind, or how much of that is kept for it alone, and for how long its replica
+    """How far a slot is behind, or what of that is kept for it alone, and for how long its replica
     has been silent."""
 
     lsn: int
@@ -51,7 +51,7 @@ class SlotLag(NamedTuple):
 
 
 def breach(held: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
-    """The cause for which a slot that holds so much is given up; None if it is within the limits."""
+    """The cause for which a slot that holds so much is given up; None if it is within limits."""
     if (
         _above(held.lsn, bounds.max_lag_lsn)
         or _above(held.bytes, bounds.max_lag_bytes)

@@ -13,7 +13,10 @@ from typing import Final
 
 import msgspec
 
-from headwater.core.errors import Fenced, NotSupported
+from headwater.buffer.whole_number import whole_number
+from headwater.core import limits
+from headwater.core.errors import Fenced, NotFound, NotSupported, Refused
+from headwater.log.record.change import TERM_MAX
 from headwater.log.slots.slot import Slot
 
 FORMAT: Final = 1
@@ -55,10 +58,42 @@ def check_format(stored: SlotTable) -> SlotTable:
 
 
 def stamped(stored: SlotTable | None, leader_epoch: int) -> SlotTable:
-    """The stored table under a new leader's epoch; `Fenced` if a newer one has been there."""
+    """The stored table under a new leader's epoch; `Fenced` if a newer one has been there.
+
+    `Refused` if no leader can have come so far since: each later one would be fenced by it.
+    """
     before = check_format(stored or EMPTY)
     _refuse_newer(before, leader_epoch)
+    if before.leader_epoch and leader_epoch - before.leader_epoch > limits.EPOCH_STEP_MAX:
+        raise Refused(
+            f"leader_epoch is {leader_epoch}, and {before.leader_epoch} was the last before it: no "
+            f"leader is so far ahead (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). Nobody after "
+            "it would be let in"
+        )
     return msgspec.structs.replace(before, leader_epoch=leader_epoch)
+
+
+def lowered(stored: SlotTable | None, leader_epoch: int) -> SlotTable:
+    """The table without an epoch that no leader has: those after `leader_epoch` are let in."""
+    if stored is None:
+        raise NotFound("no leader has kept slots here: there is no epoch to lower")
+    before = check_format(stored)
+    if leader_epoch >= before.leader_epoch:
+        raise Refused(
+            f"the slots are a leader's with epoch {before.leader_epoch}: only a lower one than "
+            f"that is set by hand, not {leader_epoch}"
+        )
+    return msgspec.structs.replace(before, leader_epoch=leader_epoch)
+
+
+def check_epoch(leader_epoch: int) -> int:
+    """The epoch itself; `Refused` if it is none that a record can carry as its term."""
+    epoch = whole_number("leader_epoch", leader_epoch)
+    if not 1 <= epoch <= TERM_MAX:
+        raise Refused(
+            f"leader_epoch is {epoch}: they begin at 1 and end at {TERM_MAX}, as terms do"
+        )
+    return epoch
 
 
 def joined(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
