@@ -101,6 +101,36 @@ async def test_an_epoch_that_was_wrong_from_the_first_is_set_back_and_slots_stay
 
 
 @virtual
+async def test_of_two_openings_under_one_epoch_the_later_has_the_slots() -> None:
+    store = memory_store()
+    first = await opened(store)
+    first.book.create("a", 7)
+    await first.settle()
+    second = await opened(store)
+    second.book.create("b", 8)
+    await second.settle()
+    first.book.create("c", 9)
+    with pytest.raises(Fenced, match="same epoch 1"):
+        await first.settle()
+    second.book.create("d", 10)
+    await second.settle()
+    stored = await slot_register(store).read()
+    assert stored is not None
+    assert [slot.name for slot in stored.slots] == ["a", "b", "d"]
+
+
+@virtual
+async def test_a_leader_whose_epoch_was_set_back_writes_nothing_more() -> None:
+    store = memory_store()
+    wrong = await opened(store, epoch=2_000_000_000)
+    await slot_register(store).lower_epoch(2)
+    wrong.book.create("a", 7)
+    with pytest.raises(Fenced, match="epoch 2"):
+        await wrong.settle()
+    assert (await opened(store, epoch=2)).book.slots() == []
+
+
+@virtual
 async def test_slots_that_cannot_be_read_are_an_error_and_never_none() -> None:
     store = memory_store()
     keeper = await opened(store)

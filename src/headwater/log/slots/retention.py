@@ -26,7 +26,7 @@ class RetentionLimits:
     """Archived records that the log keeps for one slot."""
     max_lag_bytes: int | None = limits.SLOT_MAX_LAG_BYTES
     max_lag_s: float | None = limits.SLOT_MAX_LAG_S
-    """For how long the first record that a slot still needs has been in the log, if it is kept there
+    """For how long the first record that a slot still needs has been in the log, if it is kept
     for the slot alone."""
     idle_timeout_s: float | None = limits.SLOT_IDLE_TIMEOUT_S
     """For how long nothing was heard of the replica. A new leader counts from its own start."""

@@ -2,7 +2,8 @@
 
 Always holds:
 
-- only the leader with the highest epoch writes positions; an older one is `Fenced`;
+- only the leader with the highest epoch writes positions, and of several openings under it the
+  last; all others are `Fenced`;
 - a table that is there and cannot be read is an error and never an empty table: were it empty, the
   log would be pruned under replicas that count on it.
 """
@@ -10,6 +11,7 @@ Always holds:
 from __future__ import annotations
 
 from headwater.buffer.layout import slots_key
+from headwater.core import runtime
 from headwater.core.errors import Damaged, NotFound, RolledBack
 from headwater.log.slots.table import (
     EMPTY,
@@ -48,7 +50,7 @@ class SlotRegister:
 
         `must_exist` is for whoever knows that slots were kept here: gone is then damage.
         """
-        epoch = check_epoch(leader_epoch)
+        epoch, token = check_epoch(leader_epoch), runtime.new_token().hex()
 
         def change(stored: SlotTable | None) -> SlotTable:
             if stored is None and must_exist:
@@ -58,7 +60,7 @@ class SlotRegister:
                     "slots: headwater group reset, or must_exist=False for a log that nobody has "
                     "led before"
                 )
-            return stamped(stored, epoch)
+            return stamped(stored, epoch, token)
 
         return (await self._register.update(change)).value
 
