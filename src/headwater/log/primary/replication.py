@@ -27,6 +27,7 @@ from headwater.log.primary.commits import Commits, Committed
 from headwater.log.primary.config import ReplicationConfig
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.metrics import ReplicationMetrics
+from headwater.log.primary.position import position
 from headwater.log.primary.registry import Registration, ReplicaRegistry
 from headwater.log.primary.replica_state import ReplicaState, ReplicationProgress
 from headwater.log.primary.slot_view import SlotView
@@ -161,6 +162,8 @@ class PrimaryReplication:
         the log, for a copy that is about to be made; with it, where the replica is.
         """
         check_group_name(name)
+        if position_lsn is not None:
+            position_lsn = position("position_lsn", position_lsn)
         slot = self.retention.hold(name, position_lsn)
         state = self._registry.register(
             name,
@@ -210,8 +213,10 @@ class PrimaryReplication:
 
         `Refused` beyond what it can have: it would count for records that nobody has written yet.
         """
-        if min(applied_lsn, durable_lsn, apply_error_count, divergence_count) < 0:
-            raise Refused(f"replica {name!r} acknowledged a negative number")
+        applied_lsn = position("applied_lsn", applied_lsn)
+        durable_lsn = position("durable_lsn", durable_lsn)
+        apply_error_count = position("apply_error_count", apply_error_count)
+        divergence_count = position("divergence_count", divergence_count)
         self.check_known(name, max(applied_lsn, durable_lsn))
         state = self._registry.acknowledge(
             name,
@@ -277,7 +282,7 @@ class PrimaryReplication:
         If slots cannot be stored it is pruned only as far as what is stored allows. A newer
         leader, or damaged slots, raise, and nothing is pruned.
         """
-        return await self.retention.prune_through(archived_lsn)
+        return await self.retention.prune_through(position("archived_lsn", archived_lsn))
 
     def slot_rebootstrap_reason(
         self, name: str, position_lsn: int | None = None
@@ -295,12 +300,15 @@ class PrimaryReplication:
         The log after it is kept from here on. `Refused` says why there is nothing to begin from.
         """
         self._registry.get(name)
+        if image_lsn is not None:
+            image_lsn = position("image_lsn", image_lsn)
         plan = self.retention.begin_bootstrap(name, image_lsn)
         self.set_replica_rebootstrapping(name, True)
         return plan
 
     def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
         """The fresh copy is there, through this LSN and on disk: its slot is valid again."""
+        lsn = position("lsn", lsn)
         self.check_known(name, lsn)
         slot = self.retention.complete_bootstrap(name, lsn)
         self._registry.renew(name, lsn)
