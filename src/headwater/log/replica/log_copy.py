@@ -39,6 +39,7 @@ class LogCopy:
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
+        spool.keeps_last = True
         self._tended_s = runtime.monotonic_s()
 
     @property

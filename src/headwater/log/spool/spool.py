@@ -59,6 +59,8 @@ class Spool:
         self.metrics = SpoolMetrics()
         self.torn = recovered.torn
         """What was cut off when it was opened; None if nothing was."""
+        self.keeps_last = False
+        """Whether pruning leaves the last record: a copy without it could be compared no more."""
         last_lsn = recovered.last_lsn
         self._folder = folder
         self._ownership = ownership
@@ -246,7 +248,7 @@ class Spool:
     def prune_through_blocking(self, lsn: int) -> Pruned:
         """As `prune_through`, from a thread."""
         with self._touching():
-            lsn = min(lsn, self._state.current_lsn)
+            lsn = min(lsn, self._state.current_lsn - self.keeps_last)
             if lsn > self._state.floor_lsn:
                 self._mark(floor_lsn=lsn)
             gone = self._state.raise_floor(lsn)
