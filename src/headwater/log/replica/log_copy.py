@@ -109,6 +109,8 @@ class LogCopies:
     it: the first LSN is the log start then, and no longer 1.
     """
 
+    kind: Final = "log"
+
     def __init__(
         self,
         *,

@@ -93,7 +93,8 @@ class Replica:
     ) -> Replica:
         """Open what the folder holds, or begin with nothing. One process at a time has it open.
 
-        What a restart cannot trust is an error here: a damaged copy, or a damaged `replica.json`,
+        `Refused` if the folder holds copies of another kind, or a log itself. What a restart cannot
+        trust is an error here: a damaged copy, or a damaged `replica.json`,
         without which a leader that was overtaken would be listened to again.
         """
         check_group_name(name)
