@@ -169,6 +169,8 @@ class Replica:
     async def wait_for(self, bookmark: Bookmark, *, timeout_s: float | None = None) -> Bookmark:
         """Wait until the copy shows what the bookmark says; how far it is then."""
         timeout_s = self.config.read_timeout_s if timeout_s is None else timeout_s
+        if not timeout_s >= 0:
+            raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
         began_s = runtime.monotonic_s()
         await self.readers.wait(
             lambda: self._follower.shows(bookmark) or self._why_not(bookmark) is not None,
