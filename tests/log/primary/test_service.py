@@ -258,3 +258,21 @@ async def test_a_number_of_another_kind_is_taken_as_the_number_it_is() -> None:
     stored = await slot_register(one.store).read()
     assert stored is not None
     assert stored.slots[0].restart_lsn == 4
+
+
+@virtual
+async def test_a_leader_that_was_closed_answers_nobody() -> None:
+    one = await leader()
+    one.wal.append(9)
+    await one.service.register("r1", 0)
+    await one.primary.close()
+    for asked in (
+        lambda: one.service.register("r2", 0),
+        lambda: one.service.pull("r1", 0),
+        lambda: one.service.acknowledge("r1", Acknowledgement(9, 9)),
+        lambda: one.service.begin_bootstrap("r1"),
+        lambda: one.service.complete_bootstrap("r1", 9),
+    ):
+        with pytest.raises(Unavailable, match="was closed"):
+            await asked()
+    assert [slot.name for slot in one.primary.slots()] == ["r1"]

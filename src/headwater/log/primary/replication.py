@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from headwater.buffer.layout import check_group_name
 from headwater.core import runtime
-from headwater.core.errors import Fenced, HeadwaterError, Refused
+from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
 from headwater.log.primary.commit_policy import CommitPolicy
 from headwater.log.primary.commits import Commits, Committed
 from headwater.log.primary.config import ReplicationConfig
@@ -60,6 +60,7 @@ class PrimaryReplication:
         self._registry = ReplicaRegistry()
         self.commits = Commits(wal, self._registry, self._book, self.config, self.metrics)
         self._sweeping: asyncio.Task[None] | None = None
+        self._is_closed = False
         slots.on_dropped = self._dropped_elsewhere
         slots.on_failure = self.commits.fail
 
@@ -112,6 +113,7 @@ class PrimaryReplication:
 
     async def close(self) -> None:
         """Tell everybody who waits, store the slots, and end."""
+        self._is_closed = True
         self.commits.stop()
         sweeping, self._sweeping = self._sweeping, None
         if sweeping is not None:
@@ -125,9 +127,12 @@ class PrimaryReplication:
         return self._book.leader_epoch
 
     def check_leading(self) -> None:
-        """Raise `Fenced` once it is known that a newer leader took over."""
+        """Raise `Fenced` once it is known that a newer leader took over, `Unavailable` once closed:
+        what a replica is told after that is written down by nobody."""
         if isinstance(self._slots.failure, Fenced):
             self._slots.check()
+        if self._is_closed:
+            raise Unavailable("this leader was closed: ask the next one")
 
     # Who replicates
 
@@ -161,6 +166,7 @@ class PrimaryReplication:
         `position_lsn` is the last record that it has. Without it a new slot stands at the end of
         the log, for a copy that is about to be made; with it, where the replica is.
         """
+        self.check_leading()
         check_group_name(name)
         if position_lsn is not None:
             position_lsn = position("position_lsn", position_lsn)
@@ -299,6 +305,7 @@ class PrimaryReplication:
 
         The log after it is kept from here on. `Refused` says why there is nothing to begin from.
         """
+        self.check_leading()
         self._registry.get(name)
         if image_lsn is not None:
             image_lsn = position("image_lsn", image_lsn)
@@ -308,6 +315,7 @@ class PrimaryReplication:
 
     def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
         """The fresh copy is there, through this LSN and on disk: its slot is valid again."""
+        self.check_leading()
         lsn = position("lsn", lsn)
         self.check_known(name, lsn)
         slot = self.retention.complete_bootstrap(name, lsn)
