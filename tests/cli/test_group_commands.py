@@ -181,3 +181,19 @@ def test_reset_begins_without_slots_where_they_are_gone(invoke: Invoke, url: str
     assert result.exit_code == 0, result.output
     assert names(url) == []
     assert invoke("group", "drop", url, "orders", "late", "--yes").exit_code == 1
+
+
+def test_an_epoch_that_no_leader_reaches_is_set_back(invoke: Invoke, url: str) -> None:
+    reset = ("group", "reset", url, "orders", "--partition", "1", "--yes", "--epoch")
+    higher = invoke(*reset, "8")
+    assert higher.exit_code == 2
+    assert "epoch 7" in higher.stderr
+    result = invoke(*reset, "5")
+    assert result.exit_code == 0, result.output
+    assert "led by epoch 5 and later" in result.stdout
+    rows = json.loads(invoke("group", "list", url, "orders", "--json").stdout)
+    assert {(row["slot"], row["leader_epoch"]) for row in rows} == {
+        ("fresh", 5),
+        ("laptop", 5),
+        ("standby", 5),
+    }

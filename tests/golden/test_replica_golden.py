@@ -12,7 +12,7 @@ from headwater.log.replica.image import decode_image, encode_image
 from headwater.log.replica.kept import Kept, decode, encode
 
 HERE = Path(__file__).parent
-KEPT = Kept(term=7, copy=2, diverged_lsn=120)
+KEPT = Kept(term=7, copy=2, diverged_lsn=120, kind="log")
 USERS = pa.table(
     {
         "_key": pa.array([b"a", b"b"]),
@@ -29,9 +29,15 @@ def image() -> bytes:
 
 
 def test_what_is_kept_is_written_and_read_as_it_always_was() -> None:
-    golden = (HERE / "replica.1.json").read_bytes()
+    golden = (HERE / "replica.2.json").read_bytes()
     assert encode(KEPT) == golden
     assert decode(golden) == KEPT
+
+
+def test_what_was_kept_before_kinds_were_stays_readable() -> None:
+    found = decode((HERE / "replica.1.json").read_bytes())
+    assert found == Kept(term=7, copy=2, diverged_lsn=120, format=1)
+    assert found.of_kind("log", "/standby") == KEPT
 
 
 def test_an_image_stays_readable() -> None:

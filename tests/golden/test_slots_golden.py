@@ -11,7 +11,8 @@ from headwater.log.slots.table import SlotTable
 from tests.golden.fixed_runtime import FixedRuntime
 from tests.log.leaders import SLOTS_KEY, memory_store, slot_register
 
-GOLDEN = Path(__file__).parent / "slots.1.json"
+HERE = Path(__file__).parent
+GOLDEN = HERE / "slots.2.json"
 
 
 class FixedClock(FixedRuntime):
@@ -48,6 +49,26 @@ def test_slots_are_written_and_read_as_they_always_were() -> None:
     with runtime.installed(FixedClock()):
         assert asyncio.run(_written()) == GOLDEN.read_bytes()
     table = asyncio.run(_read(GOLDEN.read_bytes()))
+    assert (table.slots_format, table.leader_token) == (2, f"{1:032x}")
+    _check_slots(table)
+
+
+def test_slots_of_the_first_format_stay_readable_and_can_be_led() -> None:
+    table = asyncio.run(_read((HERE / "slots.1.json").read_bytes()))
+    assert (table.slots_format, table.leader_token) == (1, "")
+    _check_slots(table)
+    led = asyncio.run(_led((HERE / "slots.1.json").read_bytes()))
+    assert (led.slots_format, led.slots) == (2, table.slots)
+
+
+async def _led(data: bytes) -> SlotTable:
+    store = memory_store()
+    await store.put(SLOTS_KEY, data)
+    keeper = await SlotKeeper.open(slot_register(store), leader_epoch=8)
+    return keeper.book.table()
+
+
+def _check_slots(table: SlotTable) -> None:
     assert (table.leader_epoch, table.next_generation) == (7, 4)
     fresh, laptop, standby = table.slots
     assert (standby.name, standby.generation) == ("standby-eu", 1)

@@ -79,6 +79,10 @@ class Leader:
     def slot(self, name: str) -> Slot:
         return self.primary.slot(name)
 
+    def archive(self) -> None:
+        """Everything in the log is archived: what is kept of it is kept for slots."""
+        self.primary.retention.archived_lsn = self.wal.current_lsn()
+
     def acknowledge(self, name: str, applied_lsn: int, durable_lsn: int | None = None) -> None:
         durable = applied_lsn if durable_lsn is None else durable_lsn
         self.primary.acknowledge(name, applied_lsn=applied_lsn, durable_lsn=durable)

@@ -39,7 +39,7 @@ def frees_what_it_knows(self: SlotBook) -> int | None:
 
 def joins_blindly(stored: Any, mine: Any) -> Any:
     """Writes down whatever the leader remembers, dropped or not."""
-    table._refuse_newer(stored, mine.leader_epoch)
+    table._refuse_others(stored, mine)
     generation = max(stored.next_generation, mine.next_generation)
     return msgspec.structs.replace(mine, next_generation=generation)
 
@@ -79,7 +79,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "unreadable-slots-are-none": (SlotRegister, "stamp", begins_without),
     "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
     "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),
-    "older-leader-writes": (table, "_refuse_newer", looks_away),
+    "older-leader-writes": (table, "_refuse_others", looks_away),
     "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
     "empty-log-resumes-anybody": (LogRetention, "oldest_lsn", empty_log_has_no_oldest),
     "rebootstrap-for-ever": (SlotBook, "create", never_renews),

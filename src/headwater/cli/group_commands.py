@@ -113,6 +113,9 @@ def reset(
     url: str = URL,
     stream: str = STREAM,
     partition: int = typer.Option(..., min=0, help="The partition."),
+    epoch: int | None = typer.Option(
+        None, min=1, help="Keep the slots, and set the epoch of their leader back to this one."
+    ),
     yes: bool = YES,
     option: list[str] = OPTION,
 ) -> None:
@@ -121,19 +124,27 @@ def reset(
     Until then nothing of its log is deleted. Replicas that come back register again; those that are
     away may find that the log has gone on without them, and bootstrap. Start the leader again
     afterwards.
+
+    With --epoch: where a leader was opened with an epoch that no other reaches. Stop the leaders
+    first, and name the newest epoch that they really have.
     """
     if not yes:
-        _ask(f"the slots, damaged or gone, of partition {partition} of stream {stream}")
+        kind = "slots, damaged or gone," if epoch is None else "leader's epoch"
+        _ask(f"the {kind} of partition {partition} of stream {stream}")
 
     async def run() -> None:
         async with open_with_options(url, option) as store:
             opened = await _opened(store, stream)
             (one,) = _wanted(opened, partition)
-            await _register(opened, one).reset_damaged()
+            if epoch is None:
+                await _register(opened, one).reset_damaged()
+            else:
+                await _register(opened, one).lower_epoch(epoch)
 
     run_loop(run())
     with reporting():
-        typer.echo(f"✓ partition {partition} of {stream} begins without slots")
+        what = "begins without slots" if epoch is None else f"is led by epoch {epoch} and later"
+        typer.echo(f"✓ partition {partition} of {stream} {what}")
 
 
 async def _opened(store: Any, stream: str) -> Stream:

@@ -56,7 +56,9 @@ def repair(
     partition: int = typer.Option(0, min=0, help="Its partition."),
     option: list[str] = OPTION,
     give_up: bool = typer.Option(
-        False, "--give-up", help="Write what no source has as lost, so that readers can go on."
+        False,
+        "--give-up",
+        help="Write what no source has as lost, for good, so that readers can go on.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

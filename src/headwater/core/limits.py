@@ -160,6 +160,8 @@ SLOT_SEEN_REFRESH_S: Final = 60.0
 """A stored time at which a replica was last heard of may be so old."""
 REPLICA_HEALTH_TIMEOUT_S: Final = 30.0
 REPLICA_SWEEP_INTERVAL_S: Final = 5.0
+REPLICA_SWEEP_MIN_S: Final = 1.0
+"""Sweeps leave slots the time to be stored and used: some write gaps, and a store's answers."""
 COMMIT_TIMEOUT_S: Final = 10.0
 PULL_MAX_RECORDS: Final = 1_000_000
 PULL_MAX_BYTES: Final = 16 * MIB

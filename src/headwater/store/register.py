@@ -250,8 +250,9 @@ class Register(Generic[T]):
             encoded = msgspec.json.encode(value, order="sorted")
             msgspec.json.decode(encoded, type=self._kind)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            # Not the value itself, which may be long: what is wrong with it says where it is.
             raise Refused(
-                f"{self._key}: {value!r} cannot be stored as {self._kind}: {error}"
+                f"{self._key}: this value cannot be stored as {self._kind}: {error}"
             ) from error
         return encoded
 

@@ -147,6 +147,7 @@ async def test_a_copy_that_took_too_long_is_taken_if_the_log_goes_on_from_it() -
     one, session = await with_a_lost_slot()
     await one.service.begin_bootstrap("r1", image_lsn=7, session=session)
     one.wal.append(9)
+    one.archive()
     one.primary.enforce_retention_limits()
     assert not one.slot("r1").is_valid, "its limits hold for a bootstrap, too"
     await one.service.complete_bootstrap("r1", 17, session=session)

@@ -89,8 +89,25 @@ def test_policies_have_words(text: str) -> None:
     ],
 )
 def test_a_policy_that_waits_for_nobody_or_is_not_known_is_refused(text: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(Refused) as refused:
         parse_policy(text)
+    assert "invalid literal" not in str(refused.value)
+
+
+@pytest.mark.parametrize("count", [1.5, 2.0, "2", True, None])
+def test_a_policy_counts_in_whole_numbers(count: Any) -> None:
+    for policy in (AckN, Quorum, lambda one: Regions.of({"eu": one})):
+        with pytest.raises(Refused, match="a whole number is needed"):
+            policy(count)
+
+
+@virtual
+async def test_what_is_no_record_is_not_waited_for() -> None:
+    one = await leader()
+    one.wal.append(1)
+    for lsn in (0, -1, 1.0, "1"):
+        with pytest.raises(Refused):
+            await one.primary.wait_committed(lsn)  # type: ignore[arg-type]
 
 
 @virtual
@@ -263,6 +280,7 @@ async def test_everybody_who_waits_is_told_when_another_leader_took_over() -> No
     [
         {"commit_timeout_s": 0},
         {"health_timeout_s": -1},
+        {"sweep_interval_s": 0.9},
         {"soft_lag_lsn": 0},
         {"on_commit_timeout": "shrug"},
     ],

@@ -148,13 +148,16 @@ async def test_a_slot_of_many_records_bytes_or_days_is_given_up() -> None:
     by_bytes = await leader(max_lag_bytes=100)
     by_bytes.primary.register_replica("r1")
     by_bytes.wal.append(2)
+    by_bytes.archive()
     assert by_bytes.primary.enforce_retention_limits() == []
     by_bytes.wal.append(100)
+    by_bytes.archive()
     assert by_bytes.primary.enforce_retention_limits() == [("r1", InvalidationCause.HORIZON)]
 
     by_time = await leader(max_lag_s=60.0)
     by_time.primary.register_replica("r1")
     by_time.wal.append(1)
+    by_time.archive()
     for _ in range(7):
         await runtime.sleep(10.0)
         by_time.primary.note_replica_pull("r1", 0)
@@ -164,10 +167,38 @@ async def test_a_slot_of_many_records_bytes_or_days_is_given_up() -> None:
 
 
 @virtual
+async def test_what_is_kept_anyway_costs_a_slot_nothing() -> None:
+    one = await leader(max_lag_lsn=5, max_lag_bytes=100, max_lag_s=60.0)
+    one.primary.register_replica("r1", position_lsn=0)
+    one.wal.append(1000)
+    one.primary.enforce_retention_limits()
+    await runtime.sleep(600.0)
+    assert one.primary.enforce_retention_limits() == []
+    (view,) = one.primary.slot_views()
+    assert (view.status, view.lag_lsn) == (SlotStatus.RESERVED, 1000)
+
+    assert await one.primary.prune_retained_wal_through(0) == 0
+    assert one.slot("r1").is_valid
+    assert await one.primary.prune_retained_wal_through(1) == 1, "for ten minutes: too long"
+    assert one.slot("r1").invalidation is not None
+
+
+@virtual
+async def test_a_slot_holds_as_much_of_what_is_archived_as_its_limit_and_no_more() -> None:
+    one = await leader(max_lag_lsn=5)
+    one.primary.register_replica("r1", position_lsn=0)
+    one.wal.append(1000)
+    assert await one.primary.prune_retained_wal_through(5) == 0
+    assert one.primary.slot_views()[0].status is SlotStatus.EXTENDED
+    assert await one.primary.prune_retained_wal_through(6) == 6
+
+
+@virtual
 async def test_a_slot_that_has_everything_is_never_late() -> None:
     one = await leader(max_lag_s=60.0)
     one.primary.register_replica("r1", position_lsn=0)
     one.wal.append(9)
+    one.archive()
     one.primary.enforce_retention_limits()
     one.acknowledge("r1", 9)
     await runtime.sleep(600.0)
@@ -291,6 +322,8 @@ async def test_status_lag_and_silence_can_be_seen() -> None:
     assert view.inactive_since_ms == heard_ms
 
     one.wal.append(100)
+    assert one.primary.slot_views()[0].status is SlotStatus.EXTENDED, "what is new is kept anyway"
+    one.archive()
     assert one.primary.slot_views()[0].status is SlotStatus.UNRESERVED
     one.primary.sweep()
     (view,) = one.primary.slot_views()

@@ -131,6 +131,7 @@ async def test_slot_invalidation_cause_codes_cover_wal_removed_horizon_and_idle_
     horizon = await leader(max_lag_lsn=3)
     horizon.primary.register_replica("horizon")
     horizon.wal.append(4)
+    horizon.archive()
     assert horizon.primary.enforce_retention_limits() == [("horizon", InvalidationCause.HORIZON)]
 
     idle = await leader(idle_timeout_s=0.010)
@@ -158,6 +159,7 @@ async def test_plan_replica_resume_partial_within_window_full_past_cap() -> None
     past_cap = await leader(max_lag_lsn=3)
     past_cap.primary.register_replica("slow")
     past_cap.wal.append(6)
+    past_cap.archive()
     past_cap.primary.enforce_retention_limits()
     planned = past_cap.primary.plan_replica_resume("slow", 0)
     assert planned == FullRebootstrap(InvalidationCause.HORIZON)

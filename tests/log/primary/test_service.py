@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -204,8 +205,74 @@ async def test_a_pull_that_waited_while_its_name_was_taken_is_refused() -> None:
 async def test_a_slot_that_is_given_up_while_it_is_stored_is_not_gone_on_from() -> None:
     one = await leader(max_lag_lsn=5)
     one.wal.append(9)
+    one.archive()
     registering = runtime.spawn(one.service.register("r1", 0), name="register")
     await runtime.sleep(0)
     one.primary.enforce_retention_limits()
     told = await registering
     assert told.resume == FullRebootstrap(InvalidationCause.HORIZON)
+
+
+@pytest.mark.parametrize("wrong", [1.0, 1.5, "0", True, -1])
+def test_a_number_that_is_none_is_refused_and_harms_nobody_else(wrong: Any) -> None:
+    @virtual
+    async def run() -> None:
+        one = await leader()
+        one.wal.append(9)
+        await one.service.register("good", 0)
+        for asked in (
+            lambda: one.service.register("odd", wrong),
+            lambda: one.service.pull("odd", wrong),
+            lambda: one.service.pull("good", 0, max_records=wrong),
+            lambda: one.service.pull("good", 0, max_bytes=wrong),
+            lambda: one.service.acknowledge("good", Acknowledgement(wrong, 1)),
+            lambda: one.service.acknowledge("good", Acknowledgement(1, wrong)),
+            lambda: one.service.acknowledge("good", Acknowledgement(1, 1, wrong)),
+            lambda: one.service.acknowledge("good", Acknowledgement(1, 1, 0, wrong)),
+            lambda: one.service.begin_bootstrap("good", image_lsn=wrong),
+            lambda: one.service.complete_bootstrap("good", wrong),
+            lambda: one.primary.prune_retained_wal_through(wrong),
+        ):
+            with pytest.raises(Refused):
+                await asked()
+        one.acknowledge("good", 5)
+        await one.service.register("another", 9)
+        assert [slot.name for slot in one.primary.slots()] == ["another", "good"]
+        assert await one.primary.prune_retained_wal_through(9) == 5
+
+    run()
+
+
+@virtual
+async def test_a_number_of_another_kind_is_taken_as_the_number_it_is() -> None:
+    class Four:
+        def __index__(self) -> int:
+            return 4
+
+    four: Any = Four()
+    one = await leader()
+    one.wal.append(9)
+    await one.service.register("r1", four)
+    await one.service.acknowledge("r1", Acknowledgement(four, four))
+    await one.primary.settle_slots()
+    stored = await slot_register(one.store).read()
+    assert stored is not None
+    assert stored.slots[0].restart_lsn == 4
+
+
+@virtual
+async def test_a_leader_that_was_closed_answers_nobody() -> None:
+    one = await leader()
+    one.wal.append(9)
+    await one.service.register("r1", 0)
+    await one.primary.close()
+    for asked in (
+        lambda: one.service.register("r2", 0),
+        lambda: one.service.pull("r1", 0),
+        lambda: one.service.acknowledge("r1", Acknowledgement(9, 9)),
+        lambda: one.service.begin_bootstrap("r1"),
+        lambda: one.service.complete_bootstrap("r1", 9),
+    ):
+        with pytest.raises(Unavailable, match="was closed"):
+            await asked()
+    assert [slot.name for slot in one.primary.slots()] == ["r1"]

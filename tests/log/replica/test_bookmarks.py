@@ -100,3 +100,14 @@ async def test_a_copy_that_was_found_in_no_leaders_log_yet_vouches_for_nothing()
     assert await replica.wait_for(Bookmark(0, 5)) == Bookmark(3, 5)
     assert replica.bookmark == Bookmark(3, 5)
     await replica.close()
+
+
+@virtual
+async def test_a_time_that_is_none_is_not_waited_for() -> None:
+    one = await leader()
+    one.wal.append(1)
+    replica = await standby(one.service, FaultyDisk())
+    for timeout_s in (float("nan"), -1.0):
+        with pytest.raises(Refused, match="timeout_s"):
+            await replica.wait_for(Bookmark(1, 9), timeout_s=timeout_s)
+    await replica.close()

@@ -17,10 +17,20 @@ from headwater.core.errors import Corrupt, DiskFailed, NotSupported, Refused
 from headwater.log.replica import LogCopies, ReplicaPhase
 from headwater.log.replica.holdings import Holdings
 from headwater.log.replica.kept import Kept, KeptFile, decode, encode
+from headwater.log.spool import Spool
 from headwater.testing import MemoryWal
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
-from tests.log.leaders import leader, virtual
-from tests.log.replica.given import PATH, Tampering, fails, is_prefix, reaches, standby
+from tests.log.given import numbered
+from tests.log.leaders import leader, memory_store, virtual
+from tests.log.replica.given import (
+    PATH,
+    Tampering,
+    fails,
+    is_prefix,
+    keyed_states,
+    reaches,
+    standby,
+)
 
 
 @virtual
@@ -140,7 +150,7 @@ def test_whoever_is_cancelled_while_a_term_is_kept_goes_only_when_it_is_known_wh
             await asyncio.wait((heeding,))
         assert heeding.cancelled()
         assert holdings.term == 5
-        assert files.read() == Kept(term=5)
+        assert files.read() == Kept(term=5, kind="log")
         await holdings.target.close()
 
     asyncio.run(main())
@@ -195,7 +205,7 @@ def test_every_changed_byte_of_what_is_kept_is_noticed() -> None:
             except (Corrupt, NotSupported):
                 continue
             assert found == Kept(term=7, copy=2)
-    later = encode(msgspec.structs.replace(Kept(), format=2))
+    later = encode(msgspec.structs.replace(Kept(), format=3))
     with pytest.raises(NotSupported, match="Upgrade"):
         decode(later)
 
@@ -250,3 +260,26 @@ def test_two_things_that_are_kept_at_once_are_both_kept() -> None:
             await holdings.close()
 
     asyncio.run(main())
+
+
+@virtual
+async def test_a_folder_is_opened_as_what_it_is() -> None:
+    one = await leader()
+    disk = FaultyDisk()
+    await (await standby(one.service, disk)).close()
+    with pytest.raises(Refused, match="of kind 'log', and not 'keyed'"):
+        await standby(one.service, disk, targets=keyed_states(memory_store()))
+    await (await standby(one.service, disk)).close()
+
+
+@virtual
+async def test_the_folder_of_a_log_is_no_folder_of_a_replica() -> None:
+    one = await leader()
+    disk = FaultyDisk()
+    with Spool.open(PATH, disk=disk) as log:
+        log.append_blocking(numbered(1, 3), term=1)
+    with pytest.raises(Refused, match="holds a log itself"):
+        await standby(one.service, disk)
+    assert [name for name, is_dir in disk.list_dir(PATH) if is_dir] == []
+    with Spool.open(PATH, disk=disk) as log:
+        assert log.current_lsn() == 3

@@ -11,7 +11,7 @@ import pytest
 from headwater.core import runtime
 from headwater.log.primary import AckN, CommitUnknown, PrimaryService
 from headwater.log.record import Group
-from headwater.log.replica import Bookmark, GoElsewhere, Replica, ReplicaPhase
+from headwater.log.replica import Bookmark, GoElsewhere, LogCopy, Replica, ReplicaPhase
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import MemoryWal
 from headwater.testing.disk import CrashKind, FaultyDisk
@@ -192,4 +192,24 @@ async def test_a_keyed_state_is_compared_by_the_hashes_in_its_image() -> None:
     replica = await standby(source, disk, targets=keyed_states(first.store), wait_s=1.0)
     assert replica.target.applied_lsn == 3
     await fails(replica, "another record under LSN 3")
+    await replica.close()
+
+
+@virtual
+async def test_a_copy_that_was_pruned_through_its_end_is_still_compared() -> None:
+    one = await leader(epoch=1)
+    one.wal.append(10)
+    disk = FaultyDisk()
+    replica = await standby(one.service, disk)
+    await reaches(replica, 10)
+    assert isinstance(replica.target, LogCopy)
+    pruned = await replica.target.spool.prune_through(10)
+    assert pruned.floor_lsn == 9, "by its last record it is found in a log"
+    await replica.close()
+
+    wal = MemoryWal()
+    wal.append_group(others(1, 12))
+    two = await leader(wal=wal, store=one.store, epoch=2)
+    replica = await standby(two.service, disk)
+    await fails(replica, "another record under LSN 10")
     await replica.close()

@@ -61,6 +61,7 @@ async def test_a_slot_that_was_given_up_says_nothing_about_the_copy() -> None:
     await reaches(replica, 8)
     await replica.close()
     one.wal.append(20)
+    one.archive()
     assert one.primary.retention.enforce_limits() == [("r1", InvalidationCause.HORIZON)]
     source = Tampering(one.service)
     replica = await standby(source, disk)
@@ -112,6 +113,7 @@ async def test_a_keyed_state_that_was_left_behind_takes_an_image_in_place_of_its
     await reaches(writer, 23)
     await writer.target.sync()
     await left.close()
+    one.archive()
     one.primary.retention.enforce_limits()
     await one.wal.prune_through(20)
     left = await standby(one.service, disk, targets=keyed_states(store))
@@ -163,6 +165,7 @@ async def test_an_image_that_is_damaged_before_it_is_used_is_passed_over_at_once
     newest = await images(store).newest()
     assert newest is not None
     await store.put(newest.key, b"damaged")
+    one.archive()
     one.primary.retention.enforce_limits()
     await one.wal.prune_through(5)
     source.on_pull = lambda pulled: pulled
@@ -280,3 +283,24 @@ async def test_who_needs_what_is_not_there_yet_goes_elsewhere_while_a_copy_is_ma
     with pytest.raises(GoElsewhere, match="fresh copy"):
         await replica.wait_for(Bookmark(1, 5), timeout_s=1e9)
     await replica.close()
+
+
+@virtual
+async def test_a_log_longer_than_the_limits_is_copied_while_it_is_kept_anyway() -> None:
+    one = await leader(max_lag_lsn=5, max_lag_s=5.0)
+    one.primary.start()
+    for _ in range(50):
+        one.wal.append(1)
+
+    class Slow(Tampering):
+        async def pull(self, *args: object, **options: object) -> Pulled:
+            await runtime.sleep(1.0)  # all of it takes longer than several sweeps
+            return await super().pull(*args, **options)
+
+    replica = await standby(Slow(one.service), FaultyDisk(), start=False, max_records=1)
+    await replica.rebootstrap()
+    assert replica.target.applied_lsn == 50
+    assert one.slot("r1").restart_lsn == 50
+    assert not one.primary.metrics.slots_invalidated
+    await replica.close()
+    await one.primary.close()

@@ -179,6 +179,7 @@ async def test_a_bootstrap_whose_end_was_not_heard_of_is_completed_by_the_next_l
 
     disk = FaultyDisk()
     await one.service.register("r1", 0)
+    one.archive()
     one.primary.retention.enforce_limits()
     replica = await standby(Deaf(one.service), disk)
     await fails(replica, "not now")

@@ -18,7 +18,7 @@ from headwater.core.errors import (
     RolledBack,
     Unavailable,
 )
-from headwater.core.limits import SLOT_LOOK_S, SLOT_WRITE_GAP_S, SLOTS_MAX
+from headwater.core.limits import EPOCH_STEP_MAX, SLOT_LOOK_S, SLOT_WRITE_GAP_S, SLOTS_MAX
 from headwater.log.slots import InvalidationCause, SlotKeeper, SlotRegister
 from headwater.store import Store
 from tests.log.leaders import SLOTS_KEY, Away, memory_store, slot_register, virtual
@@ -67,6 +67,67 @@ async def test_an_older_leader_is_refused_and_stays_refused() -> None:
     with pytest.raises(Fenced):
         await opened(store, epoch=1)
     assert (await slot_register(store).read()) == new.book.table()
+
+
+@virtual
+async def test_an_epoch_that_no_leader_has_is_refused_and_fences_nobody() -> None:
+    store = memory_store()
+    for epoch in (1_794_868_490_014, 1 << 31, 0, -1, 1.0, "7", True):
+        with pytest.raises(Refused, match="leader_epoch"):
+            await opened(store, epoch=epoch)  # type: ignore[arg-type]
+    assert await slot_register(store).read() is None
+    await opened(store, epoch=1)
+    with pytest.raises(Refused, match="EPOCH_STEP_MAX"):
+        await opened(store, epoch=EPOCH_STEP_MAX + 2)
+    assert (await opened(store, epoch=EPOCH_STEP_MAX + 1)).book.leader_epoch == EPOCH_STEP_MAX + 1
+
+
+@virtual
+async def test_an_epoch_that_was_wrong_from_the_first_is_set_back_and_slots_stay() -> None:
+    store = memory_store()
+    register = slot_register(store)
+    with pytest.raises(NotFound):
+        await register.lower_epoch(2)
+    wrong = await opened(store, epoch=2_000_000_000)
+    wrong.book.create("a", 7)
+    await wrong.close()
+    with pytest.raises(Fenced):
+        await opened(store, epoch=3)
+    with pytest.raises(Refused, match="lower"):
+        await register.lower_epoch(2_000_000_000)
+    await register.lower_epoch(2)
+    led = await opened(store, epoch=3)
+    assert [slot.name for slot in led.book.slots()] == ["a"]
+
+
+@virtual
+async def test_of_two_openings_under_one_epoch_the_later_has_the_slots() -> None:
+    store = memory_store()
+    first = await opened(store)
+    first.book.create("a", 7)
+    await first.settle()
+    second = await opened(store)
+    second.book.create("b", 8)
+    await second.settle()
+    first.book.create("c", 9)
+    with pytest.raises(Fenced, match="same epoch 1"):
+        await first.settle()
+    second.book.create("d", 10)
+    await second.settle()
+    stored = await slot_register(store).read()
+    assert stored is not None
+    assert [slot.name for slot in stored.slots] == ["a", "b", "d"]
+
+
+@virtual
+async def test_a_leader_whose_epoch_was_set_back_writes_nothing_more() -> None:
+    store = memory_store()
+    wrong = await opened(store, epoch=2_000_000_000)
+    await slot_register(store).lower_epoch(2)
+    wrong.book.create("a", 7)
+    with pytest.raises(Fenced, match="epoch 2"):
+        await wrong.settle()
+    assert (await opened(store, epoch=2)).book.slots() == []
 
 
 @virtual

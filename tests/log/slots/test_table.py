@@ -21,16 +21,17 @@ def table(*slots: Slot, epoch: int = 1, next_generation: int = 10) -> SlotTable:
 def test_an_older_leader_neither_stamps_nor_writes() -> None:
     newer = table(epoch=7)
     with pytest.raises(Fenced, match="epoch 7"):
-        stamped(newer, 6)
+        stamped(newer, 6, "x")
     with pytest.raises(Fenced, match="stop serving"):
         joined(newer, table(epoch=6))
 
 
 def test_stamping_keeps_every_slot() -> None:
     before = table(slot("a", 1, 40), epoch=3)
-    assert stamped(before, 4) == msgspec.structs.replace(before, leader_epoch=4)
-    assert stamped(before, 3) == before, "the same leader may come again"
-    assert stamped(None, 4).slots == []
+    later = msgspec.structs.replace(before, leader_epoch=4, leader_token="x")
+    assert stamped(before, 4, "x") == later
+    assert stamped(later, 4, "y").slots == before.slots, "the same leader may come again"
+    assert stamped(None, 4, "x").slots == []
 
 
 def test_positions_of_one_generation_never_go_back() -> None:
@@ -81,9 +82,9 @@ def test_generations_are_never_given_twice() -> None:
 
 
 def test_a_table_of_a_later_version_is_refused() -> None:
-    later = msgspec.structs.replace(table(), slots_format=2)
+    later = msgspec.structs.replace(table(), slots_format=3)
     with pytest.raises(NotSupported, match="Upgrade"):
-        stamped(later, 9)
+        stamped(later, 9, "x")
     with pytest.raises(NotSupported, match="Upgrade"):
         joined(later, table())
     with pytest.raises(NotSupported, match="Upgrade"):

@@ -7,7 +7,6 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import (
-    Bug,
     Conflict,
     Fenced,
     Refused,
@@ -103,7 +102,16 @@ def test_a_draft_is_good_for_one_append() -> None:
     spool = opened(FaultyDisk())
     draft = draft_of(numbered(1, 2))
     assert spool.append_blocking(draft, term=1) == (1, 2)
-    with pytest.raises(Bug):
+    with pytest.raises(Refused, match="make another"):
+        spool.append_blocking(draft, term=1)
+
+
+def test_a_draft_is_used_up_by_an_append_that_was_refused() -> None:
+    spool = opened(FaultyDisk())
+    draft = draft_of(numbered(1, 2))
+    with pytest.raises(Conflict):
+        spool.append_blocking(draft, term=1, first_lsn=7)
+    with pytest.raises(Refused, match="make another"):
         spool.append_blocking(draft, term=1)
 
 

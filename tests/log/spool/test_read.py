@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -359,3 +361,30 @@ def test_a_frame_that_cannot_be_read_is_named_and_keeps_nobody_from_the_rest() -
     with pytest.raises(SpoolCorrupt, match=r"0004.wal, offset 0, from LSN 4 on: .*cannot be read"):
         spool.read_since_blocking(3)
     assert spool.append_blocking(numbered(5, 1), term=1) == (5, 5)
+
+
+@pytest.mark.parametrize("wrong", [2.5, "1", None, True])
+def test_what_is_no_lsn_is_refused_and_moves_nothing(wrong: Any) -> None:
+    async def main(_: Simulation) -> None:
+        spool = opened(FaultyDisk())
+        await spool.append(numbered(1, 3), term=1)
+        for asked in (spool.read_since, spool.prune_through, spool.wait_for_lsn_after):
+            with pytest.raises(Refused, match="lsn is"):
+                await asked(wrong)
+        with pytest.raises(Refused, match="max_records is"):
+            await spool.read_since(0, max_records=wrong)
+        assert spool.oldest_lsn() == 1
+        await spool.close()
+
+    simulate(main)
+
+
+def test_a_time_that_is_no_number_is_refused_before_it_disorders_all_others() -> None:
+    async def main(_: Simulation) -> None:
+        spool = opened(FaultyDisk())
+        with pytest.raises(Refused, match="timeout_s is not a number"):
+            await spool.wait_for_lsn_after(0, timeout_s=math.nan)
+        assert await spool.wait_for_lsn_after(0, timeout_s=1.0) == 0
+        await spool.close()
+
+    simulate(main)

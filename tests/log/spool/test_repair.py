@@ -10,7 +10,7 @@ import pytest
 
 from headwater.buffer import Producer, Stream, create_stream
 from headwater.core import portal
-from headwater.core.errors import Corrupt, Refused
+from headwater.core.errors import Corrupt, NoSpace, Refused
 from headwater.log.record import Group, range_hash
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
 from headwater.log.spool import survey as spool_survey
@@ -379,3 +379,18 @@ def test_a_source_with_which_nothing_can_be_compared_is_told() -> None:
 def test_a_source_without_a_log_is_refused() -> None:
     with pytest.raises(Refused, match="no log in /nowhere"):
         SpoolSource("/nowhere", FaultyDisk())
+
+
+def test_a_repair_that_finds_no_room_leaves_nothing_behind_and_is_done_again() -> None:
+    files = contents(grown())
+    name = segments(files)[0]
+    disk = planted(flipped(files, name, 200))
+    disk.space_bytes = sum(map(len, files.values())) + 100
+    for _ in range(2):
+        with pytest.raises(NoSpace):
+            repair(PATH, [SpoolSource(PATH, grown(step=7))], disk=disk)
+        assert not [one for one in contents(disk) if "damaged" in one]
+    disk.space_bytes = None
+    report = repair(PATH, [SpoolSource(PATH, grown(step=7))], disk=disk)
+    assert report.kept == [f"{PATH}/{name}.damaged"]
+    assert everything(opened(disk)) == RECORDS

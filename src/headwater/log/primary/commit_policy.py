@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused
 from headwater.log.primary.replica_state import ReplicaState
 
@@ -39,7 +40,7 @@ class AckN:
     replicas: int
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
+        if whole_number("ack_n", self.replicas) < 1:
             raise Refused(f"ack_n of {self.replicas} waits for nobody: say local")
 
     def __str__(self) -> str:
@@ -57,7 +58,7 @@ class Quorum:
     members: int
 
     def __post_init__(self) -> None:
-        if self.members < 2:
+        if whole_number("quorum", self.members) < 2:
             raise Refused(
                 f"a quorum of {self.members} member is the leader alone: say local, or how many "
                 "members there are, the leader included"
@@ -78,7 +79,7 @@ class Regions:
     needed: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        if not self.needed or any(count < 1 for _, count in self.needed):
+        if not self.needed or any(whole_number(name, count) < 1 for name, count in self.needed):
             raise Refused("regions: name each region with one replica or more, as in eu=1,us=2")
         names = [region for region, _ in self.needed]
         if len(set(names)) != len(names):
@@ -123,7 +124,9 @@ def parse_policy(text: str) -> CommitPolicy:
             pairs = [pair.partition("=") for pair in given.split(",")]
             return Regions(tuple(sorted((name.strip(), int(count)) for name, _, count in pairs)))
     except ValueError as error:
-        raise Refused(f"commit policy {text!r}: {error}") from error
+        raise Refused(
+            f"commit policy {text!r}: a count is a whole number, as in ack_n:2 or regions:eu=1,us=1"
+        ) from error
     raise Refused(
         f"commit policy {text!r} is not known; there are local, ack_n:2, quorum:3 and "
         "regions:eu=1,us=1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.log.primary.commit_policy import CommitPolicy, acknowledged_by
@@ -71,6 +72,8 @@ class Commits:
             raise Refused(f"policy is {chosen!r}: give one, as AckN(2), or parse_policy of words")
         if not timeout_s >= 0:
             raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
+        if whole_number("lsn", lsn) < 1:
+            raise Refused(f"LSN {lsn} is no record's: they begin at 1")
         if lsn > self.wal.current_lsn():
             raise Refused(
                 f"LSN {lsn} is not in the log, which ends at {self.wal.current_lsn()}: wait for a "

@@ -39,6 +39,12 @@ class ReplicationConfig:
         ):
             if not getattr(self, name) > 0:
                 raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        if self.sweep_interval_s < limits.REPLICA_SWEEP_MIN_S:
+            raise Refused(
+                f"sweep_interval_s is {self.sweep_interval_s}: {limits.REPLICA_SWEEP_MIN_S} at "
+                "least, or a slot that is beyond a limit would be given up before it is stored, "
+                "and its replica never come on"
+            )
         if not isinstance(self.commit_policy, CommitPolicy):
             raise Refused(
                 f"commit_policy is {self.commit_policy!r}: give Local(), AckN(2) and so on, or "

@@ -49,7 +49,8 @@ class LogRetention:
         self._bounds = bounds
         self._metrics = metrics
         self._lag_clock = LagClock()
-        self._archived_lsn = 0
+        self.archived_lsn = 0
+        """What was said to be archived elsewhere: nobody but slots needs it."""
         self._pruning_lsn = 0
         """The log is being, or was, pruned through this one: what is not above it is gone."""
 
@@ -91,7 +92,7 @@ class LogRetention:
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
         given_up = []
         for slot in self.book.slots():
-            cause = breach(self._lag(slot), self._bounds) if slot.is_valid else None
+            cause = breach(self._held(slot), self._bounds) if slot.is_valid else None
             if cause is not None:
                 self._invalidate(slot.name, cause)
                 given_up.append((slot.name, cause))
@@ -99,7 +100,7 @@ class LogRetention:
 
     async def prune_through(self, archived_lsn: int) -> int:
         """Prune what is archived elsewhere and no slot needs; the LSN through which it went."""
-        self._archived_lsn = max(self._archived_lsn, archived_lsn)
+        self.archived_lsn = max(self.archived_lsn, archived_lsn)
         self.enforce_limits()
         if self._may_prune(self.book.floor_lsn()) < self._may_prune(self.book.wanted_floor_lsn()):
             try:
@@ -195,9 +196,10 @@ class LogRetention:
         return slot_view(
             slot,
             self._lag(slot),
+            self._held(slot),
             self._bounds,
             oldest_lsn=self.oldest_lsn(),
-            archived_lsn=self._archived_lsn,
+            archived_lsn=self.archived_lsn,
             is_active=is_active,
         )
 
@@ -228,7 +230,7 @@ class LogRetention:
         )
 
     def _may_prune(self, floor_lsn: int | None) -> int:
-        return self._archived_lsn if floor_lsn is None else min(floor_lsn, self._archived_lsn)
+        return self.archived_lsn if floor_lsn is None else min(floor_lsn, self.archived_lsn)
 
     def _invalidate(self, name: str, cause: InvalidationCause) -> None:
         slot = self.book.find(name)
@@ -253,4 +255,18 @@ class LogRetention:
             self.wal.bytes_since(slot.restart_lsn),
             behind_s,
             self.book.idle_s(slot.name),
+        )
+
+    def _held(self, slot: Slot) -> SlotLag:
+        """What the log keeps for this slot alone.
+
+        What is not archived is kept anyway. Were that counted, a copy that takes its time over a
+        log longer than the limits would be given up again and again, and nothing won by it.
+        """
+        behind = self._lag(slot)
+        end_lsn = min(self.archived_lsn, self.wal.current_lsn())
+        if slot.restart_lsn >= end_lsn:
+            return SlotLag(0, 0, 0.0, behind.idle_s)
+        return behind._replace(
+            lsn=end_lsn - slot.restart_lsn, bytes=behind.bytes - self.wal.bytes_since(end_lsn)
         )

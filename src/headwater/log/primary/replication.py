@@ -21,12 +21,13 @@ from typing import Final, Self
 
 from headwater.buffer.layout import check_group_name
 from headwater.core import runtime
-from headwater.core.errors import Fenced, HeadwaterError, Refused
+from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
 from headwater.log.primary.commit_policy import CommitPolicy
 from headwater.log.primary.commits import Commits, Committed
 from headwater.log.primary.config import ReplicationConfig
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.metrics import ReplicationMetrics
+from headwater.log.primary.position import position
 from headwater.log.primary.registry import Registration, ReplicaRegistry
 from headwater.log.primary.replica_state import ReplicaState, ReplicationProgress
 from headwater.log.primary.slot_view import SlotView
@@ -59,6 +60,7 @@ class PrimaryReplication:
         self._registry = ReplicaRegistry()
         self.commits = Commits(wal, self._registry, self._book, self.config, self.metrics)
         self._sweeping: asyncio.Task[None] | None = None
+        self._is_closed = False
         slots.on_dropped = self._dropped_elsewhere
         slots.on_failure = self.commits.fail
 
@@ -74,7 +76,8 @@ class PrimaryReplication:
     ) -> Self:
         """Take the slots over under this leader's epoch.
 
-        `Fenced` if a later leader has. Slots that cannot be read raise what is wrong with them;
+        `Fenced` if a later leader has, `Refused` for an epoch that is no term, or that nobody can
+        have reached since the last. Slots that cannot be read raise what is wrong with them;
         nothing is pruned then, since nobody can say what replicas still need. So does a table that
         is gone: a log that holds, or held, records has one, unless nobody has led it before, which
         is to be said with `must_exist=False`. Open the slots before the first record of a new log
@@ -110,6 +113,7 @@ class PrimaryReplication:
 
     async def close(self) -> None:
         """Tell everybody who waits, store the slots, and end."""
+        self._is_closed = True
         self.commits.stop()
         sweeping, self._sweeping = self._sweeping, None
         if sweeping is not None:
@@ -123,9 +127,12 @@ class PrimaryReplication:
         return self._book.leader_epoch
 
     def check_leading(self) -> None:
-        """Raise `Fenced` once it is known that a newer leader took over."""
+        """Raise `Fenced` once it is known that a newer leader took over, `Unavailable` once closed:
+        what a replica is told after that is written down by nobody."""
         if isinstance(self._slots.failure, Fenced):
             self._slots.check()
+        if self._is_closed:
+            raise Unavailable("this leader was closed: ask the next one")
 
     # Who replicates
 
@@ -159,7 +166,10 @@ class PrimaryReplication:
         `position_lsn` is the last record that it has. Without it a new slot stands at the end of
         the log, for a copy that is about to be made; with it, where the replica is.
         """
+        self.check_leading()
         check_group_name(name)
+        if position_lsn is not None:
+            position_lsn = position("position_lsn", position_lsn)
         slot = self.retention.hold(name, position_lsn)
         state = self._registry.register(
             name,
@@ -209,8 +219,10 @@ class PrimaryReplication:
 
         `Refused` beyond what it can have: it would count for records that nobody has written yet.
         """
-        if min(applied_lsn, durable_lsn, apply_error_count, divergence_count) < 0:
-            raise Refused(f"replica {name!r} acknowledged a negative number")
+        applied_lsn = position("applied_lsn", applied_lsn)
+        durable_lsn = position("durable_lsn", durable_lsn)
+        apply_error_count = position("apply_error_count", apply_error_count)
+        divergence_count = position("divergence_count", divergence_count)
         self.check_known(name, max(applied_lsn, durable_lsn))
         state = self._registry.acknowledge(
             name,
@@ -276,7 +288,7 @@ class PrimaryReplication:
         If slots cannot be stored it is pruned only as far as what is stored allows. A newer
         leader, or damaged slots, raise, and nothing is pruned.
         """
-        return await self.retention.prune_through(archived_lsn)
+        return await self.retention.prune_through(position("archived_lsn", archived_lsn))
 
     def slot_rebootstrap_reason(
         self, name: str, position_lsn: int | None = None
@@ -293,13 +305,18 @@ class PrimaryReplication:
 
         The log after it is kept from here on. `Refused` says why there is nothing to begin from.
         """
+        self.check_leading()
         self._registry.get(name)
+        if image_lsn is not None:
+            image_lsn = position("image_lsn", image_lsn)
         plan = self.retention.begin_bootstrap(name, image_lsn)
         self.set_replica_rebootstrapping(name, True)
         return plan
 
     def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
         """The fresh copy is there, through this LSN and on disk: its slot is valid again."""
+        self.check_leading()
+        lsn = position("lsn", lsn)
         self.check_known(name, lsn)
         slot = self.retention.complete_bootstrap(name, lsn)
         self._registry.renew(name, lsn)

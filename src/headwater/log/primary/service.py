@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import Refused
+from headwater.log.primary.position import position
 from headwater.log.primary.replication import PrimaryReplication
 from headwater.log.primary.source import (
     Acknowledged,
@@ -40,7 +42,7 @@ class PrimaryService:
     ) -> Registered:
         """See `ReplicationSource`."""
         primary = self._primary
-        _check_position(position_lsn)
+        position_lsn = position("position_lsn", position_lsn)
         registration = primary.register_replica(name, region=region, position_lsn=position_lsn)
         resume = primary.plan_replica_resume(name, position_lsn)
         await primary.settle_slots()
@@ -74,7 +76,9 @@ class PrimaryService:
         """See `ReplicationSource`."""
         primary = self._primary
         primary.check_leading()
-        _check_position(since_lsn)
+        since_lsn = position("since_lsn", since_lsn)
+        max_records = whole_number("max_records", max_records)
+        max_bytes = whole_number("max_bytes", max_bytes)
         if max_records < 1 or max_bytes < 1:
             raise Refused("a pull asks for one record and one byte at least")
         if session is None and primary.ensure_replica_registered(name, position_lsn=since_lsn):
@@ -179,8 +183,3 @@ class PrimaryService:
         return Acknowledged(
             self._primary.term, slot.restart_lsn, self._primary.topology_epoch, cause
         )
-
-
-def _check_position(lsn: int) -> None:
-    if lsn < 0:
-        raise Refused(f"a replica cannot stand at LSN {lsn}: the first is 1, and 0 is before it")

@@ -36,17 +36,18 @@ class SlotView(msgspec.Struct, frozen=True):
 def slot_view(
     slot: Slot,
     lag: SlotLag,
+    held: SlotLag,
     bounds: RetentionLimits,
     *,
     oldest_lsn: int,
     archived_lsn: int,
     is_active: bool,
 ) -> SlotView:
-    """The view of a slot at this moment."""
+    """The view of a slot at this moment: what its replica lacks, and what is held for it alone."""
     not_in_log = slot.restart_lsn - slot.confirmed_lsn if slot.bootstrapping else 0
     return SlotView(
         slot.name,
-        slot_status(slot, lag, bounds, oldest_lsn=oldest_lsn, archived_lsn=archived_lsn),
+        slot_status(slot, held, bounds, oldest_lsn=oldest_lsn, archived_lsn=archived_lsn),
         slot.restart_lsn,
         slot.confirmed_lsn,
         lag.lsn + max(0, not_in_log),

@@ -4,7 +4,9 @@
 
 The LSN says which record must be there. The term says under which leader it was seen: a copy that
 has not heard of that leader yet may stand at the same LSN by the word of one that was overtaken.
-A later term is always good, for records keep their LSNs whoever leads.
+A later term is as good where leaders derive the same records under the same LSNs. Where they do
+not, what is not replicated yet may be lost with its leader, and its LSN be another's then: no
+term tells that, for a leader that derives a record again writes it under its own.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Bootstrapper:
             pulled = await self._link.pull(proven_lsn, wait_s=self._config.wait_s)
             if pulled.rebootstrap is not None:
                 raise Unavailable(
-                    f"the log was not kept for a copy at LSN {proven_lsn} "
+                    f"the log is no longer kept for a copy at LSN {proven_lsn} "
                     f"({pulled.rebootstrap.cause.value}): it is begun again"
                 )
             intake = take_in(

@@ -35,7 +35,10 @@ class Holdings:
     @classmethod
     async def load(cls, files: KeptFile, targets: Targets) -> Holdings:
         """What was left here; leftovers of a copy that was never finished are removed."""
-        kept = await runtime.run_blocking(files.read) or Kept()
+        found = await runtime.run_blocking(files.read)
+        if found is None:
+            await runtime.run_blocking(files.refuse_log)
+        kept = (found or Kept()).of_kind(targets.kind, files.folder.path)
         # Again, also where it is there: whoever wrote it may have died before it was safe.
         await runtime.run_blocking(files.write, kept)
         for number in await runtime.run_blocking(files.copy_numbers):

@@ -1,6 +1,6 @@
 """What a replica keeps beside its copies: the fence, which copy counts, and that it diverged.
 
-    replica.json   {"crc32":"…","kept":{"copy":1,"diverged_lsn":null,"format":1,"term":7}}
+    replica.json   {"crc32":"…","kept":{"copy":1,"diverged_lsn":null,"format":2,"kind":"log",…}}
 
 Always holds:
 
@@ -21,10 +21,19 @@ from typing import Final
 import msgspec
 
 from headwater.core.disk import Disk
-from headwater.core.errors import Corrupt, DiskFailed, HeadwaterError, NotFound, NotSupported
-from headwater.log.spool.folder import Folder
+from headwater.core.errors import (
+    Corrupt,
+    DiskFailed,
+    HeadwaterError,
+    NotFound,
+    NotSupported,
+    Refused,
+)
+from headwater.log.spool.folder import SEGMENT, Folder
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_READ: Final = (1, FORMAT)
+"""Format 1 had no kind."""
 NAME: Final = "replica.json"
 
 
@@ -38,6 +47,17 @@ class Kept(msgspec.Struct, frozen=True):
     diverged_lsn: int | None = None
     """The first LSN under which that copy holds another record than the log."""
     format: int = FORMAT
+    kind: str = ""
+    """What the copies are, in the word of their `Targets`; empty where nobody has said yet."""
+
+    def of_kind(self, kind: str, path: str) -> Kept:
+        """The same, for targets of this kind; `Refused` if the copies are others."""
+        if self.kind not in ("", kind):
+            raise Refused(
+                f"the replica in {path} is of kind {self.kind!r}, and not {kind!r}: open it as "
+                "what it is, or give this one a folder of its own"
+            )
+        return msgspec.structs.replace(self, kind=kind, format=FORMAT)
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -72,6 +92,15 @@ class KeptFile:
                 raise Corrupt(f"{path} is gone, and copies are there. {_ADVICE}") from None
             return None
         return decode(data, path)
+
+    def refuse_log(self) -> None:
+        """Raise `Refused` if the folder is that of a log."""
+        names = self.folder.disk.list_dir(self.folder.path)
+        if any(not is_dir and SEGMENT.fullmatch(name) for name, is_dir in names):
+            raise Refused(
+                f"{self.folder.path} holds a log itself, and a replica would never read it: give "
+                "the replica a folder of its own, and keep the log until that has caught up"
+            )
 
     def _holds_files(self, number: int) -> bool:
         names = self.folder.disk.list_dir(self.copy_path(number))
@@ -110,9 +139,10 @@ def decode(data: bytes, path: str = NAME) -> Kept:
         kept = msgspec.json.decode(file.kept, type=Kept)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{path} is not what a replica writes: {error}. {_ADVICE}") from error
-    if kept.format != FORMAT:
+    if kept.format not in _READ:
         raise NotSupported(
-            f"{path} is of format {kept.format}; this version reads {FORMAT}. Upgrade Headwater."
+            f"{path} is of format {kept.format}; this version reads formats up to {FORMAT}. "
+            "Upgrade Headwater."
         )
     return kept
 

@@ -214,6 +214,8 @@ class KeyedState:
 class KeyedStates:
     """`Targets` that are keyed states, over images in a store. Their folders stay empty."""
 
+    kind: Final = "keyed"
+
     def __init__(
         self,
         images: ImageStore,

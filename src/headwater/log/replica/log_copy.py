@@ -39,6 +39,7 @@ class LogCopy:
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
+        spool.keeps_last = True
         self._tended_s = runtime.monotonic_s()
 
     @property
@@ -107,6 +108,8 @@ class LogCopies:
     They begin with the leader's log where that reaches back to 1, and otherwise with an archive of
     it: the first LSN is the log start then, and no longer 1.
     """
+
+    kind: Final = "log"
 
     def __init__(
         self,

@@ -93,7 +93,8 @@ class Replica:
     ) -> Replica:
         """Open what the folder holds, or begin with nothing. One process at a time has it open.
 
-        What a restart cannot trust is an error here: a damaged copy, or a damaged `replica.json`,
+        `Refused` if the folder holds copies of another kind, or a log itself. What a restart cannot
+        trust is an error here: a damaged copy, or a damaged `replica.json`,
         without which a leader that was overtaken would be listened to again.
         """
         check_group_name(name)
@@ -168,6 +169,8 @@ class Replica:
     async def wait_for(self, bookmark: Bookmark, *, timeout_s: float | None = None) -> Bookmark:
         """Wait until the copy shows what the bookmark says; how far it is then."""
         timeout_s = self.config.read_timeout_s if timeout_s is None else timeout_s
+        if not timeout_s >= 0:
+            raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
         began_s = runtime.monotonic_s()
         await self.readers.wait(
             lambda: self._follower.shows(bookmark) or self._why_not(bookmark) is not None,

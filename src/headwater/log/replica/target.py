@@ -60,6 +60,10 @@ class Target(Protocol):
 class Targets(Protocol):
     """Makes and opens targets of one kind, each in a folder that is its own."""
 
+    @property
+    def kind(self) -> str:
+        """A word for this kind, kept beside the copies: those of another kind are not opened."""
+
     def check_filtered(self) -> None:
         """Raise `Refused` if this kind cannot be kept from a part of the records."""
 

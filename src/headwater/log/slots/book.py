@@ -150,6 +150,7 @@ class SlotBook:
             self._slots.values(),
             leader_epoch=self.leader_epoch,
             next_generation=self._next_generation,
+            leader_token=self._stored.leader_token,
         )
 
     def sending(self, sent: SlotTable) -> None:

@@ -1,7 +1,7 @@
 """How much log slots may hold, and when one is given up. Nothing here asks a clock or a store.
 
-Always holds: the log above the floor is kept; a slot beyond a limit is given up, so that a dead
-replica holds no more than the limits allow.
+Always holds: the log above the floor is kept; a slot for which more is kept than a limit allows is
+given up, so that a dead replica holds no more. What would be kept without a slot costs nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from headwater.log.slots.slot import InvalidationCause, Slot, SlotStatus
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """Beyond any of these a slot is given up. None is no limit."""
+    """Beyond any of these a slot is given up. None is no limit.
+
+    Counted is what the log keeps for the slot alone: what is archived elsewhere.
+    """
 
     max_lag_lsn: int | None = limits.SLOT_MAX_LAG_LSN
-    """Records that the log keeps for one slot."""
+    """Archived records that the log keeps for one slot."""
     max_lag_bytes: int | None = limits.SLOT_MAX_LAG_BYTES
     max_lag_s: float | None = limits.SLOT_MAX_LAG_S
-    """For how long the first record that a slot still needs has been in the log."""
+    """For how long the first record that a slot still needs has been in the log, if it is kept
+    for the slot alone."""
     idle_timeout_s: float | None = limits.SLOT_IDLE_TIMEOUT_S
     """For how long nothing was heard of the replica. A new leader counts from its own start."""
 
@@ -37,7 +41,8 @@ class RetentionLimits:
 
 
 class SlotLag(NamedTuple):
-    """How far a slot is behind, and for how long its replica has been silent."""
+    """How far a slot is behind, or what of that is kept for it alone, and for how long its replica
+    has been silent."""
 
     lsn: int
     bytes: int
@@ -45,15 +50,15 @@ class SlotLag(NamedTuple):
     idle_s: float
 
 
-def breach(lag: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
-    """The cause for which a slot so far behind is given up; None if it is within the limits."""
+def breach(held: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
+    """The cause for which a slot that holds so much is given up; None if it is within limits."""
     if (
-        _above(lag.lsn, bounds.max_lag_lsn)
-        or _above(lag.bytes, bounds.max_lag_bytes)
-        or _above(lag.seconds, bounds.max_lag_s)
+        _above(held.lsn, bounds.max_lag_lsn)
+        or _above(held.bytes, bounds.max_lag_bytes)
+        or _above(held.seconds, bounds.max_lag_s)
     ):
         return InvalidationCause.HORIZON
-    if _above(lag.idle_s, bounds.idle_timeout_s):
+    if _above(held.idle_s, bounds.idle_timeout_s):
         return InvalidationCause.IDLE_TIMEOUT
     return None
 
@@ -64,7 +69,7 @@ def retention_floor(slots: Iterable[Slot]) -> int | None:
 
 
 def slot_status(
-    slot: Slot, lag: SlotLag, bounds: RetentionLimits, *, oldest_lsn: int, archived_lsn: int
+    slot: Slot, held: SlotLag, bounds: RetentionLimits, *, oldest_lsn: int, archived_lsn: int
 ) -> SlotStatus:
     """What becomes of the log that a slot needs.
 
@@ -72,7 +77,7 @@ def slot_status(
     """
     if not slot.is_valid or oldest_lsn > slot.restart_lsn + 1:
         return SlotStatus.LOST
-    if breach(lag, bounds) is not None:
+    if breach(held, bounds) is not None:
         return SlotStatus.UNRESERVED
     if slot.restart_lsn < archived_lsn:
         return SlotStatus.EXTENDED

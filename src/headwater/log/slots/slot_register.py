@@ -2,7 +2,8 @@
 
 Always holds:
 
-- only the leader with the highest epoch writes positions; an older one is `Fenced`;
+- only the leader with the highest epoch writes positions, and of several openings under it the
+  last; all others are `Fenced`;
 - a table that is there and cannot be read is an error and never an empty table: were it empty, the
   log would be pruned under replicas that count on it.
 """
@@ -10,8 +11,18 @@ Always holds:
 from __future__ import annotations
 
 from headwater.buffer.layout import slots_key
+from headwater.core import runtime
 from headwater.core.errors import Damaged, NotFound, RolledBack
-from headwater.log.slots.table import EMPTY, SlotTable, check_format, joined, stamped, without
+from headwater.log.slots.table import (
+    EMPTY,
+    SlotTable,
+    check_epoch,
+    check_format,
+    joined,
+    lowered,
+    stamped,
+    without,
+)
 from headwater.store import Register, Store
 
 
@@ -39,6 +50,7 @@ class SlotRegister:
 
         `must_exist` is for whoever knows that slots were kept here: gone is then damage.
         """
+        epoch, token = check_epoch(leader_epoch), runtime.new_token().hex()
 
         def change(stored: SlotTable | None) -> SlotTable:
             if stored is None and must_exist:
@@ -48,7 +60,7 @@ class SlotRegister:
                     "slots: headwater group reset, or must_exist=False for a log that nobody has "
                     "led before"
                 )
-            return stamped(stored, leader_epoch)
+            return stamped(stored, epoch, token)
 
         return (await self._register.update(change)).value
 
@@ -74,6 +86,14 @@ class SlotRegister:
             return False  # an update would make a table where nobody keeps slots
         await self._register.update(change)
         return dropped
+
+    async def lower_epoch(self, leader_epoch: int) -> None:
+        """Let leaders after this epoch in, where one that no leader has was stamped. Slots stay.
+
+        `Refused` unless it is lower than what is stored.
+        """
+        epoch = check_epoch(leader_epoch)
+        await self._register.update(lambda stored: lowered(stored, epoch))
 
     async def reset_damaged(self) -> None:
         """Begin anew where the table cannot be read, or is gone; `Refused` if it can be read.

@@ -6,7 +6,7 @@ import functools
 
 import pyarrow as pa
 
-from headwater.core.errors import Bug, Refused
+from headwater.core.errors import Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
 from headwater.log.record.kept_types import check_kept
@@ -24,7 +24,7 @@ class Draft:
         """The frames; they are filled in where they stand, so nobody else gets them."""
         bodies, self._bodies = self._bodies, None
         if bodies is None:
-            raise Bug("a draft is appended once: make another")
+            raise Refused("a draft is appended once, also where that was refused: make another")
         return bodies
 
 

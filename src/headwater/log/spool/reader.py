@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Corrupt, NotFound
 from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
@@ -33,8 +34,12 @@ class SpoolReader:
 
     def taking(self, lsn: int, max_records: int, max_bytes: int) -> Taking:
         """A read that has taken nothing yet."""
-        lsn = max(lsn, self._state.floor_lsn)
-        return Taking(lsn, max_records=max_records, max_bytes=max_bytes)
+        lsn = max(whole_number("lsn", lsn), self._state.floor_lsn)
+        return Taking(
+            lsn,
+            max_records=whole_number("max_records", max_records),
+            max_bytes=whole_number("max_bytes", max_bytes),
+        )
 
     def read_tail(self, taking: Taking) -> bool:
         """Take from memory; False if that does not reach back so far."""

@@ -192,7 +192,6 @@ class _Repair:
         with contextlib.ExitStack() as held:
             window = None
             if found is not None:
-                self._set_aside(path)
                 old = held.enter_context(folder.disk.open(path))
                 window = Window(old, path, end=found.scan.size_bytes)
             file = held.enter_context(folder.replacing(path))
@@ -203,6 +202,9 @@ class _Repair:
                     file.append(frame)
                     offset += len(frame)
             file.sync()
+            if found is not None:
+                # Not before all of it is written: what finds no room leaves nothing behind.
+                self._set_aside(path)
         folder.disk.unlink(folder.index(first_lsn))
         folder.disk.sync_dir(folder.path)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import operator
 import os
 import threading
@@ -20,6 +21,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime, signals
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
@@ -59,6 +61,8 @@ class Spool:
         self.metrics = SpoolMetrics()
         self.torn = recovered.torn
         """What was cut off when it was opened; None if nothing was."""
+        self.keeps_last = False
+        """Whether pruning leaves the last record: a copy without it could be compared no more."""
         last_lsn = recovered.last_lsn
         self._folder = folder
         self._ownership = ownership
@@ -237,6 +241,10 @@ class Spool:
     async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
         """Return `current_lsn()` as soon as it is above `lsn`, or what it is after `timeout_s`."""
         self._ownership.check_not_forked()
+        lsn = whole_number("lsn", lsn)
+        if timeout_s is not None and math.isnan(timeout_s):
+            # The loop keeps times in order, and this one is in none: others would not be called.
+            raise Refused("timeout_s is not a number: give seconds, or None to wait for ever")
         return await self._state.wait_for_lsn_after(lsn, timeout_s)
 
     async def prune_through(self, lsn: int) -> Pruned:
@@ -245,8 +253,9 @@ class Spool:
 
     def prune_through_blocking(self, lsn: int) -> Pruned:
         """As `prune_through`, from a thread."""
+        lsn = whole_number("lsn", lsn)
         with self._touching():
-            lsn = min(lsn, self._state.current_lsn)
+            lsn = min(lsn, self._state.current_lsn - self.keeps_last)
             if lsn > self._state.floor_lsn:
                 self._mark(floor_lsn=lsn)
             gone = self._state.raise_floor(lsn)
