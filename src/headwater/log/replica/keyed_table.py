@@ -27,10 +27,6 @@ Identity = bytes | int
 """A key; where a record has none, its row id; below 0, the place in a refresh."""
 
 
-_PLAIN: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-_LISTS: Final = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
-
-
 class KeyedTable:
     """The latest record of each key."""
 
@@ -169,29 +165,6 @@ def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
     """Those that are known by something; where all are, they are not copied."""
     known = has_identity(records)
     return records if pc.all(known).as_py() is not False else records.filter(known)
-
-
-def without_views(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The same values in types that rows can be picked from: Arrow cannot do that with views."""
-    for place, field in enumerate(records.schema):
-        plain = _without_views(field.type)
-        if plain != field.type:
-            records = records.set_column(place, field.name, records.column(place).cast(plain))
-    return records
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
-    for is_list, make in _LISTS:
-        if is_list(kind):
-            return make(kind.value_field.with_type(_without_views(kind.value_type)))
-    if pa.types.is_fixed_size_list(kind):
-        item = kind.value_field.with_type(_without_views(kind.value_type))
-        return pa.list_(item, kind.list_size)
-    return _PLAIN.get(kind, kind)
 
 
 def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:

@@ -10,6 +10,7 @@ from headwater.core.errors import Bug, Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
 from headwater.log.record.kept_types import check_kept
+from headwater.log.record.views import size_bytes, with_views, without_views
 from headwater.log.spool.conform import filled, joined
 from headwater.log.spool.envelope import Body
 
@@ -45,7 +46,7 @@ def draft_of(
     if given != schema:
         check_carried(given)
         if schema is not None:
-            both = joined(schema, given, rows=records.num_rows, nbytes=records.nbytes)
+            both = joined(schema, given, rows=records.num_rows, nbytes=size_bytes(records))
             if both == schema:
                 records = filled(records, schema, given=given)
     return Draft(bodies_of(records, given=given, group_bytes=group_bytes))
@@ -71,7 +72,9 @@ def draft_of_lost(lsns: int, cause: str) -> Draft:
 
 def bodies_of(records: pa.RecordBatch, *, given: pa.Schema, group_bytes: int) -> list[Body]:
     """The frames of records that came with the columns of `given`."""
-    return [Body.of_records(part, given=given) for part in _parts(records, group_bytes)]
+    schema = records.schema
+    parts = _parts(without_views(records), group_bytes)
+    return [Body.of_records(with_views(part, schema), given=given) for part in parts]
 
 
 def _parts(records: pa.RecordBatch, group_bytes: int) -> list[pa.RecordBatch]:
