@@ -8,6 +8,7 @@ hashing       what two copies of the log compare
 kept_types    the types of columns, and those that Parquet keeps them in
 kept_columns  columns to those types, and back
 layout        the same memory under another type
+nulls         where none may be
 per_schema    what is known of a schema, worked out once
 views         columns that share their data, counted and cut
 """

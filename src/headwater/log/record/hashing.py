@@ -21,6 +21,7 @@ import xxhash
 from headwater.buffer.records import HEADERS, OPERATION, TIMESTAMP
 from headwater.log.record.columns import COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, RID
 from headwater.log.record.group import Group
+from headwater.log.record.layout import is_list
 
 _MASK: Final = (1 << 64) - 1
 _NULL: Final = 0x9E3779B97F4A7C15
@@ -72,7 +73,7 @@ def is_compared(kind: pa.DataType) -> bool:
     """Whether values of this type have hashes: a log carries no others."""
     if pa.types.is_map(kind):
         return is_compared(kind.key_type) and is_compared(kind.item_type)
-    if _is_list(kind):
+    if is_list(kind):
         return is_compared(kind.value_type)
     if pa.types.is_struct(kind):
         return all(is_compared(field.type) for field in kind)
@@ -99,15 +100,6 @@ _SIMPLE: Final = (
 )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_map(kind)
-    )
-
-
 def _hashes(array: pa.Array) -> pa.Array:
     """A number for each value, null for nulls."""
     kind = array.type
@@ -115,7 +107,7 @@ def _hashes(array: pa.Array) -> pa.Array:
         return _of_struct(array)
     if pa.types.is_fixed_size_list(kind):
         return _of_fixed_size_list(array)
-    if _is_list(kind):
+    if is_list(kind) or pa.types.is_map(kind):
         return _of_list(array, array.offsets, array.values)
     if pa.types.is_null(kind):
         return pa.nulls(len(array), pa.uint64())

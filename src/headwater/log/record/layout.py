@@ -25,9 +25,16 @@ def loosened(
         return pa.struct([pa.field(one.name, loosened(one.type, leaf)) for one in kind])
     if pa.types.is_map(kind):
         return pa.map_(loosened(kind.key_type, leaf), loosened(kind.item_type, leaf))
-    if pa.types.is_nested(kind):
+    if is_list(kind):
         return list_like(kind, pa.field("element", loosened(kind.value_type, leaf)))
     return leaf(kind)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is one of those that a log carries; maps are none here."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def list_like(kind: pa.DataType, element: pa.Field) -> pa.DataType:

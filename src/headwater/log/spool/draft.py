@@ -10,6 +10,7 @@ from headwater.core.errors import Bug, Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
 from headwater.log.record.kept_types import check_kept
+from headwater.log.record.nulls import check_nulls
 from headwater.log.record.views import size_bytes, with_views, without_views
 from headwater.log.spool.conform import filled, joined
 from headwater.log.spool.envelope import Body
@@ -45,10 +46,11 @@ def draft_of(
     given = records.schema
     if given != schema:
         check_carried(given)
-        if schema is not None:
-            both = joined(schema, given, rows=records.num_rows, nbytes=size_bytes(records))
-            if both == schema:
-                records = filled(records, schema, given=given)
+    check_nulls(records)
+    if schema is not None and given != schema:
+        both = joined(schema, given, rows=records.num_rows, nbytes=size_bytes(records))
+        if both == schema:
+            records = filled(records, schema, given=given)
     return Draft(bodies_of(records, given=given, group_bytes=group_bytes))
 
 

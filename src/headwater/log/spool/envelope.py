@@ -28,6 +28,7 @@ from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.change import DEFAULT_TERM, ChangeRecord
 from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
+from headwater.log.record.nulls import with_nulls_allowed
 from headwater.log.record.rows import group_of
 from headwater.log.spool.crc import crc32_after
 from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, Header, check_payload_bytes
@@ -157,7 +158,7 @@ def decode_group(header: Header, payload: memoryview) -> Group:
     records = arrow_stream.read(body)
     if records.num_rows != last - first + 1:
         raise Corrupt(f"a group of LSNs {first} to {last} holds {records.num_rows} records")
-    return Group(term, first, last, records, header.timestamp_ms)
+    return Group(term, first, last, with_nulls_allowed(records), header.timestamp_ms)
 
 
 def _published(header: Header, payload: memoryview) -> Group:
