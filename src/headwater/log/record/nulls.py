@@ -1,7 +1,8 @@
 """Nulls where a field allows none: a log takes no such records.
 
 Arrow does not look at it, Parquet refuses it, and then nothing that comes after could be copied. A
-log written before may have them: its readers get them under fields that allow nulls.
+log written before may have them: its readers get them under fields that allow nulls. (What the
+buffer checks by `headwater.buffer.nulls` are the fewer types that streams carry.)
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-
 import pyarrow as pa
 
+from headwater.buffer.extension_names import has_names, without_names
 from headwater.core.errors import Bug, Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
 from headwater.log.record.kept_types import check_kept
+from headwater.log.record.layout import retyped
 from headwater.log.record.nulls import check_nulls
+from headwater.log.record.per_schema import per_schema
 from headwater.log.record.views import size_bytes, with_views, without_views
 from headwater.log.spool.conform import filled, joined
 from headwater.log.spool.envelope import Body
@@ -43,10 +44,10 @@ def draft_of(
     """
     if not records.num_rows:
         raise Refused("nothing to append: there are no records")
-    given = records.schema
-    if given != schema:
-        check_carried(given)
+    check_carried(records.schema)
     check_nulls(records)
+    records = _without_extension_names(records)
+    given = records.schema
     if schema is not None and given != schema:
         both = joined(schema, given, rows=records.num_rows, nbytes=size_bytes(records))
         if both == schema:
@@ -54,13 +55,30 @@ def draft_of(
     return Draft(bodies_of(records, given=given, group_bytes=group_bytes))
 
 
-@functools.lru_cache(maxsize=256)
+@per_schema
 def check_carried(schema: pa.Schema) -> None:
-    """Refuse columns and types that a log does not carry. Asked for every append, and the answer
-    for a schema is always the same."""
+    """Refuse columns and types that a log does not carry."""
     check_columns(schema)
     for field in schema:
         check_kept(field.name, field.type)
+
+
+def _without_extension_names(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The same records, whose fields name no extension types: what they are read as would depend
+    on who reads them."""
+    bare = _bare_schema(records.schema)
+    if bare is None:
+        return records
+    columns = [
+        retyped(column, field.type) for column, field in zip(records.columns, bare, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=bare)
+
+
+@per_schema
+def _bare_schema(schema: pa.Schema) -> pa.Schema | None:
+    """What is written instead; None if it is fine as it is."""
+    return without_names(schema) if has_names(schema.serialize().to_pybytes()) else None
 
 
 def draft_of_lost(lsns: int, cause: str) -> Draft:
