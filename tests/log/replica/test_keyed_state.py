@@ -424,3 +424,15 @@ async def test_numbers_that_are_none_come_back_from_an_image() -> None:
     await one.apply([Group(1, 1, 3, pa.record_batch({"_rid": [1, 2, 3], "v": column}))], 3)
     await one.sync()
     assert one.durable_lsn == 3
+
+
+@virtual
+async def test_an_image_of_an_older_format_is_passed_over_and_no_divergence() -> None:
+    store = memory_store()
+    with mock.patch.object(image_module, "FORMAT", 2):
+        older = await images(store).write(3, encode_image({}, 3, [1, 2, 3]))
+    states = keyed_states(store)
+    with pytest.raises(NotSupported, match="of no use any more"):
+        await states.begin("", older)
+    assert await states.newest_image() is None
+    assert (await keyed_states(store).open("")).applied_lsn == 0
