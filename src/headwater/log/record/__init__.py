@@ -4,6 +4,7 @@ change        one change record, and its published JSON form
 columns       the Arrow columns of many
 group         records that stand in the log one after the other
 rows          from one to the other
+python_rows   records as Python's own values
 hashing       what two copies of the log compare
 kept_types    the types of columns, and those that Parquet keeps them in
 kept_columns  columns to those types, and back

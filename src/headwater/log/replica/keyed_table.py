@@ -21,6 +21,7 @@ from headwater.buffer.records import KEY, OPERATION, VALUE, Operation
 from headwater.core.errors import NotSupported
 from headwater.core.limits import KEYED_CHUNK_ROWS
 from headwater.log.record.columns import RID
+from headwater.log.record.python_rows import python_rows
 
 LSN: Final = "_lsn"
 Identity = bytes | int
@@ -51,9 +52,7 @@ class KeyedTable:
         if row is None:
             return None
         place = bisect.bisect_right(self._starts, row) - 1
-        found: dict[str, Any] = (
-            self._chunks[place].slice(row - self._starts[place], 1).to_pylist()[0]
-        )
+        [found] = python_rows(self._chunks[place].slice(row - self._starts[place], 1))
         return None if found.get(OPERATION) == Operation.DELETE else found
 
     def scan(self) -> pa.Table:
