@@ -48,7 +48,8 @@ class KeyedTable:
 
     def get(self, identity: Identity) -> dict[str, Any] | None:
         """The latest record of a key, with its `_lsn`; None if there is none or it was deleted."""
-        row = self._index.get(identity)
+        # Numbers below 1 are places in a refresh, which say nothing to anybody else.
+        row = self._index.get(identity) if isinstance(identity, bytes) or identity > 0 else None
         if row is None:
             return None
         place = bisect.bisect_right(self._starts, row) - 1
