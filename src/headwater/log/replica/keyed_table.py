@@ -21,6 +21,7 @@ from headwater.buffer.records import KEY, OPERATION, VALUE, Operation
 from headwater.core.errors import NotSupported
 from headwater.core.limits import KEYED_CHUNK_ROWS
 from headwater.log.record.columns import RID
+from headwater.log.record.layout import loosened
 from headwater.log.record.python_rows import python_rows
 
 LSN: Final = "_lsn"
@@ -64,6 +65,7 @@ class KeyedTable:
         if len(parts) == 1:
             return parts[0]
         try:
+            _check_texts(parts)
             found = pa.concat_tables(parts, promote_options="permissive")
         except pa.ArrowException as error:
             raise NotSupported(
@@ -183,6 +185,21 @@ def _column(records: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
     if name in records.schema.names:
         return records.column(name)
     return pa.nulls(records.num_rows, kind)
+
+
+def _check_texts(parts: list[pa.Table]) -> None:
+    """`pa.ArrowException` where text stands beside bytes, of which Arrow would make bytes."""
+    told_apart = [
+        pa.schema([(field.name, loosened(field.type, _bytes_as_none)) for field in part.schema])
+        for part in parts
+    ]
+    pa.unify_schemas(told_apart, promote_options="permissive")
+
+
+def _bytes_as_none(kind: pa.DataType) -> pa.DataType:
+    """A type that no text is ever promoted to, in place of bytes."""
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return pa.bool_() if is_bytes or pa.types.is_fixed_size_binary(kind) else kind
 
 
 def _two_types(parts: list[pa.Table]) -> str:
