@@ -8,9 +8,9 @@ import pytest
 from headwater.buffer.records import Operation
 from headwater.core.errors import NotSupported
 from headwater.log.record import ChangeRecord, Group, group_of
-from headwater.log.replica import KeyedState
+from headwater.log.replica import KeyedState, keyed_table
 from tests.log.leaders import memory_store, virtual
-from tests.log.replica.given import images
+from tests.log.replica.given import images, rows
 
 
 def state() -> KeyedState:
@@ -45,7 +45,7 @@ def test_text_is_not_scanned_as_bytes_because_others_are(
         for lsn, kind in enumerate(kinds, start=1):
             batch = pa.record_batch({"_rid": pa.array([lsn]), "v": pa.nulls(1, kind)})
             await one.apply([Group(1, lsn, lsn, batch)], lsn)
-        with pytest.raises(NotSupported, match="'v' is .* in some records and .* in others"):
+        with pytest.raises(NotSupported, match=r"'v' is .* in some records and .* in others"):
             one.scan()
         assert [part.schema.field("v").type for part in one.scan_parts()] == list(kinds)
 
@@ -60,3 +60,20 @@ async def test_numbers_and_texts_of_several_widths_are_scanned_as_one_column() -
         columns = {"_rid": pa.array([lsn]), "n": pa.array([lsn], number), "t": pa.nulls(1, text)}
         await one.apply([Group(1, lsn, lsn, pa.record_batch(columns))], lsn)
     assert one.scan().column("n").to_pylist() == [1, 2, 3]
+
+
+@virtual
+async def test_schemas_that_alternate_do_not_leave_a_batch_for_each_record() -> None:
+    one = state()
+    records = 1500
+    for lsn in range(1, records + 1):
+        batch = pa.record_batch({"_rid": pa.array([lsn]), f"c{lsn % 2}": pa.array([lsn])})
+        await one.apply([Group(1, lsn, lsn, batch)], lsn)
+    table = one._tables[""]
+    assert len(table._chunks) <= 2 * keyed_table.SMALL_CHUNKS
+    assert one.scan().column("_lsn").to_pylist() == list(range(1, records + 1))
+    found = one.get(7)
+    assert found is not None
+    assert (found["c1"], found["_lsn"]) == (7, 7)
+    await one.apply([rows(records + 1, (b"a", int(Operation.DELETE), None))], records + 1)
+    assert one.scan().num_rows == records

@@ -25,6 +25,8 @@ from headwater.log.record.layout import loosened
 from headwater.log.record.python_rows import python_rows
 
 LSN: Final = "_lsn"
+SMALL_CHUNKS: Final = 64
+SMALL_CHUNK_ROWS: Final = 64
 Identity = bytes | int
 """A key; where a record has none, its row id; below 0, the place in a refresh."""
 
@@ -39,12 +41,15 @@ class KeyedTable:
         self._deletes = 0
         """Rows that delete; some may be overwritten since."""
         self._index: dict[Identity, int] = {}
+        self._kept_chunks = 0
+        """As many were left when it was compacted."""
 
     def put(self, records: pa.RecordBatch) -> int:
         """Take records in their order, with `_lsn`; how many had neither key nor row id."""
         known = with_identity(records)
         if known.num_rows:
             self._append(known, identities(known))
+            self._tidy()
         return int(records.num_rows - known.num_rows)
 
     def get(self, identity: Identity) -> dict[str, Any] | None:
@@ -114,8 +119,16 @@ class KeyedTable:
         self._chunks.append(records)
         self._starts.append(first)
         self._join_small_chunks()
+
+    def _tidy(self) -> None:
+        """Compact what has grown to twice of what it holds, or to a heap of small batches: schemas
+        that alternate leave one for each record. What is copied is in proportion to what came."""
         live = max(0, len(self._index) - self._deletes)
-        if self._rows > 2 * live + KEYED_CHUNK_ROWS:
+        is_stale = self._rows > 2 * live + KEYED_CHUNK_ROWS
+        chunks = len(self._chunks)
+        is_small = self._rows < SMALL_CHUNK_ROWS * chunks
+        is_heap = is_small and chunks > 2 * self._kept_chunks + SMALL_CHUNKS
+        if is_stale or is_heap:
             self._compact()
 
     def _join_small_chunks(self) -> None:
@@ -133,9 +146,11 @@ class KeyedTable:
             self._starts.pop()
 
     def _compact(self) -> None:
-        fresh = KeyedTable.of(self._live())
+        parts = (batch for part in self.parts() for batch in part.combine_chunks().to_batches())
+        fresh = KeyedTable.of(parts)
         self._chunks, self._starts, self._index = fresh._chunks, fresh._starts, fresh._index
         self._rows, self._deletes = fresh._rows, fresh._deletes
+        self._kept_chunks = len(self._chunks)
 
     def _places(self, count: int) -> list[Identity]:
         """Names for so many records of a refresh, which nobody has yet."""
