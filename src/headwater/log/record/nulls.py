@@ -38,21 +38,33 @@ def with_nulls_allowed(records: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _first_misplaced(records: pa.RecordBatch) -> str | None:
-    for place in _strict_columns(records.schema):
-        field = records.schema[place]
-        for found in _misplaced(field.name, field, records.column(place), 0):
+    for place, field, is_within in _strict_columns(records.schema):
+        column = records.column(place)
+        if not is_within:
+            if column.null_count:
+                return str(field.name)
+            continue
+        for found in _misplaced(field.name, field, column, 0):
             return found
     return None
 
 
 @per_schema
-def _strict_columns(schema: pa.Schema) -> list[int]:
-    """The places of columns that allow no nulls somewhere."""
-    return [place for place, field in enumerate(schema) if _is_strict(field)]
+def _strict_columns(schema: pa.Schema) -> list[tuple[int, pa.Field, bool]]:
+    """The columns that allow no nulls somewhere, with their places, and whether that is within."""
+    return [
+        (place, field, _is_strict_within(field.type))
+        for place, field in enumerate(schema)
+        if _is_strict(field)
+    ]
 
 
 def _is_strict(field: pa.Field) -> bool:
-    return not field.nullable or any(map(_is_strict, _within(field.type)))
+    return not field.nullable or _is_strict_within(field.type)
+
+
+def _is_strict_within(kind: pa.DataType) -> bool:
+    return any(map(_is_strict, _within(kind)))
 
 
 def _within(kind: pa.DataType) -> list[pa.Field]:
@@ -69,7 +81,7 @@ def _misplaced(place: str, field: pa.Field, column: pa.Array, allowed: int) -> I
     if not field.nullable and column.null_count > allowed:
         yield place
     kind = field.type
-    if not any(map(_is_strict, _within(kind))):
+    if not _is_strict_within(kind):
         return
     if pa.types.is_struct(kind):
         for inner, values in zip(kind, column.flatten(), strict=True):
