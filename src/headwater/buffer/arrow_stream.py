@@ -7,11 +7,13 @@ batch, uncompressed, and every offset is checked before the batch is handed out.
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Final
 
 import pyarrow as pa
 
+from headwater.buffer.extension_names import read_stored_schema
 from headwater.buffer.loose import Apart, is_stand_in
 from headwater.buffer.soundness import validate
 from headwater.core.errors import Corrupt
@@ -80,31 +82,54 @@ def read(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
     return batch
 
 
-def read_back(data: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch of a stream that `parts` made of this schema, in the memory of `data`.
+def read_stored(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
+    """As `read`, with each extension type as what it is stored in: the same to everybody, whoever
+    has registered which."""
+    buffer = pa.py_buffer(data)
+    try:
+        schema_message, batch_message = _check_messages(buffer)
+        schema = _stored_schema(schema_message.serialize().to_pybytes())
+        batch = pa.ipc.read_record_batch(batch_message, schema)
+        validate(batch)
+    except (pa.ArrowException, OSError, ValueError, StopIteration, struct.error) as error:
+        raise Corrupt(f"not the Arrow stream that a batch holds: {error}") from error
+    return batch
 
-    By the rule of `read`, without what only bytes of others need: it is done for every write.
+
+def read_back(data: memoryview) -> pa.RecordBatch:
+    """The batch of a stream that `parts` made, in the memory of `data`.
+
+    By the rule of `read_stored`, without what only bytes of others need: it is done for every
+    write.
     """
     # The schema's message: a mark, the length of its metadata with their padding, and no body.
     _, metadata_bytes = struct.unpack_from("<Ii", data)
+    begins = 8 + metadata_bytes
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(data[8 + metadata_bytes :]), schema)
+        schema = _stored_schema(bytes(data[:begins]))
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data[begins:]), schema)
         validate(batch)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Corrupt(f"what was written cannot be read: {error}") from error
     return batch
 
 
-def _check_messages(buffer: pa.Buffer) -> None:
-    kinds = []
+# The frames of a log have few schemas.
+_stored_schema = functools.lru_cache(maxsize=64)(read_stored_schema)
+
+
+def _check_messages(buffer: pa.Buffer) -> list[pa.Message]:
+    messages = []
     for message in pa.ipc.MessageReader.open_stream(buffer):
-        kinds.append(message.type)
+        messages.append(message)
         if message.type == "record batch" and _is_compressed(memoryview(message.metadata)):
             raise Corrupt("a batch's Arrow buffers are not compressed one by one")
-        if len(kinds) > 2:
+        if len(messages) > 2:
             break
+    kinds = [message.type for message in messages]
     if kinds != ["schema", "record batch"]:
         raise Corrupt(f"a batch holds a schema and one record batch, not {kinds}")
+    return messages
 
 
 def _is_compressed(metadata: memoryview) -> bool:

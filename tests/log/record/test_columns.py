@@ -76,3 +76,17 @@ def test_a_group_has_a_record_for_each_lsn() -> None:
     assert group.after(6) is None
     assert group.after(4) is group
     assert group.between(7, 9) is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.dense_union([pa.field("x", pa.int8())]),
+        pa.run_end_encoded(pa.int32(), pa.int8()),
+        pa.list_view(pa.int8()),
+        pa.dictionary(pa.int8(), pa.string()),
+    ],
+    ids=str,
+)
+def test_a_group_of_types_that_a_log_does_not_take_has_a_size(kind: pa.DataType) -> None:
+    assert Group(1, 1, 3, pa.record_batch({"v": pa.nulls(3, kind)})).nbytes > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
@@ -115,3 +116,48 @@ def test_a_hash_is_what_it_always_was() -> None:
         13331016832900248514,
         1608264980587005804,
     ]
+
+
+def test_a_hash_of_times_is_what_it_always_was() -> None:
+    columns = {
+        "when": pa.array([1, None], TIMES),
+        "day": pa.array([1, 2], pa.int32()).view(pa.date32()),
+        "took": pa.array([1, 2], pa.duration("ns")),
+    }
+    assert record_hashes(group(columns)).to_pylist() == [
+        7150456777732252225,
+        2338871355464739923,
+    ]
+
+
+KINDS_OF_TIME = [
+    pa.int64(),
+    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")),
+    *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+    pa.time32("s"),
+    pa.time32("ms"),
+    pa.time64("us"),
+    pa.time64("ns"),
+    pa.date32(),
+    pa.date64(),
+]
+
+
+@pytest.mark.parametrize("make", [lambda kind: kind, pa.list_], ids=["by itself", "in a list"])
+def test_one_number_is_another_time_in_another_unit(
+    make: Callable[[pa.DataType], pa.DataType],
+) -> None:
+    found = []
+    for kind in KINDS_OF_TIME:
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        numbers = pa.array([86_400_000], width).view(kind)
+        column = numbers if make(kind) == kind else pa.ListArray.from_arrays([0, 1], numbers)
+        found.append(record_hashes(group({"v": column}))[0].as_py())
+    assert len(set(found)) == len(KINDS_OF_TIME)
+
+
+def test_an_instant_is_the_same_in_every_zone() -> None:
+    zones = ("UTC", "Europe/Berlin", "+02:00")
+    columns = [pa.array([7], pa.timestamp("us", zone)) for zone in zones]
+    assert len({record_hashes(group({"v": column}))[0].as_py() for column in columns}) == 1

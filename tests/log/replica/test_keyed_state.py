@@ -17,6 +17,7 @@ from headwater.log.replica import image as image_module
 from headwater.log.replica.image import decode_image, encode_image
 from headwater.log.replica.recent import Recent
 from headwater.store import Store
+from tests.log.edges import EDGES
 from tests.log.leaders import Away, memory_store, virtual
 from tests.log.replica.given import images, keyed_states, rows
 
@@ -233,7 +234,7 @@ def test_an_image_says_what_it_is_and_another_one_is_refused() -> None:
         decode_image(data[:-9], Image(3, "k"))
     with pytest.raises(Corrupt, match="not an image"):
         decode_image(b"", Image(3, "k"))
-    with mock.patch.object(image_module, "FORMAT", 3):
+    with mock.patch.object(image_module, "FORMAT", 4):
         later = encode_image({}, 3)
     with pytest.raises(NotSupported, match="Upgrade"):
         decode_image(later, Image(3, "k"))
@@ -384,3 +385,54 @@ async def test_a_state_that_no_image_can_hold_goes_on_without_one() -> None:
     await runtime.sleep(300.0)
     await one.tend()
     assert one.durable_lsn == 2, "as soon as one can"
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_what_a_log_carries_comes_back_from_an_image(name: str) -> None:
+    @virtual
+    async def run() -> None:
+        store = memory_store()
+        one = KeyedState(images(store), {}, 0)
+        column = EDGES[name]
+        rids = pa.array(range(1, len(column) + 1))
+        await one.apply([Group(1, 1, len(column), pa.record_batch({"_rid": rids, "v": column}))], 9)
+        await one.sync()
+        again = await keyed_states(store).open("")
+        assert isinstance(again, KeyedState)
+        assert (one.durable_lsn, again.applied_lsn) == (9, 9)
+        assert again.scan() == one.scan()
+        assert again.scan().schema.equals(one.scan().schema, check_metadata=True)
+
+    run()
+
+
+@virtual
+async def test_an_image_that_does_not_give_back_the_state_is_not_written() -> None:
+    store = memory_store()
+    one = KeyedState(images(store), {}, 0, image_records=1)
+    await one.apply([rows(1, (b"a", 0, b"1"))], 1)
+    with mock.patch.object(image_module, "restored_column", lambda column, kind: pa.nulls(1, kind)):
+        await one.tend()
+    assert (one.durable_lsn, one.images_failed) == (0, 1)
+    assert await images(store).newest() is None
+
+
+@virtual
+async def test_numbers_that_are_none_come_back_from_an_image() -> None:
+    one = KeyedState(images(memory_store()), {}, 0)
+    column = pa.array([float("nan"), None, 1.0])
+    await one.apply([Group(1, 1, 3, pa.record_batch({"_rid": [1, 2, 3], "v": column}))], 3)
+    await one.sync()
+    assert one.durable_lsn == 3
+
+
+@virtual
+async def test_an_image_of_an_older_format_is_passed_over_and_no_divergence() -> None:
+    store = memory_store()
+    with mock.patch.object(image_module, "FORMAT", 2):
+        older = await images(store).write(3, encode_image({}, 3, [1, 2, 3]))
+    states = keyed_states(store)
+    with pytest.raises(NotSupported, match="of no use any more"):
+        await states.begin("", older)
+    assert await states.newest_image() is None
+    assert (await keyed_states(store).open("")).applied_lsn == 0

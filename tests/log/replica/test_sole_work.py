@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
-from headwater.log.replica import LogCopies, Replica
+from headwater.log.replica import LogCopies, LogCopy, Replica
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import Leader, leader, virtual
 from tests.log.replica.given import is_prefix, reaches, standby
@@ -95,4 +95,19 @@ async def test_one_that_runs_is_made_anew_after_it_was_opened_again() -> None:
     replica = await standby(one.service, disk, start=False)
     await replica.rebootstrap()
     assert await is_prefix(replica, one.wal)
+    await replica.close()
+
+
+@virtual
+async def test_a_replica_that_stops_over_a_mistake_of_its_target_leaves_no_stray_task() -> None:
+    one = await leader(epoch=1)
+    one.wal.append(1)
+    replica = await standby(one.service, FaultyDisk(), start=False)
+    with mock.patch.object(LogCopy, "apply", side_effect=RuntimeError("no such kernel")):
+        replica.start()
+        task = replica._work._task
+        assert task is not None
+        await asyncio.wait((task,))
+    assert not task._log_traceback, "nobody else asks for it"
+    assert "no such kernel" in (replica.problem or "")
     await replica.close()

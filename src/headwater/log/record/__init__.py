@@ -1,11 +1,17 @@
 """Change records: what the log carries, one by one and in groups.
 
-change      one change record, and its published JSON form
-columns     the Arrow columns of many
-group       records that stand in the log one after the other
-rows        from one to the other
-hashing     what two copies of the log compare
-kept_types  the types of columns, and those that segments of the tier keep them in
+change        one change record, and its published JSON form
+columns       the Arrow columns of many
+group         records that stand in the log one after the other
+rows          from one to the other
+python_rows   records as Python's own values
+hashing       what two copies of the log compare
+kept_types    the types of columns, and those that Parquet keeps them in
+kept_columns  columns to those types, and back
+layout        the same memory under another type
+nulls         where none may be
+per_schema    what is known of a schema, worked out once
+views         columns that share their data, counted and cut
 """
 
 from headwater.log.record.change import ChangeRecord

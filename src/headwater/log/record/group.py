@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.core.errors import Bug
+from headwater.log.record.views import size_bytes
 
 # Measured: what a group of one small record takes, beyond its records.
 _GROUP_COST_BYTES: Final = 1_700
@@ -47,7 +48,7 @@ class Group:
     @property
     def nbytes(self) -> int:
         """Bytes of its records, as far as this part of them goes."""
-        return int(self.records.nbytes)
+        return size_bytes(self.records)
 
     @property
     def cost_bytes(self) -> int:

@@ -3,7 +3,9 @@
 It covers the LSN and the record. It does not cover the term, the frame, its time or the grouping:
 another leader writes the same records in other frames, and that is no divergence. A column that
 is absent counts as one of nulls, and a default that is written out as one that is not, because
-which of them stands in a frame depends on its neighbours.
+which of them stands in a frame depends on its neighbours. Times of another kind or unit differ, and
+so do those with a zone, whichever, from those without. Numbers of one value are one, whatever their
+widths, and so are a text and the bytes of it.
 
 The hash of a record adds up those of its columns and mixes in the LSN; that of a range adds up its
 records', so it comes out the same whatever the groups. It finds accidents, not forgeries.
@@ -21,6 +23,7 @@ import xxhash
 from headwater.buffer.records import HEADERS, OPERATION, TIMESTAMP
 from headwater.log.record.columns import COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, RID
 from headwater.log.record.group import Group
+from headwater.log.record.layout import is_list
 
 _MASK: Final = (1 << 64) - 1
 _NULL: Final = 0x9E3779B97F4A7C15
@@ -72,7 +75,7 @@ def is_compared(kind: pa.DataType) -> bool:
     """Whether values of this type have hashes: a log carries no others."""
     if pa.types.is_map(kind):
         return is_compared(kind.key_type) and is_compared(kind.item_type)
-    if _is_list(kind):
+    if is_list(kind):
         return is_compared(kind.value_type)
     if pa.types.is_struct(kind):
         return all(is_compared(field.type) for field in kind)
@@ -99,15 +102,6 @@ _SIMPLE: Final = (
 )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_map(kind)
-    )
-
-
 def _hashes(array: pa.Array) -> pa.Array:
     """A number for each value, null for nulls."""
     kind = array.type
@@ -115,7 +109,7 @@ def _hashes(array: pa.Array) -> pa.Array:
         return _of_struct(array)
     if pa.types.is_fixed_size_list(kind):
         return _of_fixed_size_list(array)
-    if _is_list(kind):
+    if is_list(kind) or pa.types.is_map(kind):
         return _of_list(array, array.offsets, array.values)
     if pa.types.is_null(kind):
         return pa.nulls(len(array), pa.uint64())
@@ -123,13 +117,30 @@ def _hashes(array: pa.Array) -> pa.Array:
         return array.cast(pa.uint64(), safe=False)
     if pa.types.is_floating(kind):
         return array.cast(pa.float64()).view(pa.uint64())
-    if pa.types.is_temporal(kind) and kind.bit_width == 64:
-        return array.view(pa.uint64())
-    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
-        return array.view(pa.int32()).cast(pa.uint64(), safe=False)
+    if pa.types.is_temporal(kind):
+        return _of_times(array)
     if pa.types.is_decimal(kind):
         return _of_bytes(array.cast(pa.string()))
     return _of_bytes(array)
+
+
+def _of_times(array: pa.Array) -> pa.Array:
+    """One number is another moment in another unit: what kind of time it is counts as well."""
+    kind = array.type
+    if kind.bit_width == 32:
+        numbers = array.view(pa.int32()).cast(pa.uint64(), safe=False)
+    else:
+        numbers = array.view(pa.uint64())
+    return _mixed(pc.add(numbers, _scalar(_seed(_kind_of_time(kind)))))
+
+
+def _kind_of_time(kind: pa.DataType) -> str:
+    if pa.types.is_date(kind):
+        return f"date of {kind.bit_width} bits"
+    if pa.types.is_timestamp(kind):
+        # An instant is the same in every zone, and another than the hands of a clock show.
+        return f"{'timestamp' if kind.tz is None else 'instant'} in {kind.unit}"
+    return f"{'duration' if pa.types.is_duration(kind) else 'time'} in {kind.unit}"
 
 
 def _of_bytes(array: pa.Array) -> pa.Array:

@@ -1,4 +1,5 @@
-"""In which type a segment of the tier keeps each type that a log carries, so that nothing changes.
+"""In which type Parquet keeps each type that a log carries, so that nothing changes: in segments of
+the tier, and in images of keyed states.
 
 A log takes more types than a stream carries, and Parquet hands some of them back as others. Those
 are kept under a type of the same layout, or cast to another one; both ways nothing is lost, because
@@ -30,6 +31,7 @@ import pyarrow as pa
 from headwater.buffer.types import check_names
 from headwater.core.errors import Refused
 from headwater.log.record.hashing import is_compared
+from headwater.log.record.layout import list_like, loosened
 
 _MAX_DEPTH: Final = 16
 _DIGITS_MAX: Final = 38
@@ -74,7 +76,7 @@ class Casts(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def casts(kind: pa.DataType) -> Casts | None:
     """By which casts a column gets to what it is kept in; None if that has the same layout."""
-    between = _same_layout(kind, loose=True)
+    between = loosened(kind, _leaf_of_same_layout)
     if _castable(between) == between:
         return None
     return Casts(between, _castable(between, keeps_lists=True))
@@ -83,7 +85,7 @@ def casts(kind: pa.DataType) -> Casts | None:
 @functools.lru_cache(maxsize=1024)
 def _kept_type(kind: pa.DataType) -> pa.DataType:
     needed = casts(kind)
-    return _same_layout(kind, loose=False) if needed is None else _castable(needed.between)
+    return _same_layout(kind) if needed is None else _castable(needed.between)
 
 
 def _check_within(place: str, kind: pa.DataType, depth: int) -> None:
@@ -105,21 +107,15 @@ def _check_within(place: str, kind: pa.DataType, depth: int) -> None:
         raise Refused(f"column {place!r} is of no type but null: give it one, or drop it")
 
 
-def _same_layout(kind: pa.DataType, *, loose: bool) -> pa.DataType:
-    """What the same memory is called in Parquet; `loose`: with nulls allowed everywhere within."""
+def _same_layout(kind: pa.DataType) -> pa.DataType:
+    """What the same memory is called in Parquet."""
     if pa.types.is_struct(kind):
-        return pa.struct(
-            [
-                pa.field(one.name, _same_layout(one.type, loose=loose), loose or one.nullable)
-                for one in kind
-            ]
-        )
+        return pa.struct([pa.field(one.name, _same_layout(one.type), one.nullable) for one in kind])
     if pa.types.is_map(kind):
-        key, item = kind.key_type, kind.item_type
-        return pa.map_(_same_layout(key, loose=loose), _same_layout(item, loose=loose))
+        return pa.map_(_same_layout(kind.key_type), _same_layout(kind.item_type))
     if pa.types.is_nested(kind):
-        inner = _same_layout(kind.value_type, loose=loose)
-        return _list_like(kind, pa.field("element", inner, loose or kind.value_field.nullable))
+        inner = _same_layout(kind.value_type)
+        return list_like(kind, pa.field("element", inner, kind.value_field.nullable))
     return _leaf_of_same_layout(kind)
 
 
@@ -154,10 +150,4 @@ def _castable(kind: pa.DataType, *, keeps_lists: bool = False) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(within(kind.key_type), within(kind.item_type))
     element = pa.field("element", within(kind.value_type), kind.value_field.nullable)
-    return _list_like(kind, element) if keeps_lists else pa.list_(element)
-
-
-def _list_like(kind: pa.DataType, element: pa.Field) -> pa.DataType:
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(element, kind.list_size)
-    return pa.large_list(element) if pa.types.is_large_list(kind) else pa.list_(element)
+    return list_like(kind, element) if keeps_lists else pa.list_(element)

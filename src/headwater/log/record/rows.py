@@ -31,6 +31,7 @@ from headwater.log.record.columns import (
     RID,
 )
 from headwater.log.record.group import Group
+from headwater.log.record.python_rows import python_rows
 
 
 def group_of(changes: Sequence[ChangeRecord], *, timestamp_ms: int = 0) -> Group:
@@ -57,7 +58,7 @@ def group_of(changes: Sequence[ChangeRecord], *, timestamp_ms: int = 0) -> Group
 def changes_of(group: Group) -> Iterator[ChangeRecord]:
     """Each record by itself. One with typed columns has them as JSON in `entity_bytes`."""
     times = _times_ms(group.records)
-    for place, row in enumerate(_without_times(group.records).to_pylist()):
+    for place, row in enumerate(python_rows(_without_times(group.records))):
         refresh = row.get(REFRESH_RECORDS)
         yield ChangeRecord(
             lsn=group.first_lsn + place,

@@ -30,10 +30,11 @@ from headwater.core import limits, runtime
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.log.record import Group
 from headwater.log.record.columns import COLLECTION, REFRESH_RECORDS
+from headwater.log.record.views import without_views
 from headwater.log.replica.hashes import hashes_between
 from headwater.log.replica.image import decode_image, encode_image
 from headwater.log.replica.image_store import ImageStore
-from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable, without_views
+from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable
 from headwater.log.replica.recent import Recent
 from headwater.log.replica.target import Image, Target
 
@@ -183,6 +184,7 @@ class KeyedState:
 
     def _apply(self, group: Group) -> None:
         lsns = pa.arange(group.first_lsn, group.last_lsn + 1)
+        # Of views, Arrow cannot pick rows.
         records = without_views(group.records).append_column(LSN, lsns)
         with self._mutex:
             begins = 0

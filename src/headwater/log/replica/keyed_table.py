@@ -21,14 +21,14 @@ from headwater.buffer.records import KEY, OPERATION, VALUE, Operation
 from headwater.core.errors import NotSupported
 from headwater.core.limits import KEYED_CHUNK_ROWS
 from headwater.log.record.columns import RID
+from headwater.log.record.layout import loosened
+from headwater.log.record.python_rows import python_rows
 
 LSN: Final = "_lsn"
+SMALL_CHUNKS: Final = 64
+SMALL_CHUNK_ROWS: Final = 64
 Identity = bytes | int
 """A key; where a record has none, its row id; below 0, the place in a refresh."""
-
-
-_PLAIN: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-_LISTS: Final = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
 
 
 class KeyedTable:
@@ -41,23 +41,25 @@ class KeyedTable:
         self._deletes = 0
         """Rows that delete; some may be overwritten since."""
         self._index: dict[Identity, int] = {}
+        self._kept_chunks = 0
+        """As many were left when it was compacted."""
 
     def put(self, records: pa.RecordBatch) -> int:
         """Take records in their order, with `_lsn`; how many had neither key nor row id."""
         known = with_identity(records)
         if known.num_rows:
             self._append(known, identities(known))
+            self._tidy()
         return int(records.num_rows - known.num_rows)
 
     def get(self, identity: Identity) -> dict[str, Any] | None:
         """The latest record of a key, with its `_lsn`; None if there is none or it was deleted."""
-        row = self._index.get(identity)
+        # Numbers below 1 are places in a refresh, which say nothing to anybody else.
+        row = self._index.get(identity) if isinstance(identity, bytes) or identity > 0 else None
         if row is None:
             return None
         place = bisect.bisect_right(self._starts, row) - 1
-        found: dict[str, Any] = (
-            self._chunks[place].slice(row - self._starts[place], 1).to_pylist()[0]
-        )
+        [found] = python_rows(self._chunks[place].slice(row - self._starts[place], 1))
         return None if found.get(OPERATION) == Operation.DELETE else found
 
     def scan(self) -> pa.Table:
@@ -68,6 +70,7 @@ class KeyedTable:
         if len(parts) == 1:
             return parts[0]
         try:
+            _check_texts(parts)
             found = pa.concat_tables(parts, promote_options="permissive")
         except pa.ArrowException as error:
             raise NotSupported(
@@ -116,8 +119,16 @@ class KeyedTable:
         self._chunks.append(records)
         self._starts.append(first)
         self._join_small_chunks()
+
+    def _tidy(self) -> None:
+        """Compact what has grown to twice of what it holds, or to a heap of small batches: schemas
+        that alternate leave one for each record. What is copied is in proportion to what came."""
         live = max(0, len(self._index) - self._deletes)
-        if self._rows > 2 * live + KEYED_CHUNK_ROWS:
+        is_stale = self._rows > 2 * live + KEYED_CHUNK_ROWS
+        chunks = len(self._chunks)
+        is_small = self._rows < SMALL_CHUNK_ROWS * chunks
+        is_heap = is_small and chunks > 2 * self._kept_chunks + SMALL_CHUNKS
+        if is_stale or is_heap:
             self._compact()
 
     def _join_small_chunks(self) -> None:
@@ -135,9 +146,11 @@ class KeyedTable:
             self._starts.pop()
 
     def _compact(self) -> None:
-        fresh = KeyedTable.of(self._live())
+        parts = (batch for part in self.parts() for batch in part.combine_chunks().to_batches())
+        fresh = KeyedTable.of(parts)
         self._chunks, self._starts, self._index = fresh._chunks, fresh._starts, fresh._index
         self._rows, self._deletes = fresh._rows, fresh._deletes
+        self._kept_chunks = len(self._chunks)
 
     def _places(self, count: int) -> list[Identity]:
         """Names for so many records of a refresh, which nobody has yet."""
@@ -171,29 +184,6 @@ def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
     return records if pc.all(known).as_py() is not False else records.filter(known)
 
 
-def without_views(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The same values in types that rows can be picked from: Arrow cannot do that with views."""
-    for place, field in enumerate(records.schema):
-        plain = _without_views(field.type)
-        if plain != field.type:
-            records = records.set_column(place, field.name, records.column(place).cast(plain))
-    return records
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
-    for is_list, make in _LISTS:
-        if is_list(kind):
-            return make(kind.value_field.with_type(_without_views(kind.value_type)))
-    if pa.types.is_fixed_size_list(kind):
-        item = kind.value_field.with_type(_without_views(kind.value_type))
-        return pa.list_(item, kind.list_size)
-    return _PLAIN.get(kind, kind)
-
-
 def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:
     """Whether each record has a key, or a row id."""
     keyed = _column(records, KEY, pa.binary()).is_valid()
@@ -210,6 +200,21 @@ def _column(records: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
     if name in records.schema.names:
         return records.column(name)
     return pa.nulls(records.num_rows, kind)
+
+
+def _check_texts(parts: list[pa.Table]) -> None:
+    """`pa.ArrowException` where text stands beside bytes, of which Arrow would make bytes."""
+    told_apart = [
+        pa.schema([(field.name, loosened(field.type, _bytes_as_none)) for field in part.schema])
+        for part in parts
+    ]
+    pa.unify_schemas(told_apart, promote_options="permissive")
+
+
+def _bytes_as_none(kind: pa.DataType) -> pa.DataType:
+    """A type that no text is ever promoted to, in place of bytes."""
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return pa.bool_() if is_bytes or pa.types.is_fixed_size_binary(kind) else kind
 
 
 def _two_types(parts: list[pa.Table]) -> str:

@@ -208,7 +208,7 @@ class Replica:
     def start(self) -> None:
         """Follow the log until `close`; one that does already goes on."""
         if self._work.under_way is not Work.FOLLOW:
-            self._work.begin(Work.FOLLOW, self._run_beside)
+            self._work.begin(Work.FOLLOW, self._run).add_done_callback(_have_told)
             self._set_phase(ReplicaPhase.CONNECTING)
 
     async def run(self) -> None:
@@ -245,11 +245,6 @@ class Replica:
             raise
         finally:
             self._set_phase(ReplicaPhase.STOPPED)
-
-    async def _run_beside(self) -> None:
-        # Why it stopped is logged, told by `problem`, and by whatever is asked of the leader.
-        with contextlib.suppress(HeadwaterError):
-            await self._run()
 
     async def _make_anew(self) -> None:
         try:
@@ -332,3 +327,10 @@ class Replica:
     def _set_phase(self, state: ReplicaPhase) -> None:
         self._phase = state
         self.readers.tell()
+
+
+def _have_told(task: asyncio.Task[None]) -> None:
+    # Why it stopped is logged, told by `problem`, and by whatever is asked of the leader: asyncio
+    # need not say once more that nobody has asked the task.
+    if not task.cancelled():
+        task.exception()

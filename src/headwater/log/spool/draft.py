@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-
 import pyarrow as pa
 
+from headwater.buffer.extension_names import has_names, without_names
 from headwater.core.errors import Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.columns import check_columns
 from headwater.log.record.kept_types import check_kept
+from headwater.log.record.layout import retyped
+from headwater.log.record.nulls import check_nulls
+from headwater.log.record.per_schema import per_schema
+from headwater.log.record.views import size_bytes, with_views, without_views
 from headwater.log.spool.conform import filled, joined
 from headwater.log.spool.envelope import Body
 
@@ -41,23 +44,41 @@ def draft_of(
     """
     if not records.num_rows:
         raise Refused("nothing to append: there are no records")
+    check_carried(records.schema)
+    check_nulls(records)
+    records = _without_extension_names(records)
     given = records.schema
-    if given != schema:
-        check_carried(given)
-        if schema is not None:
-            both = joined(schema, given, rows=records.num_rows, nbytes=records.nbytes)
-            if both == schema:
-                records = filled(records, schema, given=given)
+    if schema is not None and given != schema:
+        both = joined(schema, given, rows=records.num_rows, nbytes=size_bytes(records))
+        if both == schema:
+            records = filled(records, schema, given=given)
     return Draft(bodies_of(records, given=given, group_bytes=group_bytes))
 
 
-@functools.lru_cache(maxsize=256)
+@per_schema
 def check_carried(schema: pa.Schema) -> None:
-    """Refuse columns and types that a log does not carry. Asked for every append, and the answer
-    for a schema is always the same."""
+    """Refuse columns and types that a log does not carry."""
     check_columns(schema)
     for field in schema:
         check_kept(field.name, field.type)
+
+
+def _without_extension_names(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The same records, whose fields name no extension types: what they are read as would depend
+    on who reads them."""
+    bare = _bare_schema(records.schema)
+    if bare is None:
+        return records
+    columns = [
+        retyped(column, field.type) for column, field in zip(records.columns, bare, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=bare)
+
+
+@per_schema
+def _bare_schema(schema: pa.Schema) -> pa.Schema | None:
+    """What is written instead; None if it is fine as it is."""
+    return without_names(schema) if has_names(schema.serialize().to_pybytes()) else None
 
 
 def draft_of_lost(lsns: int, cause: str) -> Draft:
@@ -71,7 +92,9 @@ def draft_of_lost(lsns: int, cause: str) -> Draft:
 
 def bodies_of(records: pa.RecordBatch, *, given: pa.Schema, group_bytes: int) -> list[Body]:
     """The frames of records that came with the columns of `given`."""
-    return [Body.of_records(part, given=given) for part in _parts(records, group_bytes)]
+    schema = records.schema
+    parts = _parts(without_views(records), group_bytes)
+    return [Body.of_records(with_views(part, schema), given=given) for part in parts]
 
 
 def _parts(records: pa.RecordBatch, group_bytes: int) -> list[pa.RecordBatch]:

@@ -28,6 +28,7 @@ from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.change import DEFAULT_TERM, ChangeRecord
 from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
+from headwater.log.record.nulls import with_nulls_allowed
 from headwater.log.record.rows import group_of
 from headwater.log.spool.crc import crc32_after
 from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, Header, check_payload_bytes
@@ -83,7 +84,7 @@ class Body:
         body = cls._of(parts, Kind.RECORDS, records.num_rows, NO_RECORDS)
         try:
             stream = memoryview(body.frame)[HEAD_BYTES:-CRC_BYTES]
-            body.records = arrow_stream.read_back(stream, records.schema)
+            body.records = arrow_stream.read_back(stream)
         except Corrupt as error:
             check_sound(records)
             raise Refused(f"these records could not be read afterwards: {error}") from error
@@ -154,10 +155,10 @@ def decode_group(header: Header, payload: memoryview) -> Group:
         return Group(term, first, last, NO_RECORDS, header.timestamp_ms, cause)
     if envelope.kind != Kind.RECORDS:
         raise Corrupt(f"a group of kind {envelope.kind}; this version reads 0 and 1. Upgrade it.")
-    records = arrow_stream.read(body)
+    records = arrow_stream.read_stored(body)
     if records.num_rows != last - first + 1:
         raise Corrupt(f"a group of LSNs {first} to {last} holds {records.num_rows} records")
-    return Group(term, first, last, records, header.timestamp_ms)
+    return Group(term, first, last, with_nulls_allowed(records), header.timestamp_ms)
 
 
 def _published(header: Header, payload: memoryview) -> Group:

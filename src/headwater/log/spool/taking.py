@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headwater.core.errors import Refused
 from headwater.log.record.group import Group
+from headwater.log.record.views import without_views
 
 
 class Taking:
@@ -48,9 +49,10 @@ class Taking:
         if part.nbytes <= self._bytes_left or part.lost is not None:
             return part
         low, high = (0 if self.groups else 1), len(part)
+        counted = without_views(part.records)
         while low < high:
             middle = (low + high + 1) // 2
-            if part.records.slice(0, middle).nbytes <= self._bytes_left:
+            if counted.slice(0, middle).nbytes <= self._bytes_left:
                 low = middle
             else:
                 high = middle - 1

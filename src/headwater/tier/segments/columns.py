@@ -18,7 +18,8 @@ import pyarrow as pa
 from headwater.core.errors import Refused
 from headwater.log.record.columns import LOG_COLUMNS, check_columns
 from headwater.log.record.group import Group
-from headwater.log.record.kept_types import casts, kept_type
+from headwater.log.record.kept_columns import kept_column, restored_column
+from headwater.log.record.kept_types import kept_type
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.segments.field_ids import PLACE_FIELDS, FieldIds, children
 
@@ -65,7 +66,7 @@ class SegmentColumns:
                 column = pa.nulls(rows, field.type)
             elif _has_decimals(field.type):
                 _check_digits(field.name, column)
-            arrays.append(_kept(column, field.type))
+            arrays.append(kept_column(column, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._plain)
 
     def _check_fitting(self, schema: pa.Schema) -> None:
@@ -105,7 +106,7 @@ def can_share(schemas: Iterable[pa.Schema]) -> bool:
 
 def restored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of a segment as the records that they were."""
-    columns = [_back(rows.column(field.name), field.type) for field in schema]
+    columns = [restored_column(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -120,51 +121,6 @@ def _check_same(field: pa.Field, kind: pa.DataType) -> None:
 def _with_gaps(field: pa.Field, schemas: list[pa.Schema]) -> pa.Field:
     everywhere = all(field.name in schema.names for schema in schemas)
     return field if everywhere else field.with_nullable(True)
-
-
-def _kept(column: pa.Array, kept: pa.DataType) -> pa.Array:
-    """A column in the type that the segment keeps it in."""
-    if column.type.equals(kept, check_metadata=True):
-        return column
-    needed = casts(column.type)
-    return _as(column, kept) if needed is None else _cast(_as(column, needed.between), kept)
-
-
-def _back(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as it was before the segment kept it."""
-    if column.type.equals(kind, check_metadata=True):
-        return column
-    needed = casts(kind)
-    if needed is not None:
-        column = _cast(_cast(column, needed.shaped), needed.between)
-    return _as(column, kind)
-
-
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Unchecked: every value fits, and below a null there may be what does not."""
-    return column.cast(kind, safe=False)
-
-
-def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same memory under a type of the same layout.
-
-    A cast would refuse nulls below a null, where the inner field by itself allows none.
-    """
-    if column.type.equals(kind, check_metadata=True):
-        return column
-    return pa.array(_Retyped(column, kind))
-
-
-class _Retyped:
-    """Hands out an array under another type, by Arrow's C data interface."""
-
-    def __init__(self, column: pa.Array, kind: pa.DataType) -> None:
-        self._column = column
-        self._kind = kind
-
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        _, array = self._column.__arrow_c_array__()
-        return self._kind.__arrow_c_schema__(), array
 
 
 def _has_decimals(kind: pa.DataType) -> bool:
