@@ -236,6 +236,22 @@ async def test_a_replica_that_is_ahead_of_a_leader_which_derives_again_waits_for
 
 
 @virtual
+async def test_a_slot_above_the_log_is_stored_as_brought_back_before_anybody_writes() -> None:
+    one = await leader()
+    one.wal.append(10)
+    one.primary.register_replica("r1", position_lsn=0)
+    one.acknowledge("r1", 10)
+    await one.primary.settle_slots()
+    shorter = MemoryWal()
+    shorter.append(5)
+    await leader(wal=shorter, store=one.store, epoch=2)
+    stored = await slot_register(one.store).read()
+    assert stored is not None
+    (slot,) = stored.slots
+    assert (slot.restart_lsn, slot.confirmed_lsn) == (5, 5), "whoever leads next knows it, too"
+
+
+@virtual
 async def test_a_slot_above_the_end_of_the_log_is_brought_back_to_it() -> None:
     first = await leader(epoch=1)
     first.wal.append(9)

@@ -94,6 +94,9 @@ class PrimaryReplication:
         )
         made = cls(wal, slots, chosen)
         made.retention.bring_back()
+        # Before anything is written above them: a leader after this one, whose log has others of
+        # those records, would take the slots for its own.
+        await slots.settle()
         return made
 
     def start(self) -> None:
