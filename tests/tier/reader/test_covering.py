@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.core.errors import Refused
 from headwater.store import MemoryBackend, Store
 from headwater.testing import MemoryWal
 from headwater.tier import NotReady, TopicMetadataManager
@@ -52,5 +53,5 @@ async def test_a_partition_that_nobody_follows_is_not_taken_for_one_without_segm
     assert await RefreshedCover(partition)(1, 9) == []
     assert partition.delete_state() is None
     await manager.close()
-    with pytest.raises(NotReady, match="assign it"):
+    with pytest.raises(Refused, match="closed"):
         partition.segments()
