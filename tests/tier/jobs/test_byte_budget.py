@@ -126,7 +126,7 @@ def test_event_loops_of_other_threads_share_it_too() -> None:
     other = threading.Thread(target=lambda: held.wait(60.0) and asyncio.run(second()))
     other.start()
     asyncio.run(first())
-    other.join()
+    other.join(20.0)  # a loop that nobody woke would go on at its own timeout only
     assert order == ["first", "second"]
 
 
