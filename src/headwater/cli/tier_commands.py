@@ -178,7 +178,7 @@ def renew(
     url: str = URL,
     to_prefix: str = typer.Option(help="Where in the store the new log is to stand."),
     epoch_max: int | None = typer.Option(
-        None, min=0, help="Publishers' epochs above this one are taken down to it."
+        None, min=0, help="Leaders' epochs above this one are taken down to it."
     ),
     option: list[str] = OPTION,
     prefix: str = PREFIX,
@@ -194,21 +194,30 @@ def renew(
     """
     from headwater.tier.eventlog import StoredEventLog
     from headwater.tier.eventlog import renew as renew_log
+    from headwater.tier.jobs import LogStartRegister
 
     place = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
 
-    async def run() -> list[int]:
+    async def run() -> tuple[int, int]:
         async with open_with_options(url, option) as store, place.opened(store) as source:
             target = await StoredEventLog.open(
                 store, prefix=to_prefix, partition_count=source.partition_count
             )
             try:
-                return await renew_log(source, target, epoch_max=epoch_max)
+                renewed = await renew_log(source, target, epoch_max=epoch_max)
             finally:
                 await target.close()
+            lowered = 0
+            if epoch_max is not None:
+                # The log starts fence as well: an epoch taken back in one place alone stays.
+                for one in renewed.partitions:
+                    lowered += await LogStartRegister(store, one).lower(epoch_max)
+            return sum(renewed.events), lowered
 
-    events = run_loop(run())
-    typer.echo(f"{to_prefix} begins with what {sum(events):,} events come to")
+    events, lowered = run_loop(run())
+    typer.echo(f"{to_prefix} begins with what {events:,} events come to")
+    if lowered:
+        typer.echo(f"log starts taken down to epoch {epoch_max}: {lowered:,}")
 
 
 @tier_app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,13 @@ import xxhash
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, RolledBack, Unavailable
-from headwater.core.limits import EVENT_LEASE_S, EVENT_READS_AT_ONCE, EVENTS_READY, LIST_PAGE_KEYS
+from headwater.core.limits import (
+    EVENT_END_CHECK_S,
+    EVENT_LEASE_S,
+    EVENT_READS_AT_ONCE,
+    EVENTS_READY,
+    LIST_PAGE_KEYS,
+)
 from headwater.testing import Simulation, simulate
 from headwater.tier.cache import dump_all
 from headwater.tier.eventlog import (
@@ -26,7 +33,7 @@ from headwater.tier.eventlog import (
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import SnapshotName
 from headwater.tier.snapshot import Snapshot, encode_snapshot
-from tests.store.scripted import Scripted, fails, stalls, virtual
+from tests.store.scripted import Apply, Scripted, Step, after, fails, stalls, virtual
 from tests.tier.eventlog.stored_given import (
     GRACE_S,
     Known,
@@ -141,6 +148,58 @@ async def test_what_a_handle_publishes_its_own_followers_have_at_once_and_for_no
 
 
 @virtual
+async def test_so_they_have_what_it_publishes_while_it_is_made_sure_where_the_end_is() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+    subscription = await log.subscribe({0: 0})
+    await runtime.sleep(EVENT_END_CHECK_S / 2)
+    published_s = 0.0
+
+    async def publish() -> None:
+        nonlocal published_s
+        await log.publish(0, b"mine")
+        published_s = runtime.monotonic_s()
+
+    backend.next("list", lands_then_goes_on(publish))
+    assert await anext(subscription.items) == EventDelivered(0, 0, b"mine", None)
+    assert runtime.monotonic_s() == published_s
+    await log.close()
+
+
+@virtual
+async def test_the_end_is_not_where_a_question_stood_still_while_it_was_compacted() -> None:
+    backend = Scripted()
+    log, publisher = await opened(backend, patient=True), await opened(backend)
+    await publish_events(publisher, 5)
+    assert await log.high_water_marks() == {0: 5}
+
+    async def compacted() -> None:
+        await publish_events(publisher, 4, first=5)
+        compactor = Compactor(publisher)
+        await compactor.compact(0, every_events=1)
+        await runtime.sleep(GRACE_S)
+        assert (await compactor.compact(0)).deleted == 9
+
+    backend.next("head", after(compacted))
+    assert await log.high_water_marks() == {0: 9}
+    await log.close()
+
+
+@virtual
+@pytest.mark.parametrize("wall_s", [EVENT_LEASE_S, -1.0])
+async def test_a_floor_is_not_counted_on_when_only_the_wall_clock_went_on(wall_s: float) -> None:
+    log = await opened(Scripted())
+    floors = log.events_of(0).floors
+    await floors.look()
+    assert floors.is_leased(0)
+    wall_ms = runtime.wall_ms() + int(wall_s * 1000)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runtime, "wall_ms", lambda: wall_ms)
+        assert not floors.is_leased(0)
+    await log.close()
+
+
+@virtual
 async def test_what_nobody_takes_is_not_fetched_without_end() -> None:
     backend = Scripted()
     log, publisher = await opened(backend), await opened(backend)
@@ -183,6 +242,17 @@ async def test_a_backlog_is_asked_for_at_once_from_its_first_event_on(start_offs
     assert sorted(first_reads) == [
         ("get", event_key(start_offset + number)) for number in range(EVENT_READS_AT_ONCE)
     ]
+
+
+def lands_then_goes_on(action: Apply) -> Step:
+    """Carried out, and answered after something else happened."""
+
+    async def step(apply: Apply) -> Any:
+        answer = await apply()
+        await action()
+        return answer
+
+    return step
 
 
 # What goes wrong

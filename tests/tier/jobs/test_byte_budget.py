@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 from headwater.tier.jobs.byte_budget import ByteBudget
@@ -105,3 +106,39 @@ def test_partitions_share_the_memory_for_their_copies() -> None:
         assert most == 1
 
     in_time(main)
+
+
+def test_event_loops_of_other_threads_share_it_too() -> None:
+    budget, held = ByteBudget(1), threading.Event()
+    order: list[str] = []
+
+    async def first() -> None:
+        async with budget.hold(1):
+            held.set()
+            while not budget._waiting:  # noqa: ASYNC110 until the other thread is in line
+                await asyncio.sleep(0)
+            order.append("first")
+
+    async def second() -> None:
+        async with asyncio.timeout(60.0), budget.hold(1):
+            order.append("second")
+
+    other = threading.Thread(target=lambda: held.wait(60.0) and asyncio.run(second()))
+    other.start()
+    asyncio.run(first())
+    other.join(20.0)  # a loop that nobody woke would go on at its own timeout only
+    assert order == ["first", "second"]
+
+
+def test_who_waits_on_a_loop_that_is_closed_holds_up_nobody() -> None:
+    budget, loop = ByteBudget(1), asyncio.new_event_loop()
+    first = budget.hold(1)
+    loop.run_until_complete(first.__aenter__())
+    abandoned = asyncio.new_event_loop()
+    waiting = abandoned.create_task(budget.hold(1).__aenter__())
+    abandoned.run_until_complete(asyncio.sleep(0))
+    abandoned.close()
+    loop.run_until_complete(first.__aexit__(None, None, None))
+    loop.run_until_complete(asyncio.wait_for(budget.hold(1).__aenter__(), 60.0))
+    loop.close()
+    assert not waiting.done()

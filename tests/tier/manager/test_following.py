@@ -9,7 +9,9 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import (
     Corrupt,
+    Damaged,
     Refused,
+    RolledBack,
     Unavailable,
 )
 from headwater.core.limits import METADATA_TURN_EVENTS
@@ -18,6 +20,7 @@ from headwater.tier.errors import EventUndecodable, NotReady
 from headwater.tier.eventlog import (
     EventDelivered,
     EventUnreadable,
+    PartitionFailed,
 )
 from tests.tier.given import ORDERS, became, finished, partition_delete, started
 from tests.tier.manager.given import (
@@ -118,6 +121,48 @@ async def test_a_stopped_partition_is_tried_again_when_it_is_assigned_again() ->
 
 
 # A long past
+
+
+@virtual
+async def test_how_many_stand_still_is_told_and_falls_when_they_go_on_or_are_left() -> None:
+    log = TamperedLog()
+    manager = await start_all(log)
+    await copy_segment(manager, 10, 0, 99)
+    sound = list(log.events_of(HOME))
+    for partition in (HOME, ELSEWHERE):
+        await log.publish(partition, b"no event")
+    await runtime.sleep(1.0)
+    assert manager.metrics.partitions_stopped == 2
+    log.events_of(HOME).clear()
+    for _ in range(2):
+        with pytest.raises(Damaged):
+            await manager.refresh(HOME)
+    assert manager.metrics.partitions_stopped == 2, "each counts once"
+    log.events_of(HOME).extend(sound)
+
+    await manager.reconcile_assignment([HOME])
+    assert manager.metrics.partitions_stopped == 1
+    await manager.reconcile_assignment([])
+    await manager.reconcile_assignment([HOME])
+    await manager.wait_ready(HOME)
+    assert manager.metrics.partitions_stopped == 0
+    await manager.close()
+
+
+@virtual
+async def test_a_partition_that_stopped_while_it_was_to_be_asked_for_again_is_not() -> None:
+    log = TamperedLog()
+    manager = await start_all(log)
+    await copy_segment(manager, 10, 0, 99)
+    log.deliver(PartitionFailed(HOME, Unavailable("503")))
+    await runtime.sleep(0)
+    log.events_of(HOME).pop()
+    with pytest.raises(RolledBack):
+        await manager.refresh(HOME)
+    log.starts.clear()
+    await runtime.sleep(60.0)
+    assert log.starts == []
+    await manager.close()
 
 
 @virtual

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -186,6 +187,28 @@ async def test_a_refresh_notices_that_the_log_is_not_the_one_that_was_applied() 
         await manager.refresh(HOME)
     assert log.subscription is not None
     assert log.subscription.assigned() == [], "nothing more of it is wanted"
+    await manager.close()
+
+
+@virtual
+async def test_what_is_applied_while_it_is_asked_how_far_the_log_goes_is_no_roll_back() -> None:
+    log = await filled_log()
+    log.marks_late = asyncio.Event()
+    starting = runtime.spawn(start(log, [HOME]), name="start")
+    await runtime.sleep(1.0)
+    await log.publish(HOME, encode_event(started(11, 100, 199)))
+    await runtime.sleep(1.0)
+    log.marks_late.set()
+    manager = await starting
+    assert numbers(manager) == [10, 11]
+
+    log.marks_late = asyncio.Event()
+    refreshing = runtime.spawn(manager.refresh(HOME), name="refresh")
+    await runtime.sleep(1.0)
+    await manager.publish(started(12, 200, 299))
+    log.marks_late.set()
+    await refreshing
+    assert numbers(manager) == [10, 11, 12]
     await manager.close()
 
 

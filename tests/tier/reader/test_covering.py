@@ -47,7 +47,7 @@ async def test_a_partition_that_nobody_follows_is_not_taken_for_one_without_segm
         with pytest.raises(NotReady, match="assign it") as unknown:
             ask()
         assert unknown.value.partition == number
-    with pytest.raises(Refused, match="assign it first"):
+    with pytest.raises(NotReady, match="assign it"):
         await RefreshedCover(partition)(1, 9)
     await manager.reconcile_assignment({number})
     assert await RefreshedCover(partition)(1, 9) == []

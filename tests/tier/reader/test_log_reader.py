@@ -154,6 +154,23 @@ async def test_a_log_that_is_pruned_before_it_is_read_goes_on_from_the_tier() ->
 
 
 @virtual
+async def test_what_is_copied_and_pruned_after_the_cover_was_asked_for_is_not_taken_for_lost() -> (
+    None
+):
+    place = await half_tiered()
+
+    async def copied_afterwards(first_lsn: int, end_lsn: int) -> Sequence[CoverPiece]:
+        found = cover(place.finished, first_lsn, end_lsn)
+        if place.wal.oldest_lsn() == 13:
+            await place.tier(25, 28)
+            await place.wal.prune_through(28)
+        return found
+
+    place.covering = copied_afterwards  # type: ignore[method-assign]
+    assert lsns(await place.read(1, 31)) == list(range(1, 31))
+
+
+@virtual
 async def test_a_segment_that_is_merged_and_deleted_meanwhile_is_read_from_the_new_one() -> None:
     place = await half_tiered()
     seen: list[Group] = []

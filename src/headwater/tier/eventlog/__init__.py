@@ -26,7 +26,7 @@ from headwater.tier.eventlog.items import (
     SnapshotDelivered,
 )
 from headwater.tier.eventlog.kafka import KafkaEventLog
-from headwater.tier.eventlog.stored import Compaction, Compactor, StoredEventLog, renew
+from headwater.tier.eventlog.stored import Compaction, Compactor, Renewed, StoredEventLog, renew
 
 __all__ = [
     "Assignment",
@@ -40,6 +40,7 @@ __all__ = [
     "MetadataEventLog",
     "PartitionFailed",
     "PositionReached",
+    "Renewed",
     "SnapshotDelivered",
     "StoredEventLog",
     "Subscription",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,48 +12,76 @@ from typing import Final
 from headwater.core import limits
 
 
+class Turn:
+    """Somebody who waits, on an event loop of its own."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.has_come = False
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Future[None] = self._loop.create_future()
+
+    async def wait(self) -> None:
+        """Until it has come."""
+        await self._told
+
+    def tell(self) -> bool:
+        """Say that it has come; whether anybody is there to hear it."""
+        if self._loop is asyncio.get_running_loop():
+            self._hear()
+            return True
+        try:
+            self._loop.call_soon_threadsafe(self._hear)
+        except RuntimeError:
+            return False  # its loop was closed under it
+        return True
+
+    def _hear(self) -> None:
+        if not self._told.done():
+            self._told.set_result(None)
+
+
 class ByteBudget:
-    """Lets those wait for whom there is no room, in the order in which they came."""
+    """Lets those wait for whom there is no room, in the order in which they came.
+
+    For any number of event loops: a process may have one in each of several threads.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._held_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[Turn] = deque()
+        self._lock = threading.Lock()
+        """Held for moments, and never while somebody waits."""
 
     @asynccontextmanager
     async def hold(self, size_bytes: int) -> AsyncIterator[None]:
         """Hold so many; who asks for more than there are gets all of them, and is alone."""
-        size_bytes = min(size_bytes, self._size_bytes)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, turn))
-        self._serve()
+        turn = Turn(min(size_bytes, self._size_bytes))
+        with self._lock:
+            self._waiting.append(turn)
+            self._serve()
         try:
-            await turn
-        except asyncio.CancelledError:
-            self._leave(size_bytes, turn)
-            raise
-        try:
+            await turn.wait()
             yield
         finally:
-            self._give_back(size_bytes)
+            self._leave(turn)
 
-    def _serve(self) -> None:
-        while self._waiting and self._held_bytes + self._waiting[0][0] <= self._size_bytes:
-            size_bytes, turn = self._waiting.popleft()
-            if not turn.done():
-                self._held_bytes += size_bytes
-                turn.set_result(None)
-
-    def _leave(self, size_bytes: int, turn: asyncio.Future[None]) -> None:
-        """Somebody who waited is cancelled: perhaps just when its turn had come."""
-        if not turn.cancelled():
-            self._give_back(size_bytes)
-        else:
+    def _leave(self, turn: Turn) -> None:
+        """Done, or cancelled: perhaps while it waited, perhaps just when its turn had come."""
+        with self._lock:
+            if turn.has_come:
+                self._held_bytes -= turn.size_bytes
+            else:
+                self._waiting.remove(turn)
             self._serve()
 
-    def _give_back(self, size_bytes: int) -> None:
-        self._held_bytes -= size_bytes
-        self._serve()
+    def _serve(self) -> None:
+        while self._waiting and self._held_bytes + self._waiting[0].size_bytes <= self._size_bytes:
+            turn = self._waiting.popleft()
+            turn.has_come = turn.tell()
+            if turn.has_come:
+                self._held_bytes += turn.size_bytes
 
 
 COPY_MEMORY: Final = ByteBudget(limits.TIER_COPY_BYTES)

@@ -1,7 +1,8 @@
 """The log start: the oldest LSN that can still be read, wherever it is. One register a partition.
 
 Always holds: it only rises; only the leader with the highest epoch moves it, and an older one is
-`Fenced`; it is moved before anything below it is deleted.
+`Fenced`; it is moved before anything below it is deleted. An epoch that no leader reaches is taken
+back (`lower`) only together with the log of events, while nobody leads.
 
 Beside it stands when the last leaders began. What an older leader published landed before the next
 one began, however long it was under way: its own time says when it was written, and not more.
@@ -95,6 +96,26 @@ class LogStartRegister:
             return msgspec.structs.replace(stored, first_lsn=max(stored.first_lsn, wanted))
 
         return (await self._register.update(change)).value
+
+    async def lower(self, epoch_max: int) -> bool:
+        """Take back an epoch that no leader reaches, of a partition that nobody leads now.
+
+        Whether there was one. Where the log begins stays as it is. Of epochs above it, it is known
+        no longer when they began: what they unlisted goes later for it, never earlier.
+        """
+        stored = await self.read()
+        if stored is None or stored.leader_epoch <= epoch_max:
+            return False
+
+        def change(stored: LogStart | None) -> LogStart:
+            if stored is None:
+                raise RolledBack(f"{self.key} is gone: nothing says where the log begins")
+            leaders = tuple(one for one in _checked(stored).leaders if one[0] <= epoch_max)
+            epoch = min(stored.leader_epoch, epoch_max)
+            return msgspec.structs.replace(stored, leader_epoch=epoch, leaders=leaders)
+
+        await self._register.update(change)
+        return True
 
     def _refuse_newer(self, stored: LogStart, epoch: int) -> None:
         _checked(stored)

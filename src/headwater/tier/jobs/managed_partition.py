@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwater.core.errors import Refused
 from headwater.tier.cache import Outcome
 from headwater.tier.cover import CoverPiece
 from headwater.tier.errors import NotReady
@@ -23,11 +24,15 @@ class ManagedPartition:
 
     async def refresh(self) -> None:
         """See `PartitionMetadata`."""
-        await self._manager.refresh(self._manager.metadata_partition(self._partition))
+        try:
+            await self._manager.refresh(self._manager.metadata_partition(self._partition))
+        except Refused:
+            self._following()  # says so if it is not assigned, or was taken away meanwhile
+            raise
 
     async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> Outcome:
         """See `PartitionMetadata`."""
-        return await self._manager.publish(event, publisher_epoch=publisher_epoch)
+        return await self._following().publish(event, publisher_epoch=publisher_epoch)
 
     def segments(self) -> list[SegmentMetadata]:
         """All that are listed, in order of their start offsets, at once."""

@@ -149,16 +149,19 @@ class FollowedPartition:
         self.next_offset = self.saved_offset = snapshot.through_offset + 1
 
     def assign(self) -> None:
-        """Be followed from what was applied on; what stopped it before is tried again."""
+        """Be followed from what was applied on."""
         self.is_assigned = True
         self.assignments += 1
-        self.stopped = self.problem = self.retry_at_s = None
+        self.problem = self.retry_at_s = None
         self.failures = 0
 
     def unassign(self) -> None:
-        """Be followed no longer."""
+        """Be followed no longer; what stopped it is tried again by who follows it next."""
         self.is_assigned = False
         self.high_water_mark = self.retry_at_s = None
+        if self.stopped is not None:
+            self.stopped = None
+            self._metrics.partitions_stopped -= 1
         self._waiters.tell()
 
     def reaches_to(self, high_water_mark: int, since_offset: int) -> None:
@@ -278,8 +281,10 @@ class FollowedPartition:
         )
 
     def _stop(self, error: Damaged) -> None:
+        if self.stopped is None:
+            self._metrics.partitions_stopped += 1
         self.stopped = error
-        self._metrics.partitions_stopped += 1
+        self.retry_at_s = None  # asking the log again does not help
         _log.error("metadata partition %d stopped: %s", self.partition, error)
 
     # Publishing

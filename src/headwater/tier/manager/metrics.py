@@ -20,6 +20,7 @@ class ManagerMetrics:
         self.snapshots_followed = 0
         """Snapshots that took the place of events, because the log has these no longer."""
         self.partitions_stopped = 0
+        """Assigned ones that stand still at this moment."""
         self.partition_failures: Counter[str] = Counter()
         """What the log told of partitions that it could not go on with, by kind of error."""
         self.subscriptions = 0

@@ -19,6 +19,7 @@ from headwater.tier.errors import EventRejected
 from headwater.tier.eventlog import MetadataEventLog
 from headwater.tier.events import (
     MetadataEvent,
+    PartitionDelete,
     SegmentMetadata,
     SegmentState,
     encode_event,
@@ -85,12 +86,16 @@ def check_before(
         return
     if newest is not None and mine < newest:
         raise _fenced(followed, event)
-    if mine > LEADER_EPOCH_MAX or (newest is not None and mine - newest > limits.EPOCH_STEP_MAX):
-        before = "" if newest is None else f", and {newest} was the last before it"
+    most = min((newest or 0) + limits.EPOCH_STEP_MAX, LEADER_EPOCH_MAX)
+    if newest is not None and isinstance(event, PartitionDelete):
+        # Whoever deletes a stream speaks above its last leader, whatever epoch that had.
+        most = max(most, newest + 1)
+    if mine > most:
+        before = "nobody spoke" if newest is None else f"{newest} was the last"
         raise Refused(
-            f"no leader of {partition_of(event)} has epoch {mine}: at most {LEADER_EPOCH_MAX} is "
-            f"one{before} (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). Nobody after it would be "
-            "listened to. Nothing was published"
+            f"no leader of {partition_of(event)} has epoch {mine}: {before} before it, so that at "
+            f"most {most} is one (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). Nobody after it "
+            "would be listened to. Nothing was published"
         )
 
 

@@ -22,6 +22,6 @@ floor never goes down; whatever cannot be read is told under its key, never pass
 
 from headwater.tier.eventlog.stored.compactor import Compaction, Compactor
 from headwater.tier.eventlog.stored.log import StoredEventLog
-from headwater.tier.eventlog.stored.renewal import renew
+from headwater.tier.eventlog.stored.renewal import Renewed, renew
 
-__all__ = ["Compaction", "Compactor", "StoredEventLog", "renew"]
+__all__ = ["Compaction", "Compactor", "Renewed", "StoredEventLog", "renew"]

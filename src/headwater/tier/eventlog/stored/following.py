@@ -103,9 +103,15 @@ class Following:
                 continue
             idle_s = limits.FOLLOW_POLL_BASE_S if found else idle_s
             at_once = 1
-            if self._events.next_offset <= self._next and await self._is_end():
+            # Looked at again after the listing: who publishes meanwhile finds nobody to wake.
+            if self._is_caught_up and await self._is_end() and self._is_caught_up:
                 await self._wait(idle_s)
             idle_s = min(2 * idle_s, limits.FOLLOW_POLL_CAP_S)
+
+    @property
+    def _is_caught_up(self) -> bool:
+        """Whether everything was fetched that this handle knows to be there."""
+        return self._events.next_offset <= self._next
 
     async def _is_end(self) -> bool:
         """Whether there is nothing more, which is made sure of now and then by a listing."""

@@ -23,15 +23,26 @@ from headwater.tier.eventlog.items import (
 from headwater.tier.eventlog.stored.log import StoredEventLog
 from headwater.tier.eventlog.stored.snapshots import store_snapshot
 from headwater.tier.events import decode_event
+from headwater.tier.identity import TopicIdPartition
+
+
+class Renewed(msgspec.Struct, frozen=True):
+    """What a log begins with."""
+
+    events: tuple[int, ...]
+    """How many came to it, for each metadata partition."""
+    partitions: tuple[TopicIdPartition, ...]
+    """Those of which something is known."""
 
 
 async def renew(
     source: MetadataEventLog, target: StoredEventLog, *, epoch_max: int | None = None
-) -> list[int]:
+) -> Renewed:
     """Let an empty log begin with what all events of another one come to.
 
-    How many events that were, for each metadata partition. Publishers' epochs above `epoch_max` are
-    taken down to it: what a leader with a newer one says counts again.
+    Publishers' epochs above `epoch_max` are taken down to it: what a leader with a newer one says
+    counts again, once the log starts of its partitions were taken down as well
+    (`LogStartRegister.lower`).
     """
     if source.partition_count != target.partition_count:
         raise Refused(
@@ -41,11 +52,13 @@ async def renew(
     count = target.partition_count
     ends = await _ends(source)
     await check_empty(target)
+    known: list[TopicIdPartition] = []
     for partition in range(count):
         if ends[partition]:
             cache = await _known(source, partition, ends[partition])
+            known += cache.partitions()
             await begin_partition(target, partition, ends[partition], _lowered(cache, epoch_max))
-    return [ends[partition] for partition in range(count)]
+    return Renewed(tuple(ends[partition] for partition in range(count)), tuple(known))
 
 
 async def check_empty(target: StoredEventLog) -> None:
