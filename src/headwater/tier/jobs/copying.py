@@ -26,7 +26,16 @@ COPIES_A_ROUND: Final = 8
 
 
 async def copy_sealed(led: LedPartition) -> None:
-    """Copy what is sealed, committed and not remote yet, some of it at a time."""
+    """Copy what is sealed, committed and not remote yet, some of it at a time.
+
+    Nothing while it is not known that this is the log that is remote: what is copied from a wrong
+    one stays, and the right one differs from it then.
+    """
+    if not led.is_compared():
+        return
+    while led.lost_remotely:
+        await copy_local(led, led.lost_remotely[-1])
+        led.lost_remotely.pop()
     for _ in range(COPIES_A_ROUND):
         if (due := _next_due(led)) is None:
             return

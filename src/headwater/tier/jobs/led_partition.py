@@ -96,6 +96,10 @@ class LedPartition:
         """How many bytes are remote, and as of when."""
         self.same_lsn = -1
         """Through here the local log is known to have the records that are remote."""
+        self.compared_lsn = -1
+        """Through here nothing differs, as far as what is remote can be read."""
+        self.lost_remotely: list[range] = []
+        """What the local log has and a remote piece lost: it is to be copied again."""
         self.differs_at: int | None = None
         """An LSN under which it was found to have another one."""
         self.sound: set[SegmentId] = set()
@@ -139,7 +143,7 @@ class LedPartition:
             self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
         )
         self.finished_in = [range(END_LSN)]
-        self.same_lsn = self.local.oldest_lsn() - 1
+        self.same_lsn = self.compared_lsn = self.local.oldest_lsn() - 1
         await self._walk_tiered()
 
     async def _first_piece(self) -> CoverPiece | None:
@@ -197,6 +201,22 @@ class LedPartition:
         """The tier has these LSNs from the local log."""
         if lsns.start <= self.same_lsn + 1:
             self.same_lsn = max(self.same_lsn, lsns.stop - 1)
+        if lsns.start <= self.compared_lsn + 1:
+            self.compared_lsn = max(self.compared_lsn, lsns.stop - 1)
+
+    def remote_after(self, lsn: int, most_segments: int) -> list[CoverPiece]:
+        """The first remote pieces after an LSN, of what the local log has."""
+        at = max(lsn + 1, self.local.oldest_lsn(), self.first_lsn)
+        end_lsn = self.local.current_lsn() + 1
+        while at < end_lsn:
+            pieces, at = self.metadata.cover_part(at, end_lsn, most_segments)
+            if pieces:
+                return pieces
+        return []
+
+    def is_compared(self) -> bool:
+        """Whether all was compared that is both remote and local, as far as it can be read."""
+        return not self.remote_after(self.compared_lsn, 1)
 
     def will_be_read(self, lsns: range) -> None:
         """A copy of these LSNs is about to finish, and may take the place of others."""
