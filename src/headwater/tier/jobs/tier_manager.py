@@ -112,22 +112,26 @@ class TierManager:
         if is_due("choose jobs"):
             await self._tried("choose jobs", self._choose_jobs)
         for name, job in self._chosen.items():
-            if is_due(name) and (name == "compare" or not self._waits_for_comparison):
+            if is_due(name) and not self._is_held(name):
                 await self._tried(name, self._after_settling(job))
         if not self._deleting:
             await self._tried("look for losses", self._note_loss)
 
-    @property
-    def _waits_for_comparison(self) -> bool:
-        """Whether the tier has other records than the local log; giving it up is a way out."""
-        return self.led.differs_at is not None and "compare" in self._chosen
+    def _is_held(self, name: str) -> bool:
+        """Whether a job waits for the tier and the local log to agree; giving the tier up is a way
+        out."""
+        return self.led.differs_at is not None and "compare" in self._chosen and name != "compare"
 
     def _pause_s(self) -> float:
         """Until the next round, or until a job that failed is tried again."""
         now_s = runtime.monotonic_s()
         interval_s = 0.0 if self.led.is_behind else self.led.config.interval_s
         first = [self._retries[one][1] for one in ("begin", "choose jobs") if one in self._retries]
-        failed = [at_s for name, (_, at_s) in self._retries.items() if name in self._chosen]
+        failed = [
+            at_s
+            for name, (_, at_s) in self._retries.items()
+            if name in self._chosen and not self._is_held(name)
+        ]
         return max(0.0, (first[0] if first else min([now_s + interval_s, *failed])) - now_s)
 
     def _is_due(self, name: str) -> bool:
