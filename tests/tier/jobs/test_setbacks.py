@@ -182,7 +182,7 @@ def test_metadata_that_are_never_ready_are_not_asked_all_the_time() -> None:
             raise NotReady("not yet", partition=0)
 
         running = asyncio.ensure_future(led.manager.run())
-        for asked in ("unfinished", "cover", "delete_state"):
+        for asked in ("unfinished", "cover_part", "delete_state"):
             setattr(led.metadata, asked, never)
             await asyncio.sleep(1200.0)
 

@@ -64,7 +64,7 @@ class TierManager:
         self._deleted = False
         self._retries: dict[str, tuple[int, float]] = {}
         """By job: how often it failed in a row, and when it is tried again."""
-        self._told_lost = range(0)
+        self._told_lost: list[range] = []
         self._busy = asyncio.Lock()
 
     @property
@@ -241,15 +241,14 @@ class TierManager:
         self._retries.pop(name, None)
 
     async def _note_loss(self) -> None:
-        lost, local = missing(self.led), self.led.local
-        self.metrics.missing_lsns = len(lost)
+        lost, local = await missing(self.led), self.led.local
+        self.metrics.missing_lsns = sum(map(len, lost))
         self.metrics.lag_lsns = max(0, local.current_lsn() - self.led.tiered_lsn())
         if lost and lost != self._told_lost:
             _log.error(
-                "LSNs %d to %d of %s are neither remote nor in the local log: they are lost, and "
+                "LSNs %s of %s are neither remote nor in the local log: they are lost, and "
                 "the local log is kept. Restore them, or let a retention move the log start",
-                lost.start,
-                lost.stop - 1,
+                ", ".join(f"{lsns.start} to {lsns.stop - 1}" for lsns in lost[:10]),
                 self.led.leader.partition,
             )
         self._told_lost = lost
