@@ -146,10 +146,11 @@ async def next_run(led: LedPartition, aside: Set[SegmentId] = frozenset()) -> Ru
             if small:
                 run.append(piece)
                 run_bytes += size_bytes
-            if not run:
-                led.merge_looked_lsn = piece.lsns.stop - 1
-            elif len(run) == 1:
-                led.merge_looked_lsn = piece.lsns.start - 1
+            most = config.merge_segments
+            if len(run) >= most and (due := _worth_merging(run[-most:], most, may_grow=True)):
+                return due  # those before it were looked at when they were the last
+            if led.config is config and len(run) < 2:  # by other settings, nothing was looked at
+                led.merge_looked_lsn = (piece.lsns.start if run else piece.lsns.stop) - 1
     return _worth_merging(run, config.merge_segments, may_grow=True)
 
 
