@@ -61,6 +61,19 @@ def cover(finished: Sequence[SegmentMetadata], first_lsn: int, end_lsn: int) -> 
         at = until
 
 
+def epoch_at(piece: CoverPiece, lsn: int) -> int:
+    """The epoch under which a piece holds an LSN."""
+    epochs = piece.segment.epochs
+    return max((epoch for epoch, begins in epochs if begins <= lsn), default=epochs[0][0])
+
+
+def share_bytes(piece: CoverPiece) -> int:
+    """About how many bytes of its segment a piece is."""
+    segment = piece.segment
+    lsns = segment.end_offset - segment.start_offset + 1
+    return segment.size_bytes * len(piece.lsns) // lsns
+
+
 def gaps(pieces: Sequence[CoverPiece], first_lsn: int, end_lsn: int) -> list[range]:
     """The LSNs of [first_lsn, end_lsn) that a cover of it does not have."""
     found, at = [], first_lsn

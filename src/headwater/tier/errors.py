@@ -9,7 +9,7 @@ NotFound
 Refused
 └── NotOneSegment      these records cannot stand in one segment: make two of them
 Damaged
-├── LastCopy           an object that was to go has what nothing else has: let a scrub mend that
+├── LastCopy           what was to go has what nothing else has: it stays until that is mended
 ├── OtherRecords       the local log and the tier differ under one LSN: begin the log again
 └── SourceUnreadable   a segment that was to be merged cannot be read: leave it out, and scrub
 Corrupt
@@ -49,7 +49,7 @@ class NotOneSegment(Refused):
 
 
 class LastCopy(Damaged):
-    """An unlisted object may be the only one that has its records, and stays."""
+    """An unlisted object, or the local log, may be all that has its records, and stays."""
 
 
 class OtherRecords(Damaged):

@@ -120,6 +120,9 @@ class PlainStorage:
     def schema_version(self, segment: SegmentMetadata) -> int:
         return 0
 
+    async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
+        return []
+
     async def verify(self, segment: SegmentMetadata) -> None:
         data = bytes((await self._store.get(plain_key(segment.segment_id))).data)
         if zlib.crc32(data).to_bytes(4, "big") != unstamp(segment.custom_metadata)[1]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import pytest
 
+from headwater.core.errors import Unavailable
 from headwater.log.record.group import Group
-from headwater.tier.jobs import TierConfig, Tiering
+from headwater.tier.jobs import TierConfig, Tiering, comparing
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -50,7 +54,7 @@ def test_a_log_that_ends_within_what_is_remote_is_compared_as_it_grows() -> None
         assert led.wal.oldest_lsn() == 4
         other_records(led.wal, 4, term=2)
         await led.manager.run_once()
-        assert "LSN 5" in led.manager.problems["compare"]
+        assert "LSNs 4 to 5" in led.manager.problems["compare"]
         assert led.wal.oldest_lsn() == 4
 
     in_time(main)
@@ -63,6 +67,39 @@ def test_the_same_records_written_again_under_a_newer_term_go_on() -> None:
         led = await place.lead(2, merge_below_bytes=0).write(7, 8).round()
         assert led.led.tiered_lsn() == 15
         assert led.wal.oldest_lsn() == 16
+
+    in_time(main)
+
+
+def test_one_record_that_is_another_is_found_wherever_it_stands() -> None:
+    async def main() -> None:
+        place = Place()
+        await _led_before(place, 5, 5)
+        led = place.lead(2, merge_below_bytes=0).write(6)
+        other_records(led.wal, 1, term=2)
+        await led.write(3).manager.run_once()
+        assert "LSNs 6 to 10" in led.manager.problems["compare"]
+        assert led.wal.oldest_lsn() == 1
+
+    in_time(main)
+
+
+def test_of_what_one_leader_wrote_only_the_end_is_read() -> None:
+    async def main() -> None:
+        place = Place()
+        before = place.lead(1, merge_below_bytes=0, local_retention_bytes=1 << 30)
+        await before.write(5, 5).round()
+        read = []
+        fetch = PlainStorage.fetch
+
+        def noted(self: PlainStorage, segment: Any, first_lsn: int, end_lsn: int) -> Any:
+            read.append(range(first_lsn, end_lsn))
+            return fetch(self, segment, first_lsn, end_lsn)
+
+        with mock.patch.object(PlainStorage, "fetch", noted):
+            led = await place.lead(2, merge_below_bytes=0, wal=before.wal).round()
+        assert read == [range(5, 6), range(10, 11)]
+        assert led.wal.oldest_lsn() == 11
 
     in_time(main)
 
@@ -106,6 +143,119 @@ def test_giving_up_the_tier_is_a_way_out_of_a_difference() -> None:
         await led.round()
         assert led.covered() == []
         assert led.wal.retained_lsns() == [1, 2, 3, 4, 5]
+
+    in_time(main)
+
+
+def test_tiering_goes_on_when_a_tier_that_differed_was_given_up() -> None:
+    async def main() -> None:
+        place = Place()
+        await _led_before(place, 5)
+        led = place.lead(2, merge_below_bytes=0)
+        other_records(led.wal, 5, term=2)
+        await led.manager.run_once()
+        led.manager.configure(TierConfig(tiering=Tiering.DELETE))
+        await led.round()
+        led.manager.configure(TierConfig(merge_below_bytes=0))
+        await led.write(5).round()
+        assert led.covered() == [range(1, 6), range(6, 11)]
+        assert (led.led.differs_at, led.manager.metrics.lag_lsns) == (None, 0)
+
+    in_time(main)
+
+
+def test_tiering_goes_on_when_the_log_was_begun_again_above_what_is_remote() -> None:
+    async def main() -> None:
+        place = Place()
+        await _led_before(place, 5)
+        led = place.lead(2, merge_below_bytes=0)
+        other_records(led.wal, 5, term=2)
+        await led.manager.run_once()
+        led.wal = led.led.local = SealedWal(first_lsn=6)
+        await led.write(5).round()
+        assert led.covered() == [range(1, 6), range(6, 11)]
+
+    in_time(main)
+
+
+def _no_answer_once(led: Led) -> None:
+    fetch, asked = led.storage.fetch, 0
+
+    async def flaky(*of: Any) -> AsyncIterator[Group]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise Unavailable("throttled")
+        async for group in fetch(*of):
+            yield group
+
+    led.storage.fetch = flaky
+
+
+@pytest.mark.parametrize("hindrance", ["no answer", "many pieces", "a damaged piece"])
+def test_a_wrong_log_is_not_copied_before_it_was_compared(
+    hindrance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        place = Place()
+        before = await _led_before(place, 5, 5)
+        led = place.lead(2, merge_below_bytes=0).write(5)
+        for _ in range(2):
+            other_records(led.wal, 5, term=2)
+        if hindrance == "no answer":
+            _no_answer_once(led)
+        elif hindrance == "many pieces":
+            monkeypatch.setattr(comparing, "PIECES_AT_ONCE", 1)
+        else:
+            await before.damage(0, None)
+        for _ in range(2):
+            await led.manager.run_once()
+            assert led.covered() == [range(1, 6), range(6, 11)]
+        assert "other records" in led.manager.problems["compare"]
+
+    in_time(main)
+
+
+def test_a_right_log_is_copied_beside_what_cannot_be_compared() -> None:
+    async def main() -> None:
+        place = Place()
+        before = await _led_before(place, 5, 5)
+        await before.damage(0, None)
+        led = place.lead(2, merge_below_bytes=0).write(5, 5, 5)
+        await led.manager.run_once()
+        assert led.manager.problems.keys() == {"compare"}
+        assert led.covered() == [range(1, 6), range(6, 11), range(11, 16)]
+        assert led.wal.oldest_lsn() == 1
+
+    in_time(main)
+
+
+def test_a_round_goes_on_until_all_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        place = Place()
+        await _led_before(place, 2, 2, 2)
+        monkeypatch.setattr(comparing, "PIECES_AT_ONCE", 1)
+        led = await place.lead(2, merge_below_bytes=0).write(2, 2, 2, 2).round()
+        assert led.wal.oldest_lsn() == 9
+
+    in_time(main)
+
+
+@pytest.mark.parametrize("has_compared", [True, False])
+def test_nothing_is_mended_from_a_log_with_other_records(has_compared: bool) -> None:
+    async def main() -> None:
+        place = Place()
+        before = await _led_before(place, 5, 5)
+        led = place.lead(2, merge_below_bytes=0)
+        for _ in range(3):
+            other_records(led.wal, 5, term=2)
+        if has_compared:
+            await led.manager.run_once()
+        await before.damage(0, None)
+        scrubbed = await led.manager.scrub(mend=True)
+        assert [found.mended for found in scrubbed.findings] == [False]
+        assert "other records" in scrubbed.findings[0].detail
+        assert led.metadata.segments() == before.metadata.segments()
 
     in_time(main)
 

@@ -11,7 +11,9 @@ from headwater.tier import SegmentMetadata, SegmentState, walking
 from headwater.tier.cache.segment_table import SegmentTable
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.jobs import TierConfig
+from headwater.tier.jobs.merging import next_run
 from tests.tier.jobs.given import FAR, HOUR_MS, Led, Place, in_time
+from tests.tier.jobs.plain_storage import plain_key
 from tests.tier.jobs.sealed_wal import SealedWal
 
 FINISHED, DELETING = SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED
@@ -228,5 +230,68 @@ def test_a_merged_segment_is_mended_from_what_it_was_merged_from(data: bytes | N
         await asyncio.sleep(25 * 3600.0)
         await led.round()
         assert (await led.manager.scrub(mend=False)).findings == ()
+
+    in_time(main)
+
+
+def test_a_damaged_segment_that_replaced_many_is_read_once_a_round() -> None:
+    async def main() -> None:
+        place = Place()
+        led = place.lead(1, merge_segments=8, delete_delay_ms=1000).write(*[2] * 8)
+        await led.round()
+        merged = led.metadata.cover(0, FAR)[0].segment
+        await place.backend.put(plain_key(merged.segment_id), b"damaged")
+        led.led.sound.clear()
+        read, verify = 0, led.storage.verify
+
+        async def counted(segment: SegmentMetadata) -> None:
+            nonlocal read
+            read += 1
+            await verify(segment)
+
+        led.storage.verify = counted
+        await asyncio.sleep(10.0)
+        await led.manager.run_once()
+        assert "cannot be read" in led.manager.problems["clean up"]
+        assert read == 1
+        assert led.states().count(DELETING) == 8
+
+    in_time(main)
+
+
+def test_a_run_is_looked_for_no_further_than_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(*[1] * 40).round()
+        monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", 1)
+        led.manager.configure(TierConfig(merge_below_bytes=SMALL, merge_segments=4))
+        looked = 0
+        cover_part = led.metadata.cover_part
+
+        def counted(first_lsn: int, end_lsn: int, most_segments: int) -> Any:
+            nonlocal looked
+            looked += 1
+            return cover_part(first_lsn, end_lsn, most_segments)
+
+        led.metadata.cover_part = counted  # type: ignore[method-assign]
+        run = await next_run(led.led)
+        assert run is not None
+        assert [piece.lsns for piece in run] == [range(lsn, lsn + 1) for lsn in range(1, 5)]
+        assert looked < 10
+
+    in_time(main)
+
+
+def test_settings_that_come_while_a_run_is_looked_for_count_from_the_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        led = await Place().lead(merge_below_bytes=0).write(*[1] * 4).round()
+        monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", 1)
+        led.led.merge_looked_lsn = -1
+        looking = asyncio.ensure_future(next_run(led.led))
+        await asyncio.sleep(0)
+        led.manager.configure(TierConfig(merge_below_bytes=SMALL, merge_segments=4))
+        await looking
+        assert (await led.round()).covered() == [range(1, 5)]
 
     in_time(main)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from headwater.core.errors import Denied, HeadwaterError, Unavailable
+from headwater.log.record.group import Group
 from headwater.tier import SegmentId, SegmentState
 from headwater.tier.errors import NotReady
 from headwater.tier.jobs import TierConfig
 from tests.tier.jobs.given import Led, Place, in_time
-from tests.tier.jobs.plain_storage import plain_key
+from tests.tier.jobs.plain_storage import groups_of, plain_key
+from tests.tier.jobs.test_comparing import other_records
 
 FINISHED, DELETING = SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED
 
@@ -32,6 +35,11 @@ class Locks:
         if segment_id in self.locked:
             raise self._error
         await self._delete(segment_id)
+
+
+async def _records(count: int) -> AsyncIterator[Group]:
+    for group in groups_of([(1, 1, ["record"] * count)]):
+        yield group
 
 
 def test_an_object_that_cannot_be_removed_keeps_no_other() -> None:
@@ -174,12 +182,39 @@ def test_metadata_that_are_never_ready_are_not_asked_all_the_time() -> None:
             raise NotReady("not yet", partition=0)
 
         running = asyncio.ensure_future(led.manager.run())
-        for asked in ("unfinished", "cover", "delete_state"):
+        for asked in ("unfinished", "cover_part", "delete_state"):
             setattr(led.metadata, asked, never)
             await asyncio.sleep(1200.0)
 
         assert led.manager.problems.keys() >= {"clean up", "copy", "choose jobs"}
         assert questions <= 3 * 3600 / 10
+        running.cancel()
+
+    in_time(main)
+
+
+def test_a_job_that_failed_and_waits_for_the_logs_to_agree_spins_nobody() -> None:
+    async def main() -> None:
+        place = Place()
+        before = await place.lead(1, merge_below_bytes=0).write(5).round()
+        begun = await before.storage.prepare(1, 5, _records(5))
+        await before.led.voice.started(begun)
+        led = place.lead(2, merge_below_bytes=0, interval_s=10.0)
+        Locks(led, Denied("an object lock is on it")).locked = {begun.segment_id}
+        other_records(led.wal, 5, term=2)
+        rounds, check = 0, led.led.register.stream.check
+
+        async def counted() -> None:
+            nonlocal rounds
+            rounds += 1
+            assert rounds < 1000, "round after round without a pause"
+            await check()
+
+        led.led.register.stream.check = counted  # type: ignore[method-assign]
+        running = asyncio.ensure_future(led.manager.run())
+        await asyncio.sleep(600.0)
+        assert led.manager.problems.keys() == {"clean up", "compare"}
+        assert 60 <= rounds <= 140
         running.cancel()
 
     in_time(main)

@@ -14,6 +14,7 @@ from headwater.tier.jobs.stopping import give_up_remote
 from headwater.tier.reader import RefreshedCover, TierArchive
 from headwater.tier.walking import walk_cover, walk_segments
 from tests.tier.jobs.given import FAR, Led, Place, in_time
+from tests.tier.jobs.sealed_wal import SealedWal
 
 SEGMENTS = 100
 
@@ -112,5 +113,53 @@ def test_whoever_goes_through_all_segments_lets_others_work(
         await work(led)
         meanwhile.cancel()
         assert 0 < most < SEGMENTS // 4
+
+    in_time(main)
+
+
+async def _with_a_gap(led: Led) -> None:
+    await led.led.voice.unlist(led.metadata.segments()[1])
+    led.led._tiered_lsn = -1
+
+
+async def _unlisted_for_another(led: Led) -> None:
+    first = led.metadata.segments()[0]
+    await copy_local(led.led, range(1, 2))
+    led.led.tiered_lsn()
+    await led.led.unlist(first)
+
+
+@pytest.mark.parametrize(
+    ("given", "through"), [(_with_a_gap, 1), (_unlisted_for_another, SEGMENTS)]
+)
+def test_how_far_the_tier_goes_is_found_without_going_through_it(
+    given: Callable[[Led], Awaitable[None]], through: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        led = Place().lead(1, merge_below_bytes=0, local_retention_bytes=1 << 30)
+        await led.write(*[1] * SEGMENTS).round()
+        await given(led)
+        made, metadata = 0, SegmentTable.metadata
+
+        def counted(table: SegmentTable, row: int) -> SegmentMetadata:
+            nonlocal made
+            made += 1
+            return metadata(table, row)
+
+        monkeypatch.setattr(SegmentTable, "metadata", counted)
+        assert led.led.tiered_lsn() == through
+        assert made < SEGMENTS // 4
+
+    in_time(main)
+
+
+def test_what_is_remote_beyond_a_gap_is_not_told_as_lost() -> None:
+    async def main() -> None:
+        place = Place()
+        before = await place.lead(1, merge_below_bytes=0).write(5, 5, 5).round()
+        await before.led.voice.unlist(before.metadata.segments()[1])
+        led = place.lead(2, merge_below_bytes=0, wal=SealedWal(first_lsn=16)).write(5)
+        await led.manager.run_once()
+        assert led.manager.metrics.missing_lsns == 5
 
     in_time(main)

@@ -87,6 +87,9 @@ class SegmentStorage(Protocol):
     def schema_version(self, segment: SegmentMetadata) -> int:
         """Of the records of a segment; only those of one version are merged."""
 
+    async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
+        """Which of these LSNs of a segment hold no records, because those are lost, in order."""
+
     async def verify(self, segment: SegmentMetadata) -> object:
         """Read all of it; `NotFound` if it is gone, `Corrupt` if it is not what was written."""
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Final
 
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
 from headwater.log.wal import SealedRange
+from headwater.tier.cover import gaps
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.removal import abandon
+from headwater.tier.walking import walk_cover
 
 _log: Final = logging.getLogger("headwater")
 
@@ -26,7 +29,16 @@ COPIES_A_ROUND: Final = 8
 
 
 async def copy_sealed(led: LedPartition) -> None:
-    """Copy what is sealed, committed and not remote yet, some of it at a time."""
+    """Copy what is sealed, committed and not remote yet, some of it at a time.
+
+    Nothing while it is not known that this is the log that is remote: what is copied from a wrong
+    one stays, and the right one differs from it then.
+    """
+    if not led.is_compared():
+        return
+    while led.lost_remotely:
+        await copy_local(led, led.lost_remotely[-1])
+        led.lost_remotely.pop()
     for _ in range(COPIES_A_ROUND):
         if (due := _next_due(led)) is None:
             return
@@ -98,15 +110,26 @@ def newest_ms_of(segment: SegmentMetadata) -> int:
     return segment.max_timestamp_ms or segment.event_timestamp_ms
 
 
-def missing(led: LedPartition) -> range:
-    """The LSNs above what is remote that the local log does not have either: they are lost."""
-    return range(led.tiered_lsn() + 1, led.local.oldest_lsn())
+def is_missing(led: LedPartition) -> bool:
+    """Whether LSNs above what is remote without a gap are not in the local log either."""
+    return led.tiered_lsn() + 1 < led.local.oldest_lsn()
+
+
+async def missing(led: LedPartition) -> list[range]:
+    """The LSNs that are neither remote, beyond a gap, nor in the local log: they are lost."""
+    if not is_missing(led):
+        return []
+    first_lsn, end_lsn = led.tiered_lsn() + 1, led.local.oldest_lsn()
+    async with aclosing(walk_cover(led.metadata, first_lsn, end_lsn)) as pieces:
+        return gaps([piece async for piece in pieces], first_lsn, end_lsn)
 
 
 def _next_due(led: LedPartition) -> range | None:
     tiered_lsn, committed_lsn = led.tiered_lsn(), led.leader.committed_lsn()
     # Where something is lost, what comes after it is saved all the same, and only once.
-    beyond = led.metadata.cover(led.local.oldest_lsn(), committed_lsn + 1) if missing(led) else ()
+    beyond = (
+        led.metadata.cover(led.local.oldest_lsn(), committed_lsn + 1) if is_missing(led) else ()
+    )
     for sealed in led.local.sealed():
         first_lsn = max(sealed.first_lsn, tiered_lsn + 1, led.local.oldest_lsn())
         for piece in beyond:

@@ -12,7 +12,7 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused
 from headwater.log.record.change import TERM_MAX
 from headwater.log.record.group import Group
-from headwater.tier.cover import CoverPiece
+from headwater.tier.cover import CoverPiece, gaps
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
@@ -26,6 +26,8 @@ from headwater.tier.segments import log_range
 from headwater.tier.walking import END_LSN, walk_cover
 
 _log: Final = logging.getLogger("headwater")
+TIERED_AT_ONCE: Final = 16
+"""So many segments are looked at to see whether the tier goes on: mostly there is none."""
 BROKERS: Final = 1 << 31
 """A broker's id has 32 bits, with a sign."""
 
@@ -96,6 +98,10 @@ class LedPartition:
         """How many bytes are remote, and as of when."""
         self.same_lsn = -1
         """Through here the local log is known to have the records that are remote."""
+        self.compared_lsn = -1
+        """Through here nothing differs, as far as what is remote can be read."""
+        self.lost_remotely: list[range] = []
+        """What the local log has and a remote piece lost: it is to be copied again."""
         self.differs_at: int | None = None
         """An LSN under which it was found to have another one."""
         self.sound: set[SegmentId] = set()
@@ -139,7 +145,7 @@ class LedPartition:
             self.leader.epoch, began_ms=began_ms, oldest_lsn=oldest_lsn
         )
         self.finished_in = [range(END_LSN)]
-        self.same_lsn = self.local.oldest_lsn() - 1
+        self.same_lsn = self.compared_lsn = self.local.oldest_lsn() - 1
         await self._walk_tiered()
 
     async def _first_piece(self) -> CoverPiece | None:
@@ -184,6 +190,7 @@ class LedPartition:
 
     async def unlist(self, segment: SegmentMetadata) -> None:
         """Let a segment be read no longer; its object stays for those who are reading it."""
+        tiered_lsn = self._tiered_lsn
         if segment.end_offset >= self.first_lsn:
             # Before it is known whether that lands: what may be remote no longer does not count.
             self._tiered_lsn = min(self._tiered_lsn, segment.start_offset - 1)
@@ -192,11 +199,31 @@ class LedPartition:
         self.sound.discard(segment.segment_id)
         self.metrics.unlisted_segments += 1
         self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
+        first_lsn = max(segment.start_offset, self.first_lsn)
+        end_lsn = min(segment.end_offset, tiered_lsn) + 1
+        if not gaps(self.metadata.cover(first_lsn, end_lsn), first_lsn, end_lsn):
+            self._tiered_lsn = tiered_lsn  # others have it: no need to walk there again
 
     def was_copied(self, lsns: range) -> None:
         """The tier has these LSNs from the local log."""
         if lsns.start <= self.same_lsn + 1:
             self.same_lsn = max(self.same_lsn, lsns.stop - 1)
+        if lsns.start <= self.compared_lsn + 1:
+            self.compared_lsn = max(self.compared_lsn, lsns.stop - 1)
+
+    def remote_after(self, lsn: int, most_segments: int) -> list[CoverPiece]:
+        """The first remote pieces after an LSN, of what the local log has."""
+        at = max(lsn + 1, self.local.oldest_lsn(), self.first_lsn)
+        end_lsn = self.local.current_lsn() + 1
+        while at < end_lsn:
+            pieces, at = self.metadata.cover_part(at, end_lsn, most_segments)
+            if pieces:
+                return pieces
+        return []
+
+    def is_compared(self) -> bool:
+        """Whether all was compared that is both remote and local, as far as it can be read."""
+        return not self.remote_after(self.compared_lsn, 1)
 
     def will_be_read(self, lsns: range) -> None:
         """A copy of these LSNs is about to finish, and may take the place of others."""
@@ -225,10 +252,13 @@ class LedPartition:
         through = max(self._tiered_lsn, self.first_lsn - 1)
         if not self.voice.is_settled:
             return through  # an event that may have landed would take back what is found now
-        for piece in self.metadata.cover(through + 1, END_LSN):
-            if piece.lsns.start > through + 1:
-                break
-            through = piece.lsns.stop - 1
+        at = through + 1
+        while at == through + 1 and at < END_LSN:  # what lies beyond a gap is not looked at
+            pieces, at = self.metadata.cover_part(at, END_LSN, TIERED_AT_ONCE)
+            for piece in pieces:
+                if piece.lsns.start > through + 1:
+                    break
+                through = piece.lsns.stop - 1
         self._tiered_lsn = through
         return through
 

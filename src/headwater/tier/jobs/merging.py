@@ -14,7 +14,7 @@ from typing import Final
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.log.record.group import Group
-from headwater.tier.cover import CoverPiece
+from headwater.tier.cover import CoverPiece, epoch_at, share_bytes
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId
@@ -113,13 +113,6 @@ def _is_read(led: LedPartition, segment: SegmentMetadata) -> bool:
     return any(piece.segment.segment_id == segment.segment_id for piece in pieces)
 
 
-def share_bytes(piece: CoverPiece) -> int:
-    """About how many bytes of its segment a piece is."""
-    segment = piece.segment
-    lsns = segment.end_offset - segment.start_offset + 1
-    return segment.size_bytes * len(piece.lsns) // lsns
-
-
 async def groups_of(led: LedPartition, run: Run) -> AsyncIterator[Group]:
     """The records of these pieces; `SourceUnreadable` says which of them cannot be read."""
     for piece in run:
@@ -153,10 +146,11 @@ async def next_run(led: LedPartition, aside: Set[SegmentId] = frozenset()) -> Ru
             if small:
                 run.append(piece)
                 run_bytes += size_bytes
-            if not run:
-                led.merge_looked_lsn = piece.lsns.stop - 1
-            elif len(run) == 1:
-                led.merge_looked_lsn = piece.lsns.start - 1
+            most = config.merge_segments
+            if len(run) >= most and (due := _worth_merging(run[-most:], most, may_grow=True)):
+                return due  # those before it were looked at when they were the last
+            if led.config is config and len(run) < 2:  # by other settings, nothing was looked at
+                led.merge_looked_lsn = (piece.lsns.start if run else piece.lsns.stop) - 1
     return _worth_merging(run, config.merge_segments, may_grow=True)
 
 
@@ -179,11 +173,6 @@ def _fit(led: LedPartition, before: CoverPiece, after: CoverPiece) -> bool:
     return (
         before.lsns.stop == after.lsns.start
         and after.segment.segment_id not in led.apart
-        and _epoch_at(before, before.lsns.stop - 1) <= _epoch_at(after, after.lsns.start)
+        and epoch_at(before, before.lsns.stop - 1) <= epoch_at(after, after.lsns.start)
         and led.storage.schema_version(before.segment) == led.storage.schema_version(after.segment)
     )
-
-
-def _epoch_at(piece: CoverPiece, lsn: int) -> int:
-    epochs = piece.segment.epochs
-    return max((epoch for epoch, begins in epochs if begins <= lsn), default=epochs[0][0])

@@ -23,6 +23,7 @@ from headwater.tier.segments import (
     new_segment_id,
     receipt_of,
 )
+from headwater.tier.segments.decoder import lost_groups
 from headwater.tier.segments.object_ranges import open_index
 from headwater.tier.segments.object_storage import CLOCK, segment_key
 
@@ -74,6 +75,15 @@ class ParquetSegments(ObjectStorage):
         """See `SegmentStorage`."""
         receipt = receipt_of(segment)
         return 0 if receipt is None else receipt.schema_version
+
+    async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
+        """See `SegmentStorage`; where its events count as many records as LSNs, none is asked."""
+        receipt = receipt_of(segment)
+        if receipt is not None and receipt.rows == segment.end_offset - segment.start_offset + 1:
+            return []
+        index = await self.fetch_index(segment)
+        lost = lost_groups(index, lsns.start, lsns.stop)
+        return [range(group.first_lsn, group.last_lsn + 1) for group in lost]
 
     def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
         """See `SegmentStorage`."""

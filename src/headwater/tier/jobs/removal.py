@@ -7,7 +7,7 @@ segment is read no longer, and one that was ever in a cover only `delete_delay_m
 from __future__ import annotations
 
 from headwater.core import runtime
-from headwater.core.errors import Corrupt, NotFound
+from headwater.core.errors import Corrupt, HeadwaterError, NotFound
 from headwater.tier.cover import gaps
 from headwater.tier.errors import LastCopy
 from headwater.tier.events import SegmentMetadata, SegmentState, unstamp
@@ -18,7 +18,6 @@ from headwater.tier.jobs.setbacks import Setbacks
 
 async def abandon(led: LedPartition, segment_id: SegmentId) -> None:
     """Clean up after a copy that never was in a cover: nobody reads it, so it goes at once."""
-    await led.voice.settle()
     await led.voice.unlist_copy(segment_id)
     await remove(led, segment_id)
 
@@ -38,19 +37,23 @@ async def clean_up(led: LedPartition) -> None:
     never will.
     """
     setbacks = Setbacks()
+    unsound: dict[SegmentId, HeadwaterError] = {}
     for segment in led.metadata.unfinished():
         with setbacks.kept():
             if segment.state is SegmentState.COPY_STARTED:
                 await abandon(led, segment.segment_id)
             elif is_due(led, segment):
-                await _check_replaced(led, segment)
+                await _check_replaced(led, segment, unsound)
                 await remove(led, segment.segment_id)
     setbacks.tell()
 
 
-async def _check_replaced(led: LedPartition, segment: SegmentMetadata) -> None:
+async def _check_replaced(
+    led: LedPartition, segment: SegmentMetadata, unsound: dict[SegmentId, HeadwaterError]
+) -> None:
     """Raise `LastCopy` unless what is to be read of a segment is elsewhere, and can be read there.
 
+    `unsound` keeps what cannot be: it took the place of many, and is read for the first of them.
     A merged segment that was damaged since would otherwise lose what its parts still have.
     """
     first_lsn, end_lsn = max(segment.start_offset, led.first_lsn), segment.end_offset + 1
@@ -66,14 +69,17 @@ async def _check_replaced(led: LedPartition, segment: SegmentMetadata) -> None:
         instead = piece.segment
         if instead.segment_id in led.sound:
             continue
-        await led.rate.take(instead.size_bytes)
-        try:
-            await led.storage.verify(instead)
-        except (Corrupt, NotFound) as error:
+        if instead.segment_id not in unsound:
+            await led.rate.take(instead.size_bytes)
+            try:
+                await led.storage.verify(instead)
+            except (Corrupt, NotFound) as error:
+                unsound[instead.segment_id] = error
+        if (why := unsound.get(instead.segment_id)) is not None:
             raise LastCopy(
                 f"{segment.segment_id} was unlisted for {instead.segment_id}, which cannot be "
-                f"read: it stays until a scrub has mended that: {error}"
-            ) from error
+                f"read: it stays until a scrub has mended that: {why}"
+            ) from why
         led.sound.add(instead.segment_id)
 
 

@@ -7,7 +7,7 @@ loss is told and not skipped; an object that no event names goes last, and only 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from itertools import pairwise
 from typing import Final
 
@@ -17,10 +17,12 @@ from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.tier.cover import cover, gaps
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.jobs.comparing import compare_all
 from headwater.tier.jobs.contract import SegmentStorage
 from headwater.tier.jobs.copying import copy_local, copy_range
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
+from headwater.tier.jobs.setbacks import Setbacks
 
 DAMAGE: Final = frozenset({Kind.MISSING, Kind.CORRUPT})
 
@@ -49,12 +51,13 @@ async def repair(led: LedPartition, seen: Scrubbed) -> Scrubbed:
     async def mend(finding: Finding) -> bool:
         if finding.kind is not Kind.GAP and finding.kind not in DAMAGE:
             return finding.mended
-        for lsns in _lacking(led, finding.lsns, damaged):
-            for part in _local_parts(led, lsns):
-                await copy_local(led, part)
+        setbacks = Setbacks()
+        with setbacks.kept():
+            await _copy_local_parts(led, _lacking(led, finding.lsns, damaged))
         for lsns in _lacking(led, finding.lsns, damaged):
             await _copy_unlisted(led, lsns, damaged)
         if _lacking(led, finding.lsns, damaged):
+            setbacks.tell()
             return False
         if finding.kind in DAMAGE:
             segment = led.metadata.find(_id_of(partition, finding))
@@ -77,6 +80,14 @@ async def _each(seen: Scrubbed, mend: Callable[[Finding], Awaitable[bool]]) -> S
             finding = msgspec.structs.replace(finding, detail=why)
         findings.append(finding)
     return msgspec.structs.replace(seen, findings=tuple(findings))
+
+
+async def _copy_local_parts(led: LedPartition, lacking: Sequence[range]) -> None:
+    """Copy what the local log has, if it has the records that are remote everywhere else."""
+    for lsns in lacking:
+        for part in _local_parts(led, lsns):
+            await compare_all(led)
+            await copy_local(led, part)
 
 
 async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+from headwater.tier.cover import share_bytes
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.config import FOR_EVER
-from headwater.tier.jobs.copying import missing, newest_ms_of
+from headwater.tier.jobs.copying import is_missing, newest_ms_of
 from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.jobs.merging import share_bytes
 from headwater.tier.walking import END_LSN, walk_cover
 
 
@@ -51,7 +51,7 @@ async def expired_end(led: LedPartition) -> int:
     """
     config, now_ms = led.config, led.store_ms()
     # What is lost is no older than what comes after it, and goes with that.
-    end_lsn = END_LSN if missing(led) else led.tiered_lsn() + 1
+    end_lsn = END_LSN if is_missing(led) else led.tiered_lsn() + 1
     left_bytes = await _cover_bytes(led, end_lsn) if config.retention_bytes != FOR_EVER else 0
     at = led.first_lsn
     async with aclosing(walk_cover(led.metadata, at, end_lsn)) as pieces:

@@ -64,7 +64,7 @@ class TierManager:
         self._deleted = False
         self._retries: dict[str, tuple[int, float]] = {}
         """By job: how often it failed in a row, and when it is tried again."""
-        self._told_lost = range(0)
+        self._told_lost: list[range] = []
         self._busy = asyncio.Lock()
 
     @property
@@ -112,22 +112,26 @@ class TierManager:
         if is_due("choose jobs"):
             await self._tried("choose jobs", self._choose_jobs)
         for name, job in self._chosen.items():
-            if is_due(name) and (name == "compare" or not self._waits_for_comparison):
+            if is_due(name) and not self._is_held(name):
                 await self._tried(name, self._after_settling(job))
         if not self._deleting:
             await self._tried("look for losses", self._note_loss)
 
-    @property
-    def _waits_for_comparison(self) -> bool:
-        """Whether the tier has other records than the local log; giving it up is a way out."""
-        return self.led.differs_at is not None and "compare" in self._chosen
+    def _is_held(self, name: str) -> bool:
+        """Whether a job waits for the tier and the local log to agree; giving the tier up is a way
+        out."""
+        return self.led.differs_at is not None and "compare" in self._chosen and name != "compare"
 
     def _pause_s(self) -> float:
         """Until the next round, or until a job that failed is tried again."""
         now_s = runtime.monotonic_s()
         interval_s = 0.0 if self.led.is_behind else self.led.config.interval_s
         first = [self._retries[one][1] for one in ("begin", "choose jobs") if one in self._retries]
-        failed = [at_s for name, (_, at_s) in self._retries.items() if name in self._chosen]
+        failed = [
+            at_s
+            for name, (_, at_s) in self._retries.items()
+            if name in self._chosen and not self._is_held(name)
+        ]
         return max(0.0, (first[0] if first else min([now_s + interval_s, *failed])) - now_s)
 
     def _is_due(self, name: str) -> bool:
@@ -237,15 +241,14 @@ class TierManager:
         self._retries.pop(name, None)
 
     async def _note_loss(self) -> None:
-        lost, local = missing(self.led), self.led.local
-        self.metrics.missing_lsns = len(lost)
+        lost, local = await missing(self.led), self.led.local
+        self.metrics.missing_lsns = sum(map(len, lost))
         self.metrics.lag_lsns = max(0, local.current_lsn() - self.led.tiered_lsn())
         if lost and lost != self._told_lost:
             _log.error(
-                "LSNs %d to %d of %s are neither remote nor in the local log: they are lost, and "
+                "LSNs %s of %s are neither remote nor in the local log: they are lost, and "
                 "the local log is kept. Restore them, or let a retention move the log start",
-                lost.start,
-                lost.stop - 1,
+                ", ".join(f"{lsns.start} to {lsns.stop - 1}" for lsns in lost[:10]),
                 self.led.leader.partition,
             )
         self._told_lost = lost

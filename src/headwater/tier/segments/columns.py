@@ -106,6 +106,8 @@ def can_share(schemas: Iterable[pa.Schema]) -> bool:
 
 def restored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of a segment as the records that they were."""
+    if not schema.names:  # of arrays that are none, there would be no rows
+        return rows.select([]).replace_schema_metadata(schema.metadata)
     columns = [restored_column(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
