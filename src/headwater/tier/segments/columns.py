@@ -105,6 +105,9 @@ def can_share(schemas: Iterable[pa.Schema]) -> bool:
 
 def restored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of a segment as the records that they were."""
+    if not schema.names:
+        # Arrays would say how many records there are, and there are none.
+        return rows.select([]).replace_schema_metadata(schema.metadata)
     columns = [_back(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
