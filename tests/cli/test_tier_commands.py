@@ -376,14 +376,11 @@ def test_settings_of_kafkas_client_stand_in_a_file_that_is_not_repeated(
 
 
 def test_renew_begins_a_log_that_reads_as_the_old_one(invoke: Invoke, url: str) -> None:
+    old = invoke("tier", "list", url, "orders", "--json").stdout
     told = invoke("tier", "renew", url, "--to-prefix", "anew", "--epoch-max", "3")
     assert told.stdout.splitlines() == [
         "anew begins with what 5 events come to",
         "log starts taken down to epoch 3: 1",
     ]
-    old, new = (
-        invoke("tier", "list", url, "orders", "--json", "--prefix", prefix).stdout
-        for prefix in ("metadata", "anew")
-    )
-    assert old == new
+    assert invoke("tier", "list", url, "orders", "--json", "--prefix", "anew").stdout == old
     assert invoke("tier", "renew", url, "--to-prefix", "anew").exit_code == 2

@@ -40,7 +40,7 @@ def test_a_lost_event_is_no_loss(invoke: Invoke, url: str, tmp_path: Path) -> No
     result = invoke("tier", "rebuild", url, "--to-prefix", "metadata-2", COLUMNS="200")
     assert result.exit_code == 0, result.output
     assert f"{lost.parent.name}/{lost.name}: gone, and later events are not" in result.stdout
-    assert "metadata-2 begins with this; the old log stays as it was" in result.stdout
+    assert "metadata-2 begins with this; the old log refuses whoever opens it" in result.stdout
     anew = ("--prefix", "metadata-2")
     listed = json.loads(invoke("tier", "list", url, "orders", "--json", *anew).stdout)
     assert listed == json.loads(before)
@@ -76,5 +76,8 @@ def test_the_old_log_is_never_written_over(invoke: Invoke, url: str) -> None:
     assert (over.exit_code, "under another prefix" in over.stderr) == (2, True)
     done = invoke("tier", "rebuild", url, "--to-prefix", "metadata-2")
     assert (done.exit_code, "nothing was missing" in done.stdout) == (0, True)
-    again = invoke("tier", "rebuild", url, "--to-prefix", "metadata-2")
-    assert (again.exit_code, "under which nothing stands" in again.stderr) == (2, True)
+    again = invoke("tier", "rebuild", url, "--to-prefix", "metadata-3")
+    assert (again.exit_code, "goes on under 'metadata-2'" in again.stderr) == (2, True)
+    anew = ("--prefix", "metadata-2")
+    taken = invoke("tier", "rebuild", url, "--to-prefix", "metadata", *anew)
+    assert (taken.exit_code, "goes on under 'metadata-2'" in taken.stderr) == (2, True)

@@ -66,7 +66,7 @@ def show_rebuilt(console: Console, rebuilt: Rebuilt, prefix: str) -> None:
         _findings(console, one)
     if not rebuilt.missing:
         console.print("nothing was missing: the new log comes to what the old one does")
-    console.print(f"{prefix} begins with this; the old log stays as it was")
+    console.print(f"{prefix} begins with this; the old log refuses whoever opens it")
 
 
 def _findings(console: Console, one: RebuiltPartition) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,8 @@ def scrub(
         reports: dict[int, Scrubbed] = {}
         async with _places(url, option, events, stream, partition) as places:
             for place in places:
+                if repair:
+                    place.check_heard()
                 seen = await look(
                     place.metadata,
                     place.storage,
@@ -190,7 +192,8 @@ def renew(
     """Begin a log of the tier's events anew, with what another one comes to.
 
     For a log that moves, and for one in which an epoch was published that no leader reaches. The
-    old one stays as it is. Stop whoever uses it first, and let them go on with the new one.
+    old one says where it goes on, and is opened no more. Stop whoever uses it first, and let them
+    go on with the new one.
     """
     from headwater.tier.eventlog import StoredEventLog
     from headwater.tier.eventlog import renew as renew_log
@@ -235,13 +238,15 @@ def rebuild(
 ) -> None:
     """Begin a damaged log of the tier's events anew, with what is left of it and the segments.
 
-    The old one stays as it is. Stop whoever uses it first, and let them go on with the new one.
+    The old one says where it goes on, and is opened no more. Stop whoever uses it first, and let
+    them go on with the new one.
     Exit status: 0, or 1 if LSNs are missing in between, or objects could not be read.
     """
     from headwater.cli.rebuild_view import RebuildBar, show_rebuilt
     from headwater.cli.stream_view import new_console
-    from headwater.core.errors import Refused
+    from headwater.core.errors import Damaged, NotFound, Refused
     from headwater.tier.eventlog import StoredEventLog
+    from headwater.tier.eventlog.stored.identity import mark_renewed
     from headwater.tier.rebuild import Rebuilt
     from headwater.tier.rebuild import rebuild as rebuild_log
 
@@ -257,7 +262,11 @@ def rebuild(
             target = await StoredEventLog.open(store, prefix=to_prefix, partition_count=count)
             opened.push_async_callback(target.close)
             with RebuildBar(count) as bar:
-                return await rebuild_log(store, source, target, on_step=bar.step)
+                done = await rebuild_log(store, source, target, on_step=bar.step)
+            # One without a record, or with a damaged one, nobody opens as it is.
+            with suppress(NotFound, Damaged):
+                await mark_renewed(store, prefix, to_prefix)
+            return done
 
     rebuilt = run_loop(run())
     if as_json:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from headwater.buffer.stream import Stream
 from headwater.cli.event_log_place import EventLogPlace
+from headwater.core.errors import Refused
 from headwater.store import Store
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.jobs import LogStartRegister, ManagedPartition, ParquetSegments
@@ -24,6 +25,21 @@ class TierPlace:
     first_lsn: int
     """The log start; 0 if nobody has led the partition with a tier."""
     leader_epoch: int | None
+    """Of the last leader that began, as the log start says."""
+    heard_epoch: int | None
+    """The newest one that the events tell of."""
+
+    def check_heard(self) -> None:
+        """Raise `Refused` if its leader speaks in another log of events than this one.
+
+        What that one lists would look like orphans. A leader speaks before it moves the log start.
+        """
+        if self.leader_epoch is not None and self.leader_epoch > (self.heard_epoch or 0):
+            raise Refused(
+                f"{self.partition} is led with epoch {self.leader_epoch}, of which this log of "
+                "events has not heard: name the log that its leader uses (--prefix, "
+                "--bootstrap-servers)"
+            )
 
 
 @asynccontextmanager
@@ -58,4 +74,5 @@ async def _place(
         register,
         0 if start is None else start.first_lsn,
         None if start is None else start.leader_epoch,
+        manager.publisher_epoch(partition),
     )

@@ -7,6 +7,7 @@ Conflict
 NotFound
 └── StreamGone         the stream that is led was deleted: stop leading it
 Refused
+├── LogRenewed         the log of events goes on under another prefix: open that one
 └── NotOneSegment      these records cannot stand in one segment: make two of them
 Damaged
 ├── LastCopy           what was to go has what nothing else has: it stays until that is mended
@@ -37,6 +38,18 @@ class EventRejected(Conflict):
 
 class StreamGone(NotFound):
     """The stream of a partition was deleted, or another one has its name: nobody leads it."""
+
+
+class LogRenewed(Refused):
+    """A log of events that was begun anew elsewhere: what is said in this one counts for nobody."""
+
+    @classmethod
+    def to(cls, renewed_to: str, key: str) -> LogRenewed:
+        """Said of the log that stands at a key."""
+        return cls(
+            f"{key}: this log of the tier's events was begun anew and goes on under "
+            f"{renewed_to!r}: open it there (prefix, --prefix)"
+        )
 
 
 class NotOneSegment(Refused):

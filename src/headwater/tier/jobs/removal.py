@@ -36,13 +36,17 @@ async def clean_up(led: LedPartition) -> None:
     Copies of older leaders that began and never ended are among it: their epochs are over, so they
     never will.
     """
-    setbacks = Setbacks()
+    setbacks, leads = Setbacks(), False
     unsound: dict[SegmentId, HeadwaterError] = {}
     for segment in led.metadata.unfinished():
         with setbacks.kept():
             if segment.state is SegmentState.COPY_STARTED:
                 await abandon(led, segment.segment_id)
             elif is_due(led, segment):
+                if not leads:
+                    # By the store, too: a newer leader may speak in a log that goes on elsewhere.
+                    await led.check_leads()
+                    leads = True
                 await _check_replaced(led, segment, unsound)
                 await remove(led, segment.segment_id)
     setbacks.tell()

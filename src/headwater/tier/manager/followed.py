@@ -24,7 +24,7 @@ from headwater.core.errors import (
 )
 from headwater.core.waiters import Waiters
 from headwater.tier.cache import Outcome, TierCache, dump_all
-from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
+from headwater.tier.errors import EventRejected, EventUndecodable, LogRenewed, NotReady
 from headwater.tier.eventlog import (
     EventDelivered,
     EventUnreadable,
@@ -76,7 +76,7 @@ class FollowedPartition:
         self.assignments = 0
         self.high_water_mark: int | None = None
         """As of the assignment; None while it is not known."""
-        self.stopped: Damaged | None = None
+        self.stopped: Damaged | LogRenewed | None = None
         self.retry_at_s: float | None = None
         """When to ask the log again for a partition that it could not go on with."""
         self.failures = 0
@@ -255,7 +255,7 @@ class FollowedPartition:
         self._metrics.partition_failures[type(error).__name__] += 1
         if isinstance(error, Trimmed) and self.next_offset < error.floor:
             self._begin_later(error)
-        elif isinstance(error, Damaged):
+        elif isinstance(error, Damaged | LogRenewed):
             self._stop(error)
         # Everything else may mend itself: the pump asks for the partition again.
 
@@ -280,7 +280,7 @@ class FollowedPartition:
             offset=offset,
         )
 
-    def _stop(self, error: Damaged) -> None:
+    def _stop(self, error: Damaged | LogRenewed) -> None:
         if self.stopped is None:
             self._metrics.partitions_stopped += 1
         self.stopped = error
@@ -302,11 +302,11 @@ class FollowedPartition:
                 del self._expected[payload]
 
 
-def _again(error: Damaged) -> Damaged:
+def _again(error: Damaged | LogRenewed) -> Damaged | LogRenewed:
     """The same error for another caller: one that was raised carries its traceback with it."""
     if isinstance(error, EventUndecodable):
         return EventUndecodable(str(error), partition=error.partition, offset=error.offset)
-    for kind in (RolledBack, Corrupt):
+    for kind in (LogRenewed, RolledBack, Corrupt):
         if isinstance(error, kind):
             return kind(str(error))
     return Damaged(str(error))

@@ -42,7 +42,8 @@ async def rebuild(
     """Let an empty log begin with what is left of another one, and with the segments in the store.
 
     Without `source` with segments alone. `on_step` is told how many metadata partitions are done,
-    for everything that was read. Nobody may lead or follow meanwhile.
+    for everything that was read. Nobody may lead or follow meanwhile, nor go by the old log after:
+    `StoredEventLog.mark_renewed` lets it refuse them.
     """
     await check_empty(target)
     count = target.partition_count

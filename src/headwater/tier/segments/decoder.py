@@ -52,6 +52,8 @@ def _group(index: SegmentIndex, run: Run, rows: pa.RecordBatch, run_row: int, ls
     """The part of a run in these LSNs; its first record would stand at `run_row` of `rows`."""
     first, last = max(run.first_lsn, lsns.start), min(run.last_lsn, lsns.stop - 1)
     part = rows.slice(run_row + first - run.first_lsn, last - first + 1)
+    if _ends(part) != (first, last) or part.num_rows != last - first + 1:
+        raise Corrupt(f"{index.description.identity} has no records of LSNs {first} to {last}")
     schema = index.schemas[run.schema or 0]
     return Group(run.term, first, last, restored(part, schema))
 
@@ -64,10 +66,15 @@ def _rows(index: SegmentIndex, number: int, stored: RowGroup, data: memoryview) 
     except (pa.ArrowException, OSError) as error:
         raise Corrupt(f"row group {number} cannot be read: {error}") from error
     [rows] = table.to_batches()
-    lsns = rows.column(LSN)
-    if (lsns[0].as_py(), lsns[-1].as_py()) != (stored.first_lsn, stored.last_lsn):
+    if _ends(rows) != (stored.first_lsn, stored.last_lsn):
         raise Corrupt(f"row group {number} holds other LSNs than the segment says")
     return rows
+
+
+def _ends(rows: pa.RecordBatch) -> tuple[int, int] | None:
+    """The first and the last LSN of rows; None if there are none."""
+    lsns = rows.column(LSN)
+    return (lsns[0].as_py(), lsns[-1].as_py()) if len(lsns) else None
 
 
 class _Window:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt
 from headwater.store import ByteRange, Store
+from headwater.store.objects import Buffer
+from headwater.tier.segments.description import RowGroup
 from headwater.tier.segments.index import SegmentIndex, read_index
 from headwater.tier.segments.object_cache import ObjectCache
 from headwater.tier.segments.receipt import Receipt
@@ -47,6 +50,29 @@ class ObjectRanges:
         if found.meta.size_bytes != self.size_bytes:
             raise Corrupt(f"{self.key} has {found.meta.size_bytes} bytes, not {self.size_bytes}")
         return memoryview(found.data)
+
+
+class RowGroupParts:
+    """Cuts an object that comes in chunks into the bytes of its row groups."""
+
+    def __init__(self, row_groups: Sequence[RowGroup]) -> None:
+        self._left = deque(enumerate(row_groups))
+        self._held = bytearray()
+        self._at = 0
+
+    def take(self, chunk: Buffer) -> Iterator[tuple[int, memoryview]]:
+        """The row groups that end in the next chunk, each with its number."""
+        begin, view = self._at, memoryview(chunk)
+        self._at += len(view)
+        while self._left:
+            number, group = self._left[0]
+            end = group.offset + group.size_bytes
+            self._held += view[max(0, group.offset - begin) : max(0, end - begin)]
+            if self._at < end:
+                return
+            self._left.popleft()
+            whole, self._held = memoryview(self._held), bytearray()
+            yield number, whole
 
 
 async def open_index(

@@ -25,7 +25,12 @@ from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.segments.decoder import decode_row_group, lost_groups
 from headwater.tier.segments.index import SegmentIndex
 from headwater.tier.segments.object_cache import ObjectCache
-from headwater.tier.segments.object_ranges import ObjectRanges, open_index, row_group_bytes
+from headwater.tier.segments.object_ranges import (
+    ObjectRanges,
+    RowGroupParts,
+    open_index,
+    row_group_bytes,
+)
 from headwater.tier.segments.receipt import UNKNOWN_XXH3, Receipt, receipt_of
 from headwater.tier.segments.storage import PreparedSegment
 
@@ -81,17 +86,23 @@ class ObjectStorage:
         await self._store.delete(segment_key(segment_id))
 
     async def verify(self, segment: SegmentMetadata) -> SegmentIndex:
-        """Read all of a segment and compare every byte with what was said of it."""
+        """Read all of a segment, compare every byte with what was said of it, and decode the rows.
+
+        Bytes that are what was written may still be records that nobody can read.
+        """
         key = segment_key(segment.segment_id)
         receipt = receipt_of(segment)
         # Not from the cache: what is asked is whether it is there.
         _, index = await open_index(self._store, key, receipt)
         _check_identity(segment, index, receipt)
         whole, body, left = xxhash.xxh3_128(), xxhash.xxh3_128(), index.seal.body_bytes
+        parts, end_lsn = RowGroupParts(index.description.row_groups), segment.end_offset + 1
         async for chunk in self._store.get_stream(key):
             whole.update(chunk)
             body.update(chunk[:left])
             left -= min(left, len(chunk))
+            for number, data in parts.take(chunk):
+                await self._decoded(index, number, data, segment.start_offset, end_lsn)
         if body.digest() != index.seal.body_xxh3:
             raise Corrupt(f"{key} is not what was written: the checksum of its body is another")
         said = UNKNOWN_XXH3 if receipt is None else receipt.xxh3

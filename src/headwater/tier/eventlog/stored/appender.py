@@ -27,6 +27,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog.items import EventDelivered
 from headwater.tier.eventlog.stored.event_object import encode_event_object, is_by
 from headwater.tier.eventlog.stored.events import StoredEvents
@@ -108,6 +109,8 @@ class StoredAppender:
     async def _floor_after(self, offset: int) -> Floor:
         try:
             return await self._events.floors.after(offset)
+        except LogRenewed:
+            raise  # wherever it landed, it counts for nobody
         except (Unavailable, Refused) as error:
             raise OutcomeUnknown(
                 f"{self._events.place.event(offset)} may have landed, and the floor that would "

@@ -29,6 +29,7 @@ import msgspec
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack
 from headwater.store import Register, Store
+from headwater.tier.errors import LogRenewed
 
 FORMAT = 1
 
@@ -43,7 +44,7 @@ class SnapshotName(msgspec.Struct, frozen=True):
     """XXH3-64 of the whole object, in hex."""
 
 
-class Floor(msgspec.Struct, frozen=True):
+class Floor(msgspec.Struct, frozen=True, omit_defaults=True):
     """What stands in the register of a partition."""
 
     floor_format: int
@@ -53,6 +54,8 @@ class Floor(msgspec.Struct, frozen=True):
     trimmed: int
     snapshot: SnapshotName | None
     """None while the floor is 0."""
+    renewed_to: str | None = None
+    """The prefix of the log that goes on for this one: nobody follows or publishes here."""
 
 
 class Moment:
@@ -102,7 +105,7 @@ class FloorKeeper:
         """Raise the floor to where a snapshot ends, unless it stands there or above already."""
 
         def change(now: Floor | None) -> Floor:
-            found = self._there(now)
+            found = self._checked(self._there(now))
             if floor <= found.floor:
                 return found
             return msgspec.structs.replace(found, floor=floor, snapshot=snapshot)
@@ -114,7 +117,7 @@ class FloorKeeper:
         """Give up what lies below, which is at most what lies below the floor."""
 
         def change(now: Floor | None) -> Floor:
-            found = self._there(now)
+            found = self._checked(self._there(now))
             if trimmed <= found.trimmed:
                 return found
             if trimmed > found.floor:
@@ -123,6 +126,14 @@ class FloorKeeper:
 
         asked = Moment()
         return self._know((await self._register.update(change)).value, asked)
+
+    async def mark_renewed(self, renewed_to: str) -> None:
+        """Refuse everybody from the next look on: the log goes on under another prefix."""
+
+        def change(now: Floor | None) -> Floor:
+            return msgspec.structs.replace(self._whole(self._there(now)), renewed_to=renewed_to)
+
+        await self._register.update(change)
 
     def is_leased(self, offset: int) -> bool:
         """Whether what is read or written at this offset at this moment counts, without a look."""
@@ -157,9 +168,15 @@ class FloorKeeper:
     def _there(self, now: Floor | None) -> Floor:
         if now is None:
             raise RolledBack(f"{self.key} is gone: nothing tells where the events begin")
-        return self._checked(now)
+        return now
 
     def _checked(self, floor: Floor) -> Floor:
+        self._whole(floor)
+        if floor.renewed_to is not None:
+            raise LogRenewed.to(floor.renewed_to, self.key)
+        return floor
+
+    def _whole(self, floor: Floor) -> Floor:
         if floor.floor_format != FORMAT:
             raise NotSupported(
                 f"{self.key} is of format {floor.floor_format}; this version reads {FORMAT}: "

@@ -1,5 +1,9 @@
 """Which log stands under a prefix, and how many partitions it has. Both stay as they are.
 
+A log that was begun anew under another prefix says so, and is opened and followed no more: whoever
+went on with it would merge, remove and scrub by what it knows, and the other one lists the same
+objects.
+
 A log is made in three steps, and whoever opens one that was left half made goes on: `log.json` with
 its id, the floors of all partitions, `log.json` saying that they are there. So a floor that is
 missing later is known to be lost, and is not taken for a partition in which nothing ever was.
@@ -8,26 +12,32 @@ missing later is known to be lost, and is not taken for a partition in which not
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
+from typing import Final
 
 import msgspec
 
 from headwater.core import limits, runtime
-from headwater.core.errors import NotSupported, Refused
+from headwater.core.errors import Damaged, NotSupported, Refused
 from headwater.store import Register, Store
+from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog.stored.floor import FloorKeeper
 from headwater.tier.eventlog.stored.layout import Place, log_key
 
 FORMAT = 1
+_log: Final = logging.getLogger("headwater")
 
 
-class LogRecord(msgspec.Struct, frozen=True):
+class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What stands in `log.json`."""
 
     log_format: int
     log_id: uuid.UUID
     partition_count: int
     made: bool
+    renewed_to: str | None = None
+    """The prefix of the log that was begun with what this one comes to: nobody opens this one."""
 
 
 async def open_record(
@@ -57,6 +67,8 @@ def _check(key: str, record: LogRecord, partition_count: int, log_id: uuid.UUID 
             f"{key} is of format {record.log_format}; this version reads {FORMAT}: upgrade "
             "Headwater"
         )
+    if record.renewed_to is not None:
+        raise LogRenewed.to(record.renewed_to, key)
     if record.partition_count != partition_count:
         raise Refused(
             f"{key}: the log has {record.partition_count} metadata partitions, not "
@@ -68,6 +80,23 @@ def _check(key: str, record: LogRecord, partition_count: int, log_id: uuid.UUID 
             f"{key}: this is log {record.log_id}, not {log_id}: what is known of one says nothing "
             "about the other"
         )
+
+
+async def mark_renewed(store: Store, prefix: str, renewed_to: str) -> None:
+    """Let nobody open or follow the log under a prefix any more: it goes on under another one."""
+    register = Register(store, log_key(prefix), LogRecord)
+    record = (await register.read()).value
+    # Those who follow and publish look at floors, and those who come at the record.
+    for partition in range(record.partition_count):
+        floors = FloorKeeper(
+            store, Place(prefix, partition).floor, record.log_id, record.partition_count
+        )
+        try:
+            await floors.mark_renewed(renewed_to)
+        except Damaged as damage:
+            # Whoever looks at it is refused for that.
+            _log.info("%s stays as it is: %s", floors.key, damage)
+    await register.update(lambda now: msgspec.structs.replace(now or record, renewed_to=renewed_to))
 
 
 async def _create_floors(store: Store, prefix: str, record: LogRecord) -> None:

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from headwater.core import limits
 from headwater.core.errors import Damaged, NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.store import Store
+from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog.partitioned import PartitionedLog
 from headwater.tier.eventlog.stored.appender import StoredAppender
 from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.identity import LogRecord, open_record
+from headwater.tier.eventlog.stored.identity import LogRecord, mark_renewed, open_record
 from headwater.tier.eventlog.stored.layout import PREFIX
 from headwater.tier.eventlog.stored.subscription import StoredSubscription
 from headwater.tier.events import METADATA_PARTITIONS
@@ -28,6 +29,9 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
 
     def __init__(self, store: Store, prefix: str, record: LogRecord) -> None:
         super().__init__(record.partition_count)
+        self._store = store
+        self.prefix = prefix
+        """Where in the store it stands."""
         self._log_id = record.log_id
         self._events = [
             StoredEvents(store, prefix, partition, record.log_id, record.partition_count)
@@ -46,7 +50,8 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
     ) -> StoredEventLog:
         """The log under a prefix, made if there is none.
 
-        `Refused` if it has another number of partitions, or, where an id is given, another id.
+        `LogRenewed` if it goes on under another prefix; `Refused` if it has another number of
+        partitions, or, where an id is given, another id.
         """
         record = await open_record(store, prefix, partition_count, log_id)
         return cls(store, prefix, record)
@@ -94,7 +99,7 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
             async with at_once:
                 try:
                     return await self._events[partition].end()
-                except (Unavailable, OutcomeUnknown, Damaged, NotSupported):
+                except (Unavailable, OutcomeUnknown, Damaged, NotSupported, LogRenewed):
                     return None
 
         marks = await asyncio.gather(*map(mark, wanted))
@@ -103,6 +108,10 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
             for partition, mark in zip(wanted, marks, strict=True)
             if mark is not None
         }
+
+    async def mark_renewed(self, target: StoredEventLog) -> None:
+        """Let another log go on for this one: whoever opens or follows it is told which."""
+        await mark_renewed(self._store, self.prefix, target.prefix)
 
     def events_of(self, partition: int) -> StoredEvents:
         """The events of a partition themselves, which subscriptions and compactors read."""

@@ -2,7 +2,8 @@
 
 The way out for a log whose events nobody can take back: one in which an epoch was published that
 no leader ever reaches, or one that is to move, from Kafka or to another prefix. Whoever led and
-followed the old log must have stopped, and goes on with the new one.
+followed the old log must have stopped, and goes on with the new one. When that stands, the old one
+says where it goes on, and refuses everybody.
 """
 
 from __future__ import annotations
@@ -58,6 +59,13 @@ async def renew(
             cache = await _known(source, partition, ends[partition])
             known += cache.partitions()
             await begin_partition(target, partition, ends[partition], _lowered(cache, epoch_max))
+    if await _ends(source) != ends:
+        raise Refused(
+            "somebody has published to the old log meanwhile: stop whoever uses it, and begin the "
+            "new one under another prefix"
+        )
+    if isinstance(source, StoredEventLog):
+        await source.mark_renewed(target)
     return Renewed(tuple(ends[partition] for partition in range(count)), tuple(known))
 
 
