@@ -382,5 +382,6 @@ def test_renew_begins_a_log_that_reads_as_the_old_one(invoke: Invoke, url: str) 
         "anew begins with what 5 events come to",
         "log starts taken down to epoch 3: 1",
     ]
-    assert invoke("tier", "list", url, "orders", "--json", "--prefix", "anew").stdout == old
+    new = invoke("tier", "list", url, "orders", "--json", "--prefix", "anew").stdout
+    assert new == old.replace('"leader_epoch": 4', '"leader_epoch": 3')
     assert invoke("tier", "renew", url, "--to-prefix", "anew").exit_code == 2

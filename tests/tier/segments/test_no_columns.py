@@ -61,6 +61,6 @@ def test_rows_that_are_not_those_of_their_runs_are_corrupt_and_no_bug(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     segment = encoded([orders(1, 3)])
-    monkeypatch.setattr(decoder, "_rows", lambda *_: pa.record_batch({decoder.LSN: [1, 2]}))
+    monkeypatch.setattr(decoder, "_rows", lambda *_: pa.record_batch({"_lsn": [1, 2]}))
     with pytest.raises(Corrupt, match="no records of LSNs 1 to 3"):
         decoded(segment.data)
