@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pyarrow as pa
 
 from headwater.buffer.layout import segments_prefix
+from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
@@ -67,6 +68,10 @@ class ParquetSegments(ObjectStorage):
             declared=self._declared(),
             sequences=(
                 _joined(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)
+            ),
+            # As old as their first copy: merging makes none younger.
+            undated_ms=max(
+                (one.max_timestamp_ms for one in merged_from), default=runtime.wall_ms()
             ),
         )
         return await encode_segment(plan, groups, self._config)

@@ -226,7 +226,7 @@ class SegmentEncoder:
                 offset=offset,
                 size_bytes=self._sink.tell() - offset,
                 xxh3=self._sink.part_xxh3(),
-                max_timestamp_ms=_max_timestamp_ms(table),
+                max_timestamp_ms=_max_timestamp_ms(table, self._plan.undated_ms),
             )
         )
 
@@ -257,13 +257,15 @@ class SegmentEncoder:
         return len(self._schemas) - 1
 
 
-def _max_timestamp_ms(table: pa.Table) -> int:
+def _max_timestamp_ms(table: pa.Table, undated_ms: int) -> int:
     names = [name for name in (TIMESTAMP, COMMIT_TIMESTAMP) if name in table.schema.names]
     times = [table.column(name) for name in names]
     if not times:
-        return 0
-    latest = pc.max(pc.coalesce(*times)).cast(pa.int64()).as_py()
-    return 0 if latest is None else latest // 1000
+        return undated_ms
+    known = pc.coalesce(*times)
+    latest = pc.max(known).cast(pa.int64()).as_py()
+    latest_ms = 0 if latest is None else latest // 1000
+    return max(latest_ms, undated_ms) if known.null_count else latest_ms
 
 
 def _check_size(size_bytes: int) -> None:

@@ -27,6 +27,8 @@ class SegmentPlan:
     """Every version of the schema that the stream declares, the first one first."""
     sequences: tuple[int, int] | None = None
     """The first and the last entry of the queue that the records come from."""
+    undated_ms: int = 0
+    """What records without a time count as; 0 if nothing is known of that."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first_lsn <= self.last_lsn:
