@@ -242,6 +242,8 @@ TIER_ROW_GROUP_BYTES: Final = 16 * MIB
 TIER_ROW_GROUP_ROWS: Final = 1_048_576
 TIER_SEGMENT_MAX_BYTES: Final = 1 * GIB
 """Of the object; Kafka's events count its bytes in 31 bits."""
+TIER_MERGE_COLUMNS: Final = 2_000
+"""Segments of different columns are merged while they have no more than so many in all."""
 TIER_SEGMENT_RUNS: Final = 65_536
 """Changes of term or columns, and lost ranges, within one segment."""
 TIER_FETCH_BYTES: Final = 8 * MIB

@@ -11,6 +11,7 @@ from headwater.core.errors import Corrupt
 from headwater.log.record import Group, range_hash
 from headwater.store import MemoryBackend, Store
 from headwater.tier.segments import decoder
+from headwater.tier.segments.field_ids import LSN
 from headwater.tier.segments.object_ranges import RowGroupParts
 from tests.tier.segments.given import by_lsn, decoded, encoded, orders, storage, told
 
@@ -61,6 +62,6 @@ def test_rows_that_are_not_those_of_their_runs_are_corrupt_and_no_bug(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     segment = encoded([orders(1, 3)])
-    monkeypatch.setattr(decoder, "_rows", lambda *_: pa.record_batch({"_lsn": [1, 2]}))
+    monkeypatch.setattr(decoder, "_rows", lambda *_: pa.record_batch({LSN: [1, 2]}))
     with pytest.raises(Corrupt, match="no records of LSNs 1 to 3"):
         decoded(segment.data)

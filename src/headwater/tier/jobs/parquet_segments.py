@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import pyarrow as pa
 
 from headwater.buffer.layout import segments_prefix
-from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Unavailable
+from headwater.core import limits, runtime
+from headwater.core.errors import HeadwaterError, Refused, Unavailable
 from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
@@ -19,11 +19,11 @@ from headwater.tier.segments import (
     ObjectStorage,
     SegmentConfig,
     SegmentPlan,
-    can_share,
     encode_segment,
     new_segment_id,
     receipt_of,
 )
+from headwater.tier.segments.columns import ColumnUnion
 from headwater.tier.segments.decoder import lost_groups
 from headwater.tier.segments.object_ranges import open_index
 from headwater.tier.segments.object_storage import CLOCK, segment_key
@@ -108,7 +108,8 @@ class ParquetSegments(ObjectStorage):
 
     async def _schemas(self, segments: Sequence[SegmentMetadata]) -> list[pa.Schema]:
         """All that records of these segments have; they stand in their footers."""
-        schemas: list[pa.Schema] = []
+        schemas: dict[str, pa.Schema] = {}
+        union = ColumnUnion()
         for segment in segments:
             try:
                 index = await self.fetch_index(segment)
@@ -116,18 +117,31 @@ class ParquetSegments(ObjectStorage):
                 raise
             except HeadwaterError as error:
                 raise SourceUnreadable(str(error), segment_id=segment.segment_id) from error
-            new = [one for one in index.schemas if not _among(one, schemas)]
-            if schemas and not can_share([*schemas, *new]):
+            said = zip(index.description.schemas, index.schemas, strict=True)
+            new = {text: schema for text, schema in said if text not in schemas}
+            try:
+                await runtime.run_blocking(_add, union, new.values(), bool(schemas))
+            except Refused as error:
                 raise NotOneSegment(
-                    f"the columns of {segment.segment_id} do not go together with those before it",
+                    f"the columns of {segment.segment_id} do not go together with those before "
+                    f"it: {error}",
                     at_lsn=segment.start_offset,
-                )
-            schemas += new
-        return schemas
+                ) from error
+            schemas |= new
+        return list(schemas.values())
 
 
-def _among(schema: pa.Schema, schemas: Sequence[pa.Schema]) -> bool:
-    return any(schema.equals(known, check_metadata=True) for known in schemas)
+def _add(union: ColumnUnion, schemas: Iterable[pa.Schema], is_merged: bool) -> None:
+    before = len(union.kinds)
+    for schema in schemas:
+        union.add(schema)
+    # Every record has a place in each column: different ones side by side cost far more than two
+    # objects do. What has the same columns is merged however many they are.
+    if is_merged and before < len(union.kinds) > limits.TIER_MERGE_COLUMNS:
+        raise NotOneSegment(
+            f"{len(union.kinds):,} columns in all, and at most {limits.TIER_MERGE_COLUMNS:,} are "
+            "put together by merging (TIER_MERGE_COLUMNS)"
+        )
 
 
 def _joined(segments: Sequence[SegmentMetadata]) -> Sequences | None:

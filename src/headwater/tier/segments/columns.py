@@ -10,6 +10,7 @@ segment has all of them, null where a record has none, and says which records ha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -26,24 +27,47 @@ from headwater.tier.segments.field_ids import PLACE_FIELDS, FieldIds, children
 _PLACES: Final = len(PLACE_FIELDS)
 
 
+class ColumnUnion:
+    """The columns of schemas that can stand in one segment. To add one costs what it has itself."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, pa.DataType] = {}
+        """Of the records as they are."""
+        self._fields: dict[str, pa.Field] = {}
+        self._seen: Counter[str] = Counter()
+        self._schemas = 0
+
+    def add(self, schema: pa.Schema) -> None:
+        """Take the columns of one more; `Refused` if they do not go together with the others."""
+        check_columns(schema)
+        for field in schema:
+            _check_same(field, self.kinds.setdefault(field.name, field.type))
+            nullable = field.nullable or self._fields.get(field.name, field).nullable
+            kept = kept_type(field.name, field.type)
+            self._fields[field.name] = pa.field(field.name, kept, nullable)
+        self._seen.update(schema.names)
+        self._schemas += 1
+
+    def columns(self) -> list[pa.Field]:
+        """All of them; one that some schema has not may be null."""
+        reserved = [self._fields[name] for name in LOG_COLUMNS if name in self._fields]
+        typed = [field for name, field in self._fields.items() if name not in LOG_COLUMNS]
+        return [
+            field if self._seen[field.name] == self._schemas else field.with_nullable(True)
+            for field in (*reserved, *typed)
+        ]
+
+
 class SegmentColumns:
     """The columns that one segment is written with."""
 
     def __init__(self, schemas: Iterable[pa.Schema], declared: Sequence[pa.Schema] = ()) -> None:
         """`schemas`: every one that its records have. `declared`: as in `FieldIds`."""
-        schemas = list(schemas)
-        fields: dict[str, pa.Field] = {}
-        self._kinds: dict[str, pa.DataType] = {}
+        union = ColumnUnion()
         for schema in schemas:
-            check_columns(schema)
-            for field in schema:
-                _check_same(field, self._kinds.setdefault(field.name, field.type))
-                nullable = field.nullable or fields.get(field.name, field).nullable
-                kept = kept_type(field.name, field.type)
-                fields[field.name] = pa.field(field.name, kept, nullable)
-        reserved = [fields[name] for name in LOG_COLUMNS if name in fields]
-        typed = [field for name, field in fields.items() if name not in LOG_COLUMNS]
-        columns = [_with_gaps(field, schemas) for field in (*reserved, *typed)]
+            union.add(schema)
+        self._kinds = union.kinds
+        columns = union.columns()
         self.schema = FieldIds(declared).of(pa.schema([*PLACE_FIELDS, *columns]))
         """As it stands in the file, with Iceberg's ids."""
         self._plain = pa.schema([*PLACE_FIELDS, *columns])
@@ -74,7 +98,7 @@ class SegmentColumns:
             return
         check_columns(schema)
         for field in schema:
-            if field.name not in self._names:
+            if field.name not in self._kinds:
                 raise NotOneSegment(
                     f"column {field.name!r} is not among those that the segment was begun with "
                     f"({', '.join(self._names)}): begin another segment, or name all schemas first"
@@ -85,9 +109,9 @@ class SegmentColumns:
                 raise NotOneSegment(
                     f"column {field.name!r} may be null here: begin another segment"
                 )
+        names = set(schema.names)
         if any(
-            not field.nullable and field.name not in schema.names
-            for field in list(self._plain)[_PLACES:]
+            not field.nullable and field.name not in names for field in list(self._plain)[_PLACES:]
         ):
             raise NotOneSegment(
                 "a column that may not be null is missing here: begin another segment"
@@ -118,11 +142,6 @@ def _check_same(field: pa.Field, kind: pa.DataType) -> None:
             f"column {field.name!r} is {kind} in some records and {field.type} in others: "
             "they stand in two segments"
         )
-
-
-def _with_gaps(field: pa.Field, schemas: list[pa.Schema]) -> pa.Field:
-    everywhere = all(field.name in schema.names for schema in schemas)
-    return field if everywhere else field.with_nullable(True)
 
 
 def _has_decimals(kind: pa.DataType) -> bool:

@@ -35,7 +35,7 @@ async def encode_segment(
     plan: SegmentPlan, groups: AsyncIterable[Group], config: SegmentConfig | None = None
 ) -> EncodedSegment:
     """The segment of these groups, which are those of the plan's LSNs in order."""
-    encoder = SegmentEncoder(plan, config)
+    encoder = await runtime.run_blocking(SegmentEncoder, plan, config)
     waiting: list[Group] = []
     waiting_bytes = 0
     async for group in groups:
