@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import TIER_SEGMENT_MAX_BYTES
 from headwater.tier import TopicIdPartition
 from headwater.tier.jobs import Leader, TierConfig, Tiering
+from tests.tier.jobs.given import Place, in_time
 
 ORDERS = TopicIdPartition(uuid.UUID(int=5), "orders", 0)
 WHOLE = [
@@ -88,3 +90,28 @@ def test_an_lsn_where_it_is_to_be_asked_for_is_refused(name: str) -> None:
     asked: dict[str, Any] = {"committed_lsn": lambda: 0, "slot_floor_lsn": lambda: 0, name: 7}
     with pytest.raises(Refused, match=f"{name} is 7: it must be a function"):
         Leader(ORDERS, 1, 1, **asked)
+
+
+def test_settings_that_are_none_change_nothing() -> None:
+    async def main() -> None:
+        led = Place().lead(bytes_per_s=500)
+        before = led.led.config
+        for wrong in ({"bytes_per_s": 5}, None):
+            with pytest.raises(Refused, match="TierConfig"):
+                led.manager.configure(wrong)  # type: ignore[arg-type]
+        assert led.led.config is before
+
+    in_time(main)
+
+
+def test_another_rate_counts_for_what_is_under_way() -> None:
+    async def main() -> None:
+        led = Place().lead(bytes_per_s=1)
+        rate = led.led.rate
+        await rate.take(10**9)
+        led.manager.configure(TierConfig())
+        began_s = runtime.monotonic_s()
+        await rate.take(10**9)
+        assert runtime.monotonic_s() == began_s
+
+    in_time(main)

@@ -403,3 +403,13 @@ def test_under_store_faults_nothing_is_skipped_or_repeated(seed: int) -> None:
         assert at == 31
 
     simulate(main, seed=seed)
+
+
+@pytest.mark.parametrize("first_lsn", [0, -1, "1", 1.0, True])
+@virtual
+async def test_lsns_begin_at_one_and_are_whole(first_lsn: int) -> None:
+    place = Place()
+    place.write(3)
+    with pytest.raises(Refused, match="first_lsn"):
+        async for _ in place.reader().read(first_lsn, 3):
+            pass

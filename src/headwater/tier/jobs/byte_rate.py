@@ -14,6 +14,11 @@ class ByteRate:
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
 
+    def change(self, bytes_per_s: int) -> None:
+        """Let so many through from now on, also for whoever is in the middle of something."""
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = min(self._free_at_s, runtime.monotonic_s())
+
     async def take(self, size_bytes: int) -> None:
         """Wait until so many may be moved: an object larger than a second's worth holds up what
         comes after it, not itself."""

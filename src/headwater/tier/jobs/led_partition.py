@@ -78,6 +78,7 @@ class LedPartition:
         self.local = local
         self.memory = memory
         self.metrics = TierMetrics()
+        self.rate = ByteRate(-1)
         self.configure(config)
         self.voice = LeaderVoice(
             leader.partition, metadata, epoch=leader.epoch, broker_id=leader.broker_id
@@ -113,10 +114,12 @@ class LedPartition:
         """What the store's clock showed, and when that was by our own."""
 
     def configure(self, config: TierConfig) -> None:
-        """Go by these settings."""
+        """Go by these settings; `Refused`, and nothing changes, if they are none."""
+        if not isinstance(config, TierConfig):
+            raise Refused(f"settings of a tier are a TierConfig, not {type(config).__name__}")
         self.config = config
         self.merge_looked_lsn = -1
-        self.rate = ByteRate(config.bytes_per_s)
+        self.rate.change(config.bytes_per_s)
 
     async def begin(self) -> None:
         """Lead: know all that was said before, and let nobody of before say any more.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
+from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import (
     Corrupt,
@@ -68,8 +69,10 @@ class LogReader:
         gave up. `Corrupt`: a segment does not hand out what it should hold. `Unavailable`: what is
         known of the tier is not all, or it changes as often as it is read; try again.
         """
-        at, plans = first_lsn, 0
-        while at < end_lsn:
+        at, plans = whole_number("first_lsn", first_lsn), 0
+        if at < 1:
+            raise Refused(f"first_lsn is {at}: LSNs begin at 1")
+        while at < whole_number("end_lsn", end_lsn):
             begun, gone = at, None
             try:
                 async with aclosing(self._by_plan(at, end_lsn)) as groups:
