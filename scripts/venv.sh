@@ -139,7 +139,7 @@ is_usable || make_environment
 mkdir -p "$stamps"
 for set in "$@"; do
     is_current "$set" "requirements/$set.txt" || say "installing requirements/$set.txt"
-    install "$set" "requirements/$set.txt" --require-hashes -r "requirements/$set.txt"
+    install "$set" "requirements/$set.txt" --no-deps --require-hashes -r "requirements/$set.txt"
 done
 # Building the project needs its build backend, which the dev set holds.
 if [ -f "$stamps/dev" ]; then
