@@ -132,7 +132,8 @@ def _pieces(
         return produce_input.value_pieces(files, encoded, interrupt)
     if kind == "json":
         alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
-        return _row_pieces(files, JsonRows(stream.schema, alter=alter), interrupt, view)
+        rows = JsonRows(stream.schema, alter=alter, fit=stream.fit)
+        return _row_pieces(files, rows, interrupt, view)
     return produce_input.column_pieces(kind, files, stream.schema, interrupt)
 
 

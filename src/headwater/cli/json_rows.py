@@ -13,24 +13,32 @@ import binascii
 import re
 from collections.abc import Callable
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
 from headwater.buffer.records import HEADERS, KEY, PLACES, TIMESTAMP, VALUE
+from headwater.cli.json_columns import is_exact_decimal
 from headwater.core.errors import Refused
 
 _DECODER: Final = msgspec.json.Decoder(dict[str, Any])
+_EXACT_DECODER: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BASE64: Final = "base64"
 
 
-def row_of(line: bytes) -> dict[str, Any]:
-    """The row; `Refused` says what is wrong with the line."""
+def row_of(line: bytes, *, exact: bool = False) -> dict[str, Any]:
+    """The row; `Refused` says what is wrong with the line.
+
+    With `exact`, numbers that are not whole are Decimals, as they were written, for `read_back`.
+    """
     try:
-        row = _DECODER.decode(line)
+        row = (_EXACT_DECODER if exact else _DECODER).decode(line)
     except msgspec.DecodeError as error:
+        if not exact and "out of range" in str(error):
+            return row_of(line, exact=True)
         raise Refused(f"is no JSON object: {error}") from error
     keys = _count_keys(row)
     # A colon outside of strings stands for a key; most lines have none within.
@@ -43,18 +51,33 @@ def row_of(line: bytes) -> dict[str, Any]:
     return row
 
 
-def bytes_back(value: Any, kind: pa.DataType | None) -> Any:
-    """The value with bytes where {"base64": …} stands for them; `kind` is its type, if known."""
+def read_back(value: Any, kind: pa.DataType | None) -> Any:
+    """The value with bytes where {"base64": …} stands for them, and with doubles for Decimals.
+
+    `kind` is its type, if known. `Refused` if a double does not hold a number.
+    """
+    if isinstance(value, Decimal):
+        return value if kind is not None and pa.types.is_decimal(kind) else _double(value)
     if isinstance(value, list):
-        return [bytes_back(one, _inside(kind)) for one in value]
+        return [read_back(one, _inside(kind)) for one in value]
     if not isinstance(value, dict):
         return value
     if kind is not None and pa.types.is_struct(kind):
         types = {field.name: field.type for field in kind}
-        return {name: bytes_back(one, types.get(name)) for name, one in value.items()}
+        return {name: read_back(one, types.get(name)) for name, one in value.items()}
     if value.keys() == {_BASE64}:
         return _decoded(value[_BASE64])
-    return {name: bytes_back(one, _inside(kind)) for name, one in value.items()}
+    return {name: read_back(one, _inside(kind)) for name, one in value.items()}
+
+
+def _double(number: Decimal) -> float:
+    near = float(number)
+    if not is_exact_decimal(number, near):
+        raise Refused(
+            f"{number} is no double, which would hold {near!r}: write it as text, or declare a "
+            "decimal(38, …) for it"
+        )
+    return near
 
 
 def _inside(kind: pa.DataType | None) -> pa.DataType | None:
@@ -79,7 +102,7 @@ def _count_keys(value: Any) -> int:
 
 
 def _bytes(given: Any) -> Any:
-    return bytes_back(given.encode() if isinstance(given, str) else given, None)
+    return read_back(given.encode() if isinstance(given, str) else given, None)
 
 
 def _headers(given: Any) -> Any:

@@ -66,11 +66,16 @@ class Decoded(NamedTuple):
 
 
 class LineBlock(NamedTuple):
-    """Whole lines, without their ends."""
+    """Whole lines, without the end of the last one."""
 
     first_line: int
-    lines: list[bytes]
+    data: bytes
     input_bytes: int
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Each line, without its end."""
+        return self.data.split(b"\n")
 
 
 def input_bytes(files: list[str]) -> int | None:
@@ -85,10 +90,11 @@ def value_pieces(
     """A record for each line; with a separator, what stands before it is the key."""
     for name in files or [STANDARD_INPUT]:
         for block in line_blocks(name, interrupt):
+            lines = block.lines
             if separator is None:
-                yield Piece(block.lines, None, None, len(block.lines), block.input_bytes)
+                yield Piece(lines, None, None, len(lines), block.input_bytes)
                 continue
-            parted = [line.partition(separator) for line in block.lines]
+            parted = [line.partition(separator) for line in lines]
             whole = list(itertools.takewhile(lambda parts: parts[1], parted))
             if whole:
                 keys, _, values = map(list, zip(*whole, strict=True))
@@ -129,17 +135,17 @@ def line_blocks(name: str, interrupt: Interrupt) -> Iterator[LineBlock]:
                 _refuse_columns(name, block)
             if not block:
                 break
-            *lines, rest = (rest + block).split(b"\n")
+            data, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                yield LineBlock(first_line, data, len(block))
+                first_line += data.count(b"\n") + 1
             if len(rest) > RECORD_MAX_BYTES:
                 raise LimitExceeded(
-                    f"{_name(name)}, line {first_line + len(lines):,} has more than "
-                    f"{RECORD_MAX_BYTES:,} bytes (RECORD_MAX_BYTES), which a record may have"
+                    f"{_name(name)}, line {first_line:,} has more than {RECORD_MAX_BYTES:,} bytes "
+                    "(RECORD_MAX_BYTES), which a record may have"
                 )
-            if lines:
-                yield LineBlock(first_line, lines, len(block))
-                first_line += len(lines)
         if rest:
-            yield LineBlock(first_line, [rest], 0)
+            yield LineBlock(first_line, rest, 0)
 
 
 def column_pieces(

@@ -4,37 +4,59 @@ A stream that declares a schema says what the columns are. Without one, the firs
 null decides the type of its column for the whole run: a stream whose batches disagree about a
 column cannot be read as one.
 
-Always holds: a value is sent as it is or refused. Arrow, told the type beforehand, makes 1 of 1.5,
-and of an object takes the fields that it knows.
+Lines whose columns are known are read by Arrow (`json_columns`); what that cannot do, or should
+not, is done line by line, with an error that names the line.
+
+Always holds: a value is sent as it is or refused, and everything before the line that is refused is
+sent. Arrow, told the type beforehand, makes 1 of 1.5, and of an object takes the fields that it
+knows.
 """
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.exact import check_exact
-from headwater.buffer.records import RESERVED
-from headwater.cli.json_rows import bytes_back, row_of
+from headwater.buffer.records import KEY, RESERVED, from_arrow
+from headwater.cli.json_columns import JsonColumns, suspicious_numbers
+from headwater.cli.json_rows import read_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
 from headwater.core.errors import Refused
 
 _HINT: Final = ". Earlier lines decided the type; declare a schema if it is another: {alter}"
 
 
+_DECIMAL_DIGITS: Final = 100
+"""More than any decimal has: a number of more is refused, and not written out."""
+_FIRST_LINES: Final = 256
+"""Lines that decide the types where no schema is declared; the rest of their block is read fast."""
+
+
 class JsonRows:
     """Turns blocks of lines into tables of the same columns throughout."""
 
-    def __init__(self, declared: pa.Schema | None, *, alter: str) -> None:
-        """`alter` is the command that declares a schema."""
+    def __init__(
+        self,
+        declared: pa.Schema | None,
+        *,
+        alter: str,
+        fit: Callable[[pa.RecordBatch], pa.RecordBatch],
+    ) -> None:
+        """`alter` is the command that declares a schema; `fit` refuses what the stream does."""
         self._alter = alter
         self._hint = _HINT.format(alter=alter)
         self._is_declared = declared is not None
         self._left_out: set[str] = set()
         self._types = {} if declared is None else {field.name: field.type for field in declared}
+        self._key_types: dict[str, pa.DataType] = {}
+        self._fit = fit
+        self._columns_reader: JsonColumns | None = None
 
     @property
     def left_out(self) -> str:
@@ -49,7 +71,41 @@ class JsonRows:
 
     def decode(self, name: str, block: LineBlock) -> Decoded:
         """The rows of a block, up to the first that is wrong; an empty line is none."""
-        rows, numbers, wrong = _rows(name, block)
+        columns = self._read_fast(block.data)
+        if columns is not None:
+            return Decoded(pa.table(columns), None)
+        if self._types:
+            return self._decode_lines(name, block)
+        lines = block.data.split(b"\n", _FIRST_LINES)
+        first = LineBlock(block.first_line, b"\n".join(lines[:_FIRST_LINES]), 0)
+        begun = self._decode_lines(name, first)
+        if begun.error is not None or len(lines) <= _FIRST_LINES:
+            return begun
+        rest = LineBlock(block.first_line + _FIRST_LINES, lines[-1], 0)
+        columns = self._read_fast(rest.data) if self._types else None
+        more = (
+            self._decode_lines(name, rest) if columns is None else Decoded(pa.table(columns), None)
+        )
+        tables = [table for table in (begun.table, more.table) if table.num_columns]
+        united = pa.concat_tables(tables, promote_options="default") if tables else begun.table
+        return Decoded(united, more.error)
+
+    def _read_fast(self, data: bytes) -> dict[str, pa.Array] | None:
+        """The columns as Arrow reads them; None if that does not do."""
+        if self._columns_reader is None:
+            self._columns_reader = JsonColumns(self._types | self._key_types, self._left_out)
+        columns = self._columns_reader.read(data)
+        if not columns:
+            return None
+        try:
+            self._fit(pa.record_batch(columns))
+        except Refused:
+            return None  # line by line, so that the line can be named
+        return columns
+
+    def _decode_lines(self, name: str, block: LineBlock) -> Decoded:
+        exact = bool(suspicious_numbers(block.data))
+        rows, numbers, wrong = _rows(name, block, exact=exact)
         try:
             columns = self._columns(rows)
         except Refused:
@@ -62,9 +118,12 @@ class JsonRows:
                 ),
             )
             columns = self._columns(rows)
-        # A column that is null throughout has no type yet, and is null without being there.
-        kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
+        # All columns that are known, so that batches do not differ by what their lines leave out.
+        # One that is null throughout has no type yet, and is null without being there.
+        kept = {name: pa.nulls(len(rows), kind) for name, kind in self._types.items() if rows}
+        kept |= {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
         self._left_out |= columns.keys() - kept.keys()
+        self._columns_reader = None
         if rows and not kept:
             raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
         return Decoded(pa.table(kept), wrong)
@@ -80,7 +139,9 @@ class JsonRows:
                 low = middle
             else:
                 high, wrong = middle, error
-        return low, self._error_of(rows[:high]) or wrong
+        # By itself, if it is wrong by itself: then the error does not count other rows.
+        alone = self._error_of(rows[low:high])
+        return low, alone or self._error_of(rows[:high]) or wrong
 
     def _error_of(self, rows: list[dict[str, Any]]) -> Refused | None:
         """Why these rows make no columns; trying them decides nothing."""
@@ -109,20 +170,37 @@ class JsonRows:
                     [{name: row.get(name) for name in reserved} for row in rows], None
                 )
                 columns |= {name: special.column(name) for name in reserved}
+            self._check(columns)
         except Refused:
             self._types = before
             raise
+        if KEY in reserved:
+            self._key_types = {KEY: RESERVED[KEY]}
         return columns
+
+    def _check(self, columns: dict[str, Any]) -> None:
+        """Refuse what the producer would: there, no line is known any more."""
+        kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
+        for batch in from_arrow(pa.table(kept)) if kept else ():
+            self._fit(batch)
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
         known = self._types.get(name)
-        if any(isinstance(value, dict | list) for value in values):
-            values = [bytes_back(value, known) for value in values]
+        if any(isinstance(value, dict | list | Decimal) for value in values):
+            try:
+                values = [read_back(value, known) for value in values]
+            except Refused as error:
+                raise Refused(f"column {name!r}: {error}") from error
         if known is not None and pa.types.is_decimal(known):
             values = [_decimal_text(value) for value in values]
         try:
             found = pa.array(values)
-        except (pa.ArrowException, OverflowError) as error:
+        except OverflowError as error:
+            raise Refused(
+                f"column {name!r}: a whole number beyond int64: write it as text, or declare a "
+                "decimal(38, 0) for it"
+            ) from error
+        except pa.ArrowException as error:
             raise Refused(f"column {name!r}: {error}") from error
         if pa.types.is_null(found.type):
             return pa.nulls(len(values), self._types.get(name, pa.null()))
@@ -144,7 +222,9 @@ class JsonRows:
             raise Refused(f"column {name!r} is {kind}: {error}{hint}") from error
 
 
-def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], list[int], Refused | None]:
+def _rows(
+    name: str, block: LineBlock, *, exact: bool
+) -> tuple[list[dict[str, Any]], list[int], Refused | None]:
     """The rows, the number of each one's line, and what is wrong with the line after them."""
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
@@ -154,7 +234,7 @@ def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], list[int],
         if not text.strip():
             continue
         try:
-            rows.append(row_of(text))
+            rows.append(row_of(text, exact=exact))
         except Refused as error:
             told = f"{name}, line {number:,} {error}. It was not sent, nor was what follows"
             return rows, numbers, Refused(told)
@@ -164,6 +244,8 @@ def _rows(name: str, block: LineBlock) -> tuple[list[dict[str, Any]], list[int],
 
 def _decimal_text(value: Any) -> Any:
     """A number as it was written: as a float it would be another one."""
+    if isinstance(value, Decimal):
+        return format(value, "f") if abs(value.adjusted()) < _DECIMAL_DIGITS else str(value)
     is_number = isinstance(value, float | int) and not isinstance(value, bool)
     return str(value) if is_number else value
 

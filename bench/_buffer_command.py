@@ -1,0 +1,93 @@
+"""`headwater produce` of lines and of JSON, against Arrow's own reader over the same file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from typer.testing import CliRunner
+
+from bench._findings import Goal, Section
+from headwater.buffer.stream import create_stream
+from headwater.cli.app import app
+from headwater.store import open_store
+
+RATE_GOAL = 500_000
+RATIO_GOAL = 0.5
+"""Of Arrow's reader alone to all of it: checking, copying, encoding and writing is the rest."""
+
+
+def _write(path: Path, records: int, *, long_floats: bool) -> None:
+    chance = random.Random(11)
+    with path.open("w") as file:
+        for number in range(records):
+            amount = chance.random() * 100
+            row = {
+                "id": number,
+                "customer": f"c{chance.randrange(1000)}",
+                "amount": amount if long_floats else round(amount, 2),
+                "at": "2026-01-02T03:04:05Z",
+            }
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def command(root: Path, records: int, rounds: int) -> Section:
+    """Each way in turns, in processor time as well: the command has threads."""
+    url = f"file://{root}/command"
+    short, long = root / "short.jsonl", root / "long.jsonl"
+    _write(short, records, long_floats=False)
+    _write(long, records, long_floats=True)
+
+    async def make() -> None:
+        async with open_store(url) as store:
+            for name in ("lines", "json", "long"):
+                await create_stream(store, name)
+
+    asyncio.run(make())
+
+    def produced(stream: str, *arguments: str) -> Callable[[], None]:
+        def run() -> None:
+            done = CliRunner().invoke(app, ["produce", url, stream, *arguments])
+            assert done.exit_code == 0, done.output
+
+        return run
+
+    def read() -> None:
+        from pyarrow import json as arrow_json
+
+        arrow_json.read_json(pa.OSFile(str(short)))
+
+    ways = {
+        "produce, lines": produced("lines", str(short)),
+        "produce --json": produced("json", str(short), "--json"),
+        "produce --json, floats of 16 digits": produced("long", str(long), "--json"),
+        "pyarrow.json alone, which rounds": read,
+    }
+    for run in ways.values():
+        run()  # imports, and what is made once
+    walls: dict[str, list[float]] = {name: [] for name in ways}
+    cpus: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, run in ways.items():
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            run()
+            walls[name].append(time.perf_counter() - wall_s)
+            cpus[name].append(time.process_time() - cpu_s)
+    wall = {name: records / statistics.median(times) for name, times in walls.items()}
+    cpu = {name: statistics.median(times) / records for name, times in cpus.items()}
+    _, fast, _, alone = ways
+    return Section(
+        f"headwater produce, {records:,} records a file",
+        ["", "records/s", "processor, µs/record"],
+        rows=[[name, f"{wall[name]:,.0f}", f"{cpu[name] * 1e6:.2f}"] for name in ways],
+        goals=[
+            Goal("produce --json", RATE_GOAL, wall[fast], unit="records/s", timed=True),
+            Goal("pyarrow.json ÷ --json, processor time", RATIO_GOAL, cpu[alone] / cpu[fast]),
+        ],
+    )

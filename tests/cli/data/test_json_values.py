@@ -1,0 +1,190 @@
+"""`headwater produce --json`: a value arrives as it is, or its line is named; fast or slowly."""
+
+from __future__ import annotations
+
+import json
+import random
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.cli.conftest import Invoke
+from tests.cli.data.given import File, Make, lines
+
+DIGITS = "0.1234567890123456789"
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        ("12345678901234567890", "a whole number beyond int64: write it as text"),
+        (DIGITS, f"{DIGITS} is no double"),
+        ("1e400", "is no double"),
+        ("1e-400", "is no double"),
+        ("9007199254740993.5", "is no double"),
+        ("[1.5, 9007199254740993]", "9007199254740993"),
+        (f'{{"x": [{DIGITS}]}}', f"{DIGITS} is no double"),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1, 700])
+def test_a_number_that_cannot_be_held_is_named_by_its_line(
+    invoke: Invoke, url: str, file: File, number: str, says: str, before: int
+) -> None:
+    good = "".join(f'{{"id":{n},"f":{n}.5}}\n' for n in range(before))
+    text = f'{good}{{"id":1,"n":{number}}}\n{{"id":2}}\n'
+    done = invoke("produce", url, "events", file(text), "--json")
+    assert done.exit_code == 2
+    assert f"line {before + 1:,}: column 'n'" in done.stderr
+    assert says in done.stderr
+    assert "nor was what follows" in done.stderr
+    if before:
+        assert [row["id"] for row in lines(url, columns=["id"])] == list(range(before))
+
+
+def test_a_double_is_taken_for_the_number_that_it_is_written_as(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    written = [
+        "0.1",
+        "0.10000000000000001",  # as C writes 17 digits
+        "0.1000000000000000055511151231257827",  # all that a double has
+        "0.30000000000000004",
+        "9007199254740992.0",
+        "1e22",
+        "5e-324",
+        "1.7976931348623157e308",
+        "123456789012345690000000.0",  # as JavaScript fills up with zeros
+        "1.50000000000000000000",
+    ]
+    text = "".join(f'{{"f":{number}}}\n' for number in written)
+    done = invoke("produce", url, "events", file(text), "--json")
+    assert done.exit_code == 0, done.stderr
+    assert [row["f"] for row in lines(url, columns=["f"])] == [float(one) for one in written]
+
+
+def test_whole_numbers_and_decimals_arrive_digit_by_digit(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("exact", schema={"i": "int64", "d": "decimal(38, 19)", "s": "struct<d: decimal(25, 0)>"})
+    rows = [
+        f'{{"i":9007199254740993,"d":{DIGITS},"s":{{"d":12345678901234567890}}}}',
+        '{"i":-9223372036854775808,"d":1e3,"s":{"d":1e2}}',
+        f'{{"i":9223372036854775807,"d":"{DIGITS}","s":{{"d":"7"}}}}',
+    ]
+    done = invoke("produce", url, "exact", file("\n".join(rows)), "--json")
+    assert done.exit_code == 0, done.stderr
+    found = lines(url, "exact", columns=["i", "d", "s"])
+    assert [row["i"] for row in found] == [9007199254740993, -(2**63), 2**63 - 1]
+    assert [row["d"] for row in found] == [Decimal(DIGITS), Decimal(1000), Decimal(DIGITS)]
+    assert [row["s"]["d"] for row in found] == [Decimal(12345678901234567890), 100, 7]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ('{"id":1,"extra":1}', "extra  int64 is given, and not declared"),
+        ('{"f":1.5}', "id"),
+        ('{"id":1,"f":9007199254740993}', "9007199254740993"),
+        (f'{{"id":1,"f":{DIGITS}}}', "is no double"),
+        ('{"id":1,"f":NaN}', "no JSON object"),
+        ('{"id":1,"id":2}', "twice"),
+        ('{"id":1} {"id":2}', "no JSON object"),
+        ('{"id":1,"f":1e999}', "is no double"),
+        ('{"id":1,"t":"2026-01-02 25:00:00"}', "25:00:00"),
+    ],
+)
+def test_what_a_declared_stream_does_not_take_is_named_by_its_line(
+    invoke: Invoke, url: str, make: Make, file: File, wrong: str, says: str
+) -> None:
+    make("strict", schema={"id": "int64 not null", "f": "double", "t": "timestamp[us]"})
+    good = "".join(f'{{"id":{n},"f":{n}.25,"t":"2026-01-02 03:04:05"}}\n' for n in range(300))
+    done = invoke("produce", url, "strict", file(f'{good}{wrong}\n{{"id":9}}\n'), "--json")
+    assert done.exit_code == 2
+    assert "line 301" in done.stderr
+    assert says in done.stderr
+    assert [row["id"] for row in lines(url, "strict", columns=["id"])] == list(range(300))
+
+
+TYPES: dict[str, Any] = {
+    "i": "int64",
+    "small": "int16",
+    "f": "double",
+    "single": "float",
+    "t": "string",
+    "b": "boolean",
+    "at": "timestamp[us, UTC]",
+    "day": "date32",
+    "raw": "binary",
+    "d": "decimal(12, 3)",
+    "l": "list<int64>",
+    "s": "struct<x: int64, y: list<struct<z: double>>>",
+}
+
+
+def _odd(chance: random.Random, plain: str, *odd: str) -> str:
+    """Mostly what everybody writes, and now and then something else."""
+    return chance.choice(odd) if odd and chance.random() < 0.02 else plain
+
+
+def _line(chance: random.Random) -> str:
+    number = str(chance.randrange(-(10**6), 10**6))
+    double = repr(chance.choice([chance.random(), chance.random() * 1e-5, float(number)]))
+    text = json.dumps(
+        chance.choice(["", "é", "2026-01-02", 'q"\\', "k" * 20, "123456789012345678"])
+    )
+    made = {
+        "i": _odd(chance, number, "1.0", "9007199254740993", str(2**63), "1.5", "null", "true"),
+        "small": _odd(chance, str(chance.randrange(-99, 99)), "40000", "1.0"),
+        "f": _odd(chance, double, DIGITS, "1e400", "1e-400", "9007199254740993", "7", "1E5", '"1"'),
+        "single": _odd(chance, "0.5", "0.1", "1e39", "null"),
+        "t": _odd(chance, text, "1", "null", '"\\ud800"'),
+        "b": _odd(chance, chance.choice(["true", "false"]), "0", "null"),
+        "at": _odd(chance, '"2026-01-02T03:04:05Z"', '"2026-01-02T03:04:05"', '"soon"', "5"),
+        "day": _odd(chance, '"2026-01-02"', '"2026-13-02"', "null"),
+        "raw": _odd(chance, text, '{"base64":"//4="}', "null"),
+        "d": _odd(chance, "1.5", '"1.250"', "1.2345", "12", "1e2", "12345678901.5", DIGITS),
+        "l": _odd(chance, f"[1,{number}]", "[]", "[null]", "[1.5]", "null"),
+        "s": _odd(chance, f'{{"x":1,"y":[{{"z":{double}}}]}}', '{"q":1}', "{}", '{"x":1,"x":2}'),
+    }
+    kept = [name for name in made if chance.random() < 0.9]
+    inner = ", ".join(f'"{name}": {made[name]}' for name in kept)
+    return _odd(chance, f"{{{inner}}}", f" {{{inner}}} ", "", "[1]", f'{{{inner}}} {{"i":1}}', "{}")
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_read_fast_is_what_is_read_line_by_line(seed: int, is_declared: bool) -> None:
+    from headwater.buffer.stream.schema import declared_schema
+    from headwater.cli.json_columns import JsonColumns
+    from headwater.cli.produce_input import LineBlock
+    from headwater.cli.produce_json import JsonRows
+
+    class Slow(JsonColumns):
+        def read(self, data: bytes) -> None:
+            return None
+
+    chance = random.Random(seed)
+    schema = declared_schema(TYPES) if is_declared else None
+    fast, slow = (JsonRows(schema, alter="", fit=lambda batch: batch) for _ in range(2))
+    read_fast = 0
+    for _ in range(20):
+        data = "\n".join(_line(chance) for _ in range(chance.choice((1, 2, 8)))).encode()
+        block = LineBlock(1, data, 0)
+        slow._columns_reader = Slow({}, set())
+        read_fast += fast._read_fast(data) is not None
+        told = []
+        for rows in (fast, slow):
+            try:
+                table, error = rows.decode("input", block)
+                told.append((table.to_pylist(), table.schema, str(error)))
+            except Exception as error:
+                told.append(([], pa.schema([]), str(error)))
+        names = set(told[1][1].names)
+        assert told[0][2] == told[1][2], data
+        assert [{k: v for k, v in row.items() if k in names} for row in told[0][0]] == told[1][0]
+        for field in told[1][1]:
+            assert told[0][1].field(field.name).type == field.type
+        assert all(row.get(name) is None for row in told[0][0] for name in row.keys() - names)
+    assert read_fast or not is_declared
