@@ -55,6 +55,10 @@ RESERVED: Final[dict[str, pa.DataType]] = {
 }
 
 
+_NANOSECONDS: Final = (
+    ". Neither Spark nor Iceberg holds nanoseconds: round them to microseconds first, as in "
+    "pandas' .dt.floor('us') or pc.floor_temporal(column, unit='microsecond')"
+)
 PLACES: Final = frozenset(
     {"_lsn", "_partition", "_sequence", "_topic", "_offset", "_timestampType"}
 )
@@ -130,7 +134,8 @@ def record_schema(schema: pa.Schema) -> pa.Schema:
     typed = [name for name in names if not name.startswith("_")]
     if typed and VALUE in names:
         raise Refused(f"a record has {VALUE} or typed columns ({typed[0]!r}, …), not both")
-    carried = carried_schema(pa.schema([field for field in schema if field.name in typed]))
+    given = pa.schema([field for field in schema if field.name in typed])
+    carried = carried_schema(given, of_rows=True)
     reserved = [pa.field(name, RESERVED[name]) for name in RESERVED if name in names]
     return pa.schema([*reserved, *carried])
 
@@ -237,7 +242,8 @@ def _as(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
         found.validate(full=True)
         return found
     except pa.ArrowException as error:
-        raise Refused(f"{name} is {column.type}, not {kind}: {error}") from error
+        cure = _NANOSECONDS if "[ns" in str(column.type) and "lose data" in str(error) else ""
+        raise Refused(f"{name} is {column.type}, not {kind}: {error}{cure}") from error
 
 
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -14,7 +14,9 @@ refused when they are produced, while the producer can still do something about 
 | date64 | date32 |
 | timestamp in s or ms, with any zone | timestamp in µs, in UTC |
 | timestamp in s or ms, without a zone | timestamp in µs, without a zone |
-| timestamp in ns, uint64, decimal256, time, duration, interval, union, list view, null | refused |
+| timestamp in ns, of rows | the same in µs, where each is a whole number of them; else refused |
+| timestamp in ns, in a schema that is declared | refused |
+| uint64, decimal256, time, duration, interval, union, list view, null | refused |
 """
 
 from __future__ import annotations
@@ -86,13 +88,31 @@ def carried_type(kind: pa.DataType, column: str, *, depth: int = 0) -> pa.DataTy
     raise _refused(kind, column)
 
 
-def carried_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema that a stream carries rows of `schema` under."""
-    fields = [
-        pa.field(field.name, carried_type(field.type, field.name), field.nullable)
-        for field in schema
-    ]
+def carried_schema(schema: pa.Schema, *, of_rows: bool = False) -> pa.Schema:
+    """The schema that a stream carries rows of `schema` under.
+
+    Times in nanoseconds, as pandas has them, may become microseconds where the cast `of_rows` then
+    refuses what would lose something. What is declared is meant as it is.
+    """
+    fields = []
+    for field in schema:
+        kind = _in_microseconds(field.type) if of_rows else field.type
+        fields.append(pa.field(field.name, carried_type(kind, field.name), field.nullable))
     return pa.schema(fields)
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind.fields])
+    if pa.types.is_map(kind):
+        return pa.map_(_in_microseconds(kind.key_type), _in_microseconds(kind.item_type))
+    if pa.types.is_dictionary(kind):
+        return _in_microseconds(kind.value_type)
+    return kind
 
 
 def check_names(place: str, names: list[str]) -> None:

@@ -4,12 +4,15 @@
         …
     table = headwater.read("file:///data", "orders").to_table()
 
-Polars, DuckDB and pandas take the reader itself, or its table.
+    frame = headwater.read("file:///data", "orders").to_pandas()
+
+Polars and DuckDB take the reader itself, or its table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -70,6 +73,14 @@ class Reader:
         if self._reader.follows:
             raise Refused("a reader that follows never ends, so it is no table: iterate over it")
         return pa.Table.from_batches(self, schema=self.schema)
+
+    def to_pandas(self, **options: Any) -> Any:
+        """All of it as a pandas DataFrame; options are those of `pyarrow.Table.to_pandas`."""
+        table = self.to_table()
+        try:
+            return table.to_pandas(**options)
+        except ModuleNotFoundError as error:
+            raise Refused("pandas is not installed: pip install pandas") from error
 
     def close(self) -> None:
         """Stop reading ahead, and give back what was opened for this reading."""

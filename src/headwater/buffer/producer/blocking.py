@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-import pyarrow as pa
-
 from headwater.buffer.producer.about import AboutProducer
 from headwater.buffer.producer.engine import Engine
 from headwater.buffer.producer.handle import Acceptance, Handle
 from headwater.buffer.producer.parcel import (
+    Columns,
     Entries,
     Extras,
     Headers,
@@ -145,7 +144,7 @@ class BlockingProducer(AboutProducer):
 
     def produce_arrow(
         self,
-        data: pa.RecordBatch | pa.Table,
+        data: Columns,
         metadata: bytes | None = None,
         *,
         partition: int | None = None,

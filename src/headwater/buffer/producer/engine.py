@@ -19,12 +19,12 @@ from headwater.buffer.producer.accumulator import INLINE_COPY_BYTES, Accumulator
 from headwater.buffer.producer.config import Settings, settings_for
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.draft import Draft
-from headwater.buffer.producer.given import is_whole_text
+from headwater.buffer.producer.given import arrow_table, is_whole_text
 from headwater.buffer.producer.handle import Handle
 from headwater.buffer.producer.lane import Carrier, Lane
 from headwater.buffer.producer.line import BufferFull, Line
 from headwater.buffer.producer.metrics import ProducerMetrics
-from headwater.buffer.producer.parcel import Entries, Extras, Parcel, typed, valued
+from headwater.buffer.producer.parcel import Columns, Entries, Extras, Parcel, typed, valued
 from headwater.buffer.producer.pieces import defaults_for
 from headwater.buffer.queue.contract import Appender, Resumed
 from headwater.buffer.records import VALUE
@@ -144,7 +144,7 @@ class Engine:
 
     def typed(
         self,
-        data: pa.RecordBatch | pa.Table,
+        given: Columns,
         metadata: bytes | None,
         partition: int | None,
         *,
@@ -152,6 +152,7 @@ class Engine:
     ) -> Parcel:
         """A call of columns, checked. `is_ours`: nobody else can change their memory."""
         self._check_partition(partition)
+        data = arrow_table(given)
         parcel = typed(data, metadata, partition, self._carried, is_ours=is_ours)
         parcel.batches = [self.stream.fit(batch) for batch in parcel.batches]
         if self.stream.schema is None:
@@ -163,8 +164,12 @@ class Engine:
             _check_v1(parcel)
         return _checked(parcel)
 
-    def takes_time(self, data: Any) -> bool:
-        """Whether `typed` looks at the values of a large call, or copies them."""
+    def takes_time(self, data: Columns) -> bool:
+        """Whether `typed` looks at the values of a large call, copies them, or has them made."""
+        if not isinstance(data, pa.RecordBatch | pa.Table):
+            return True
+        if data.nbytes <= INLINE_ARRANGE_BYTES:
+            return False
         return not isinstance(data, pa.RecordBatch) or (
             data.nbytes > INLINE_COPY_BYTES or data.schema != self._carried
         )

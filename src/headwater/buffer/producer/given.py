@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import pyarrow as pa
+
 from headwater.buffer.producer.rows import Header
 from headwater.buffer.records import Operation
 from headwater.core import limits
@@ -57,6 +59,22 @@ def is_text() -> Refused:
 def keys_are_text() -> Refused:
     """Text where keys belong."""
     return Refused("keys are bytes, not text: encode them first, as in key.encode()")
+
+
+def arrow_table(data: Any) -> pa.RecordBatch | pa.Table:
+    """Columns as pyarrow has them, from whatever has Arrow's C interface: a frame or a result."""
+    if isinstance(data, pa.RecordBatch | pa.Table):
+        return data
+    if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
+        raise Refused(
+            "produce_arrow takes a pyarrow RecordBatch or Table, or what has Arrow's C interface "
+            f"(__arrow_c_stream__: frames of pandas and polars, results of DuckDB), not "
+            f"{type(data).__name__}; for a list of dicts there is produce_rows"
+        )
+    try:
+        return pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise Refused(f"the columns of a {type(data).__name__} cannot be read: {error}") from error
 
 
 def checked_metadata(metadata: Any) -> bytes | None:

@@ -46,6 +46,8 @@ from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
 
 Entries: TypeAlias = bytes | Sequence[bytes | None] | pa.Array | pa.ChunkedArray
+Columns: TypeAlias = Any
+"""A pyarrow RecordBatch or Table, or anything that has Arrow's C stream."""
 Keys: TypeAlias = bytes | Sequence[bytes | None] | pa.Array | None
 Headers: TypeAlias = Mapping[str, bytes | None] | Sequence[Any] | None
 Timestamps: TypeAlias = datetime | int | Sequence[datetime | int | None] | pa.Array | None
@@ -236,7 +238,7 @@ def valued(
 
 
 def typed(
-    data: Any,
+    data: pa.RecordBatch | pa.Table,
     metadata: bytes | None,
     partition: int | None,
     carried: pa.Schema | None = None,
@@ -244,11 +246,6 @@ def typed(
     is_ours: bool = False,
 ) -> Parcel:
     """A call of typed columns and reserved ones. A batch of the schema `carried` goes as it is."""
-    if not isinstance(data, pa.RecordBatch | pa.Table):
-        raise Refused(
-            f"produce_arrow takes a pyarrow RecordBatch or Table, not {type(data).__name__}; for "
-            "a list of dicts there is produce_rows"
-        )
     if data.num_rows and not data.num_columns:
         raise Refused(f"{data.num_rows:,} rows without any column: there is nothing to carry them")
     parcel = Parcel(metadata, partition)

@@ -18,12 +18,11 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-import pyarrow as pa
-
 from headwater.buffer.producer.about import AboutProducer
-from headwater.buffer.producer.engine import INLINE_ARRANGE_BYTES, Engine
+from headwater.buffer.producer.engine import Engine
 from headwater.buffer.producer.handle import Handle
 from headwater.buffer.producer.parcel import (
+    Columns,
     Entries,
     Extras,
     Headers,
@@ -130,14 +129,18 @@ class Producer(AboutProducer):
 
     async def produce_arrow(
         self,
-        data: pa.RecordBatch | pa.Table,
+        data: Columns,
         metadata: bytes | None = None,
         *,
         partition: int | None = None,
     ) -> Handle:
-        """Send typed columns; `_key`, `_headers`, `_timestamp`, `_operation`, … are reserved."""
+        """Send typed columns; `_key`, `_headers`, `_timestamp`, `_operation`, … are reserved.
+
+        They come as a pyarrow RecordBatch or Table, or as anything that has Arrow's C stream: a
+        frame of pandas or polars, a result of DuckDB. A stream is read whole before it is sent.
+        """
         await runtime.sleep(0)
-        if getattr(data, "nbytes", 0) > INLINE_ARRANGE_BYTES and self._engine.takes_time(data):
+        if self._engine.takes_time(data):
             parcel = await runtime.run_blocking(self._engine.typed, data, metadata, partition)
         else:
             parcel = self._engine.typed(data, metadata, partition)

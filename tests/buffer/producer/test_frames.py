@@ -1,0 +1,78 @@
+"""Columns from other libraries: frames of pandas, anything that has Arrow's C stream."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headwater
+from headwater.buffer import blocking
+from headwater.buffer.producer import BlockingProducer, Producer
+from headwater.core.errors import Refused
+from tests.buffer.producer.fakes import fake_stream
+from tests.store.scripted import virtual
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 123456, tzinfo=UTC)
+
+
+class Frame:
+    """As other libraries have it: nothing but the interface."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+@virtual
+async def test_whatever_has_arrows_c_stream_is_taken() -> None:
+    table = pa.table({"id": [1, 2], "_key": [b"a", b"b"]})
+    stream = fake_stream()
+    async with await Producer.open(stream, linger_ms=0) as producer:
+        for given in (Frame(table), table.to_reader(), table.to_batches()[0]):
+            assert (await (await producer.produce_arrow(given))).rows == 2
+        for wrong in (["no"], {"id": [1]}, Frame(pa.chunked_array([[1]]))):
+            with pytest.raises(Refused):
+                await producer.produce_arrow(wrong)
+    assert len(stream.queues[0].entries) == 3
+
+
+def test_frames_of_pandas_go_in_and_come_out(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "frames", schema={"id": "int64", "at": "timestamp[us, UTC]"})
+    frame = pandas.DataFrame({"id": [1, 2], "at": pandas.to_datetime([AT, None], utc=True)})
+    assert "ns" in str(frame["at"].dtype)
+    with BlockingProducer.open(url, "frames") as producer:
+        producer.produce_arrow(frame).result()
+    found = headwater.read(url, "frames", columns=["id", "at"]).to_pandas()
+    assert found["id"].tolist() == [1, 2]
+    assert found["at"][0].to_pydatetime() == AT
+    assert pandas.isna(found["at"][1])
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("ns", "Europe/Berlin")])
+@pytest.mark.parametrize("nested", [False, True])
+def test_nanoseconds_are_carried_where_nothing_is_lost(
+    tmp_path: Path, kind: pa.DataType, nested: bool
+) -> None:
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "events")
+
+    def rows(nanoseconds: int) -> pa.Table:
+        column: Any = pa.array([nanoseconds, None], pa.int64()).cast(kind)
+        return pa.table({"at": pa.array([column, None], pa.list_(kind)) if nested else column})
+
+    with BlockingProducer.open(url, "events") as producer:
+        producer.produce_arrow(rows(1_000_000_123_000)).result()
+        with pytest.raises(Refused, match="round them to microseconds first"):
+            producer.produce_arrow(rows(1_000_000_123_001))
+    zone = "UTC" if kind.tz else None
+    expected: Any = pa.array([1_000_000_123, None], pa.int64()).cast(pa.timestamp("us", zone))
+    found = headwater.read(url, "events", columns=["at"]).to_table().column("at").to_pylist()
+    assert found == ([expected.to_pylist(), None] if nested else expected.to_pylist())
