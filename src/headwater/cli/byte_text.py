@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 SHOWN_MAX: Final = 60
+_ESCAPE: Final = re.compile(r"\\(t|0|\\|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})")
+_ESCAPED: Final = {"t": "\t", "0": "\0", "\\": "\\"}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -17,6 +20,11 @@ def bytes_words(data: bytes, max_shown: int = SHOWN_MAX) -> str:
         cut = data[: max_shown // 2]
         return f"0x{cut.hex()}" + ("…" if len(cut) < len(data) else "")
     return f'"{cut_text(visible(text), max_shown)}"'
+
+
+def unescaped(text: str) -> str:
+    r"""What was meant by '\t', '\0', '\x1f' or '\\' in an argument, which shells pass as it is."""
+    return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1]) or chr(int(found[1][1:], 16)), text)
 
 
 def bytes_json(data: bytes) -> str | dict[str, str]:

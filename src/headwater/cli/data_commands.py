@@ -6,12 +6,12 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, address, command
-from headwater.cli.byte_text import bytes_words
+from headwater.cli.byte_text import bytes_words, unescaped
 from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core import portal
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headwater.buffer.producer import BlockingProducer
     from headwater.buffer.stream import Stream
     from headwater.cli.interrupt import Interrupt
+    from headwater.cli.produce_csv import CsvColumns
     from headwater.cli.produce_input import Piece
     from headwater.cli.produce_json import JsonRows
     from headwater.cli.produce_run import ProduceView
@@ -37,10 +38,20 @@ def produce(
         None, metavar="FILE", help="Files to read; standard input without them, or for -."
     ),
     key_separator: str | None = typer.Option(
-        None, metavar="TEXT", help="What stands before it in a line is the record's key."
+        None,
+        metavar="TEXT",
+        help=r"What stands before it in a line is the record's key; \t is a tab.",
+    ),
+    key_column: str | None = typer.Option(
+        None, metavar="NAME", help="Of typed rows: the column whose text is the record's key."
     ),
     as_json: bool = typer.Option(False, "--json", help="Lines are JSON objects: typed columns."),
     csv: bool = typer.Option(False, "--csv", help="Files are CSV with a line of names."),
+    delimiter: str | None = typer.Option(
+        None,
+        metavar="CHARACTER",
+        help=r"Between the cells of CSV; a comma without it, \t is a tab.",
+    ),
     parquet: bool = typer.Option(False, "--parquet", help="Files are Parquet."),
     arrow: bool = typer.Option(False, "--arrow", help="Files are Arrow files or streams."),
     partition: int | None = typer.Option(None, min=0, help="The partition, whatever the key."),
@@ -74,6 +85,7 @@ def produce(
     files = list(files or [])
     kinds = {"json": as_json, "csv": csv, "parquet": parquet, "arrow": arrow}
     kind = _one_kind(kinds, files, key_separator)
+    form = _Form(kind, key_separator, key_column, _delimiter(kind, delimiter, key_column))
     _check_resume(resume=resume, producer_id=producer_id, metadata=metadata)
     settings = _settings(setting)
     typed_in = not files and sys.stdin.isatty()
@@ -100,7 +112,7 @@ def produce(
                 view.say("a record for each line; Ctrl-D ends")
             outcome = produce_all(
                 producer,
-                _pieces(kind, files, key_separator, producer.stream, interrupt, view),
+                _pieces(form, files, producer.stream, interrupt, view),
                 sending,
                 in_order=partition is not None or producer.stream.partitions == 1,
                 interrupt=interrupt,
@@ -116,37 +128,60 @@ def produce(
         raise typer.Exit(interrupt.exit_status)
 
 
+class _Form(NamedTuple):
+    """How the input is written."""
+
+    kind: str | None
+    separator: str | None
+    key_column: str | None
+    delimiter: str
+
+
 def _pieces(
-    kind: str | None,
-    files: list[str],
-    separator: str | None,
-    stream: Stream,
-    interrupt: Interrupt,
-    view: ProduceView,
+    form: _Form, files: list[str], stream: Stream, interrupt: Interrupt, view: ProduceView
 ) -> Iterator[Piece]:
     from headwater.cli import produce_input
+    from headwater.cli.produce_csv import CsvColumns
     from headwater.cli.produce_json import JsonRows
 
-    if kind is None:
-        encoded = None if separator is None else separator.encode()
+    if form.kind is None:
+        encoded = None if form.separator is None else unescaped(form.separator).encode()
         return produce_input.value_pieces(files, encoded, interrupt)
-    if kind == "json":
-        alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
-        rows = JsonRows(stream.schema, alter=alter, fit=stream.fit)
-        return _row_pieces(files, rows, interrupt, view)
-    return produce_input.column_pieces(kind, files, stream.schema, interrupt)
+    alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
+    told: JsonRows | CsvColumns
+    if form.kind == "json":
+        told = JsonRows(stream.schema, alter=alter, fit=stream.fit)
+        pieces = produce_input.row_pieces(files, told.decode, interrupt)
+    else:
+        told = CsvColumns(stream.schema, delimiter=form.delimiter, alter=alter)
+        pieces = produce_input.column_pieces(form.kind, files, told, interrupt)
+    if form.key_column is not None:
+        pieces = produce_input.with_keys(pieces, form.key_column)
+    return _telling(pieces, told, view)
 
 
-def _row_pieces(
-    files: list[str], rows: JsonRows, interrupt: Interrupt, view: ProduceView
+def _telling(
+    pieces: Iterator[Piece], told: JsonRows | CsvColumns, view: ProduceView
 ) -> Iterator[Piece]:
-    from headwater.cli.produce_input import row_pieces
-
     try:
-        yield from row_pieces(files, rows.decode, interrupt)
+        yield from pieces
     finally:
-        if rows.left_out:
-            view.say(rows.left_out)
+        if told.left_out:
+            view.say(told.left_out)
+
+
+def _delimiter(kind: str | None, delimiter: str | None, key_column: str | None) -> str:
+    if delimiter is not None and kind != "csv":
+        raise typer.BadParameter("it is for --csv", param_hint="--delimiter")
+    if key_column is not None and kind is None:
+        raise typer.BadParameter(
+            "lines have no columns: --key-separator, or --json, --csv, --parquet, --arrow",
+            param_hint="--key-column",
+        )
+    found = "," if delimiter is None else unescaped(delimiter)
+    if len(found) != 1 or not found.isascii() or found in '"\r\n':
+        raise typer.BadParameter("one ASCII character", param_hint="--delimiter")
+    return found
 
 
 def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -> str | None:
@@ -159,7 +194,8 @@ def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -
         return None
     if separator is not None:
         raise typer.BadParameter(
-            "the key of a typed row is its column _key", param_hint="--key-separator"
+            "the key of a typed row is its column _key, or --key-column NAME",
+            param_hint="--key-separator",
         )
     if chosen[0] == "parquet" and (not files or "-" in files):
         raise typer.BadParameter("--parquet reads files: name them", param_hint="FILE")
@@ -224,6 +260,9 @@ def read(
     key_separator: str | None = typer.Option(
         None, metavar="TEXT", help="In lines, put the key and this before the value."
     ),
+    null: str | None = typer.Option(
+        None, metavar="TEXT", help="In lines, what stands for null; without it, null is refused."
+    ),
     skip_unreadable: bool = typer.Option(
         False,
         "--skip-unreadable",
@@ -260,7 +299,8 @@ def read(
                 on_bad_batch="skip" if skip_unreadable else "raise",
             )
             watching = contextlib.nullcontext() if output else interrupt.noticing(output_has_gone)
-            shaped = open_output(format, output, reader.schema, key_separator)
+            separator = None if key_separator is None else unescaped(key_separator)
+            shaped = open_output(format, output, reader.schema, separator, null)
             with reader, shaped as sink, watching:
                 view = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:

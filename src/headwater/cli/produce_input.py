@@ -18,7 +18,9 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from headwater.buffer.records import KEY
 from headwater.cli.interrupt import Interrupt
+from headwater.cli.produce_csv import CsvColumns
 from headwater.cli.standard_streams import check_input
 from headwater.core.errors import Denied, LimitExceeded, Refused
 from headwater.core.limits import MIB, RECORD_MAX_BYTES
@@ -28,6 +30,8 @@ BLOCK_BYTES: Final = 1 * MIB
 PIECE_BYTES: Final = 4 * MIB
 _PARQUET_ROWS: Final = 65_536
 _MAGIC: Final = {b"PAR1": "--parquet", b"ARROW1": "--arrow"}
+_CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC_BYTES: Final = 6
 
 
 Source = str | io.BufferedReader
@@ -80,7 +84,9 @@ class LineBlock(NamedTuple):
 
 def input_bytes(files: list[str]) -> int | None:
     """How much there is to read; None where nobody knows."""
-    sizes = [os.stat(name).st_size for name in files if os.path.isfile(name)]
+    packed = (".gz", ".zst")
+    plain = [name for name in files if os.path.isfile(name) and not name.endswith(packed)]
+    sizes = [os.stat(name).st_size for name in plain]
     return sum(sizes) if files and len(sizes) == len(files) else None
 
 
@@ -120,17 +126,19 @@ def row_pieces(
 
 
 def line_blocks(name: str, interrupt: Interrupt) -> Iterator[LineBlock]:
-    """The lines of a file, or of standard input, as they come.
+    """The lines of a file, or of standard input, as they come; decompressed if they have to be.
 
     The last line needs no end. A signal ends the input after the last whole line.
     """
-    with _opened(name) as descriptor:
+    with _opened(name, interrupt) as source:
         first_line, rest = 1, b""
+        codec = _codec(source)
+        unpacked = None if codec is None else pa.CompressedInputStream(source, codec)
         while True:
-            # Only here may a signal end it: what was read is never dropped on the way.
-            with interrupt.waiting():
-                select.select([descriptor], [], [])
-            block = os.read(descriptor, BLOCK_BYTES)
+            try:
+                block = unpacked.read(BLOCK_BYTES) if unpacked else source.read1(BLOCK_BYTES)
+            except (pa.ArrowException, OSError) as error:
+                raise Refused(f"{_name(name)}, after line {first_line - 1:,}: {error}") from error
             if not rest and first_line == 1:
                 _refuse_columns(name, block)
             if not block:
@@ -148,21 +156,51 @@ def line_blocks(name: str, interrupt: Interrupt) -> Iterator[LineBlock]:
             yield LineBlock(first_line, rest, 0)
 
 
+def _codec(source: io.BufferedReader) -> str | None:
+    """How a file is compressed, by its first bytes: names may say anything."""
+    begins = source.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
+    return next((codec for magic, codec in _CODECS.items() if begins.startswith(magic)), None)
+
+
+def with_keys(pieces: Iterator[Piece], column: str) -> Iterator[Piece]:
+    """The same rows, with the text of a column as their keys."""
+    for piece in pieces:
+        table = piece.columns
+        assert table is not None
+        names = table.schema.names
+        if column not in names or KEY in names:
+            why = (
+                f"these rows have {', '.join(names)}" if column not in names else f"{KEY} is there"
+            )
+            raise Refused(f"--key-column {column}: {why}")
+        found = table.column(column)
+        try:
+            keys = found if pa.types.is_binary(found.type) else found.cast(pa.string())
+        except pa.ArrowException as error:
+            raise Refused(f"--key-column {column} is {found.type}, not text: {error}") from error
+        yield piece._replace(columns=table.append_column(KEY, keys.cast(pa.binary())))
+
+
 def column_pieces(
-    kind: str, files: list[str], schema: pa.Schema | None, interrupt: Interrupt
+    kind: str, files: list[str], csv: CsvColumns, interrupt: Interrupt
 ) -> Iterator[Piece]:
     """The rows of files with columns, in slices of bounded size."""
     for name in files or [STANDARD_INPUT]:
         read = 0
         try:
-            for batch in _READERS[kind](_source(kind, name, interrupt), schema):
-                for piece in _sliced(batch):
-                    yield Piece(None, None, piece, piece.num_rows, piece.nbytes)
-                    read += piece.num_rows
-                    with interrupt.waiting():
-                        pass
-        except FileNotFoundError:
-            raise Refused(f"there is no file {name}") from None
+            with _opened(name, interrupt) as opened:
+                if kind == "csv":
+                    codec = _codec(opened)
+                    source = opened if codec is None else pa.CompressedInputStream(opened, codec)
+                    batches = csv.read(_name(name), source, BLOCK_BYTES)
+                else:
+                    batches = _READERS[kind](_columns_source(kind, name, opened))
+                for batch in batches:
+                    for piece in _sliced(batch):
+                        yield Piece(None, None, piece, piece.num_rows, piece.nbytes)
+                        read += piece.num_rows
+                        with interrupt.waiting():
+                            pass
         except (pa.ArrowException, OSError) as error:
             raise Refused(f"{_name(name)}, after {read:,} rows: {error}") from error
 
@@ -175,43 +213,42 @@ def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 class _Waited(io.RawIOBase):
-    """Standard input, of which a signal ends the waiting."""
+    """A descriptor, of which a signal ends the waiting."""
 
-    def __init__(self, interrupt: Interrupt) -> None:
-        self._descriptor = sys.stdin.fileno()
+    def __init__(self, descriptor: int, interrupt: Interrupt) -> None:
+        self._descriptor = descriptor
         self._interrupt = interrupt
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        # Only here may a signal end it: what was read is never dropped on the way.
         with self._interrupt.waiting():
             select.select([self._descriptor], [], [])
         return os.readv(self._descriptor, [buffer])
 
 
-def _source(kind: str, name: str, interrupt: Interrupt) -> Source:
+def _columns_source(kind: str, name: str, opened: io.BufferedReader) -> Source:
     """What to read a file of columns from."""
     if name != STANDARD_INPUT:
         return name
-    check_input()
-    piped: io.BufferedReader = io.BufferedReader(_Waited(interrupt), BLOCK_BYTES)
-    if kind == "parquet" or (kind == "arrow" and piped.peek(6).startswith(b"ARROW1")):
+    if kind == "parquet" or opened.peek(_MAGIC_BYTES).startswith(b"ARROW1"):
         raise Refused(
             f"{_name(name)} cannot be read from its end, as such a file is: name the file, or send "
             "an Arrow stream (--arrow)"
         )
-    return piped
+    return opened
 
 
-def _parquet(name: Source, _: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+def _parquet(name: Source) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(name) as file:
         yield from file.iter_batches(batch_size=_PARQUET_ROWS)
 
 
-def _arrow(name: Source, _: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+def _arrow(name: Source) -> Iterator[pa.RecordBatch]:
     if not isinstance(name, str):
         with pa.ipc.open_stream(name) as piped:
             yield from piped
@@ -228,30 +265,17 @@ def _arrow(name: Source, _: pa.Schema | None) -> Iterator[pa.RecordBatch]:
                 yield from stream
 
 
-def _csv(name: Source, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
-    from pyarrow import csv
-
-    types = {} if schema is None else {field.name: field.type for field in schema}
-    with csv.open_csv(
-        name,
-        read_options=csv.ReadOptions(block_size=BLOCK_BYTES),
-        convert_options=csv.ConvertOptions(column_types=types),
-    ) as reader:
-        yield from reader
-
-
-_READERS: Final[dict[str, Callable[[Source, Any], Iterator[pa.RecordBatch]]]] = {
+_READERS: Final[dict[str, Callable[[Source], Iterator[pa.RecordBatch]]]] = {
     "parquet": _parquet,
     "arrow": _arrow,
-    "csv": _csv,
 }
 
 
 @contextlib.contextmanager
-def _opened(name: str) -> Iterator[int]:
+def _opened(name: str, interrupt: Interrupt) -> Iterator[io.BufferedReader]:
     if name == STANDARD_INPUT:
         check_input()
-        yield sys.stdin.fileno()
+        yield io.BufferedReader(_Waited(sys.stdin.fileno(), interrupt), BLOCK_BYTES)
         return
     try:
         descriptor = os.open(name, os.O_RDONLY)
@@ -263,7 +287,7 @@ def _opened(name: str) -> Iterator[int]:
         os.close(descriptor)
         raise Refused(f"{name} is a directory: name a file in it")
     try:
-        yield descriptor
+        yield io.BufferedReader(_Waited(descriptor, interrupt), BLOCK_BYTES)
     finally:
         os.close(descriptor)
 

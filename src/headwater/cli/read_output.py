@@ -48,7 +48,11 @@ class Output(ABC):
 
 @contextlib.contextmanager
 def open_output(
-    format: str, path: Path | None, schema: pa.Schema, key_separator: str | None
+    format: str,
+    path: Path | None,
+    schema: pa.Schema,
+    key_separator: str | None,
+    null: str | None = None,
 ) -> Iterator[Output]:
     """An output in a form, to a file or to standard output."""
     if path is None and format in BINARY and sys.stdout.isatty():
@@ -57,7 +61,7 @@ def open_output(
         output: Output
         if format == "lines":
             on_screen = path is None and sys.stdout.isatty()
-            output = Lines(sink, schema, key_separator, on_screen=on_screen)
+            output = Lines(sink, schema, key_separator, on_screen=on_screen, null=null)
         elif format == "json":
             output = Json(sink)
         elif format == "csv":
@@ -75,12 +79,23 @@ def open_output(
 
 
 class Lines(Output):
-    """The value of each record on a line; on a screen, its LSN before it."""
+    """The value of each record on a line; on a screen, its LSN before it.
+
+    What reads as another record, or as more than one, is refused: a value with a newline, a key
+    with the separator, null where nothing stands for it. A screen is for people, and shows them.
+    """
 
     def __init__(
-        self, sink: IO[bytes], schema: pa.Schema, key_separator: str | None, *, on_screen: bool
+        self,
+        sink: IO[bytes],
+        schema: pa.Schema,
+        key_separator: str | None,
+        *,
+        on_screen: bool,
+        null: str | None = None,
     ) -> None:
         super().__init__(sink)
+        self._null = null.encode() if null is not None else b"null" if on_screen else None
         self._on_screen = on_screen
         self._colour = on_screen and not os.environ.get("NO_COLOR")
         self._separator = None if key_separator is None else key_separator.encode()
@@ -93,11 +108,15 @@ class Lines(Output):
     def write(self, batch: pa.RecordBatch) -> None:
         lines = self._lines(batch)
         if self._separator is not None:
-            keys = [_raw(key) for key in _column(batch, KEY)]
+            keys = self._told(batch, [_raw(key) for key in _column(batch, KEY)], "key")
+            self._refuse(batch, keys, self._separator, "the separator in its key")
             lines = [key + self._separator + line for key, line in zip(keys, lines, strict=True)]
         if self._on_screen:
             lines = self._framed(batch, lines)
-        self._sink.write(b"".join(line + b"\n" for line in lines))
+        data = b"".join(line + b"\n" for line in lines)
+        if not self._on_screen and data.count(b"\n") != len(lines):
+            self._refuse(batch, lines, b"\n", "a newline in it")
+        self._sink.write(data)
         self._sink.flush()
 
     def _lines(self, batch: pa.RecordBatch) -> list[bytes]:
@@ -107,7 +126,26 @@ class Lines(Output):
         texts = _texts(column)
         if texts is not None and not texts.null_count:
             return column.to_pylist() if texts is not column else _encoded(texts)
-        return [_raw(value) for value in python_values(column)]
+        return self._told(batch, [_raw(value) for value in python_values(column)], "value")
+
+    def _told(self, batch: pa.RecordBatch, given: list[bytes | None], what: str) -> list[bytes]:
+        """With what stands for null, if anything does."""
+        if self._null is None and None in given:
+            raise Refused(
+                f"{_place_of(batch, given.index(None))} has null for its {what}, which no line "
+                "tells from an empty one: say what stands for it (--null TEXT, also ''), or take "
+                "another --format"
+            )
+        null = self._null or b""
+        return [null if one is None else one for one in given]
+
+    def _refuse(self, batch: pa.RecordBatch, lines: list[bytes], part: bytes, what: str) -> None:
+        for row, line in enumerate(lines):
+            if part in line and not self._on_screen:
+                raise Refused(
+                    f"{_place_of(batch, row)} has {what}, and would be read as another one, or as "
+                    "several: take another --format, such as json or csv"
+                )
 
     def _framed(self, batch: pa.RecordBatch, lines: list[bytes]) -> list[bytes]:
         """With the place of each record, and nothing that would move the cursor."""
@@ -212,10 +250,18 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
     return python_values(batch.column(name))
 
 
-def _raw(value: Any) -> bytes:
+def _place_of(batch: pa.RecordBatch, row: int) -> str:
+    """The record, as whoever reads the error would look for it."""
+    partition, lsn = (_column(batch, name)[row] for name in (_PARTITION, _LSN))
+    if lsn is None:
+        return f"record {row:,} of a batch"
+    return f"the record with LSN {lsn:,}" + (f" of partition {partition}" if partition else "")
+
+
+def _raw(value: Any) -> bytes | None:
     """A value on a line: bytes that are text as they are, others as hexadecimal digits."""
     if value is None:
-        return b""
+        return None
     if isinstance(value, bytes):
         try:
             value.decode("utf-8")

@@ -1,0 +1,154 @@
+"""Files as people have them: CSV of all kinds, compressed lines, keys in a column; lines out."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headwater.buffer import blocking
+from headwater.buffer.producer import BlockingProducer
+from headwater.cli import produce_input
+from tests.cli.conftest import Invoke
+from tests.cli.data.given import File, Make, lines, values
+
+
+def rows(url: str, *columns: str, stream: str = "events") -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in lines(url, stream, columns=list(columns))]
+
+
+def test_csv_cells_are_what_all_of_their_column_are(invoke: Invoke, url: str, file: File) -> None:
+    text = (
+        "id,zip,price,ok,day,at,zoned,long,note,none\n"
+        "1,00007,1.5,true,2026-01-02,2026-01-02 03:04,2026-01-02T03:04:05Z,"
+        '0.1234567890123456789,"",\n'
+        '2,12345,2,false,2026-01-03,2026-01-02 03:05,2026-01-02T03:04:05+01:00,1,"a\nb",\n'
+        "3,,,,,,,,,\n"
+    )
+    done = invoke("produce", url, "events", file(text), "--csv")
+    assert done.exit_code == 0, done.stderr
+    assert "'none': empty throughout" in done.stderr
+    first, second, third = rows(
+        url, "id", "zip", "price", "ok", "day", "at", "zoned", "long", "note"
+    )
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert first[:5] == (1, "00007", 1.5, True, date(2026, 1, 2))
+    assert first[5] == at.replace(second=0, tzinfo=None)
+    assert first[6:] == (at, "0.1234567890123456789", "")
+    assert second[6] == datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC)
+    assert second[8] == "a\nb"
+    assert third == (3, *(None,) * 8)
+
+
+def test_csv_of_a_declared_stream_has_its_types(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("typed", schema={"id": "int32", "d": "decimal(10, 2)", "f": "float", "t": "string"})
+    text = "id;d;f;t\n00007;1.20;0.1;0042\n8;;;\n"
+    done = invoke("produce", url, "typed", file(text), "--csv", "--delimiter=;")
+    assert done.exit_code == 0, done.stderr
+    assert [row[0] for row in rows(url, "id", stream="typed")] == [7, 8]
+    assert rows(url, "t", stream="typed") == [("0042",), (None,)]
+    for wrong, column in (("x;1;1;t", "id"), ("1;1.205;1;t", "d"), ("1;1;1e50;t", "f")):
+        done = invoke(
+            "produce", url, "typed", file(f"id;d;f;t\n9;;;\n{wrong}\n"), "--csv", "--delimiter=;"
+        )
+        assert done.exit_code == 2
+        assert f"row 2, column '{column}'" in done.stderr
+        assert "1 record accepted" in done.stdout
+
+
+def test_a_cell_that_is_not_what_its_column_was_is_named_by_its_row(
+    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce_input, "BLOCK_BYTES", 64)
+    numbers = "\n".join(str(number) for number in range(1, 100))
+    for wrong in ("00007", "x", "1.5", "99999999999999999999"):
+        done = invoke("produce", url, "events", file(f"id\n{numbers}\n{wrong}\n5\n"), "--csv")
+        assert done.exit_code == 2
+        assert f"row 100, column 'id': '{wrong}' is no int64" in done.stderr
+        assert "99 records accepted" in done.stdout
+
+
+@pytest.mark.parametrize("packed", ["gz", "zst", "two members"])
+@pytest.mark.parametrize("kind", ["lines", "--json", "--csv"])
+def test_compressed_files_are_read_as_what_is_in_them(
+    invoke: Invoke, url: str, tmp_path: Path, kind: str, packed: str
+) -> None:
+    head = "id\n" if kind == "--csv" else ""
+    made = [f'{{"id":{n}}}' if kind == "--json" else str(n) for n in range(50_000)]
+    data = (head + "\n".join(made) + "\n").encode()
+    path = tmp_path / "input"
+    if packed == "gz":
+        path.write_bytes(gzip.compress(data))
+    elif packed == "two members":
+        path.write_bytes(gzip.compress(data[:1000]) + gzip.compress(data[1000:]))
+    else:
+        with pa.output_stream(str(path), compression="zstd") as out:
+            out.write(data)
+    flags = [] if kind == "lines" else [kind]
+    done = invoke("produce", url, "events", str(path), *flags)
+    assert done.exit_code == 0, done.stderr
+    if kind == "lines":
+        assert values(url) == [str(n).encode() for n in range(50_000)]
+    else:
+        assert [row[0] for row in rows(url, "id")] == list(range(50_000))
+
+
+def test_a_compressed_file_that_is_cut_off_is_not_taken_for_whole(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    text = b"".join(b"line %d\n" % n for n in range(100_000))
+    done = invoke("produce", url, "events", file(gzip.compress(text)[:-5000]))
+    assert done.exit_code == 2
+    assert "after line" in done.stderr
+
+
+def test_the_text_of_a_column_may_be_the_key(invoke: Invoke, url: str, tmp_path: Path) -> None:
+    table = pa.table({"id": [7, None], "name": ["a", "b"], "raw": [b"\xff", b"y"]})
+    path = tmp_path / "input"
+    pq.write_table(table, path)
+    for column in ("id", "name", "raw"):
+        done = invoke("produce", url, "events", str(path), "--parquet", f"--key-column={column}")
+        assert done.exit_code == 0, done.stderr
+    keys = [row[0] for row in rows(url, "_key")]
+    assert keys == [b"7", None, b"a", b"b", b"\xff", b"y"]
+    path.write_text('{"name":"c","id":1}\n')
+    assert invoke("produce", url, "events", str(path), "--json", "--key-column=id").exit_code == 0
+    told = invoke("produce", url, "events", str(path), "--json", "--key-column=none")
+    assert (told.exit_code, "--key-column none: these rows have" in told.stderr) == (2, True)
+    assert invoke("produce", url, "events", str(path), "--key-column=id").exit_code == 2
+
+
+def test_a_tab_may_be_written_as_people_write_it(invoke: Invoke, url: str, file: File) -> None:
+    done = invoke("produce", url, "events", file("k\tv\n"), r"--key-separator=\t")
+    assert done.exit_code == 0, done.stderr
+    assert rows(url, "_key", "_value") == [(b"k", b"v")]
+    assert invoke("read", url, "events", r"--key-separator=\x1f").stdout == "k\x1fv\n"
+    assert invoke("read", url, "events", r"--key-separator=\\t").stdout == "k\\tv\n"
+
+
+def test_lines_that_would_be_read_as_others_are_refused(invoke: Invoke, url: str) -> None:
+    with BlockingProducer.open(url, "events") as producer:
+        producer.produce([b"", None, b"c"], keys=[b"a", b"b", None])
+    told = invoke("read", url, "events")
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "LSN 2 has null for its value" in told.stderr
+    assert invoke("read", url, "events", "--null=NULL").stdout == "\nNULL\nc\n"
+    assert invoke("read", url, "events", "--null=").stdout == "\n\nc\n"
+    keyed = invoke("read", url, "events", "--start=3", "--key-separator=:")
+    assert (keyed.exit_code, "LSN 3 has null for its key" in keyed.stderr) == (2, True)
+    blocking.create_stream(url, "more")
+    with BlockingProducer.open(url, "more") as producer:
+        producer.produce([b"a", b"b\nc"], keys=[b"x", b"y:z"])
+    told = invoke("read", url, "more")
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "LSN 2 has a newline in it" in told.stderr
+    told = invoke("read", url, "more", "--key-separator=:")
+    assert "LSN 2 has the separator in its key" in told.stderr
+    assert invoke("read", url, "more", "--format=json").exit_code == 0
