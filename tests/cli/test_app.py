@@ -141,3 +141,8 @@ def test_a_short_option_means_the_same_everywhere() -> None:
     look(typer.main.get_command(app))
     assert meant["-o"] == {"--output"}
     assert all(len(names) == 1 for names in meant.values()), meant
+
+
+def test_an_address_with_options_is_advised_as_a_shell_takes_it(invoke: Invoke) -> None:
+    done = invoke("stream", "list", "http://127.0.0.1:9000/bucket")
+    assert "'s3://BUCKET/PREFIX?endpoint=http://127.0.0.1:9000'" in done.stderr

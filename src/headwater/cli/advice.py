@@ -47,6 +47,16 @@ NO_STREAM: Final = (
     "Or make one: {command} stream create {address} NAME"
 )
 _NO_STREAM: Final = re.compile(r"there is no stream '|stream '.*' was deleted$")
+_EXISTS: Final = re.compile(r"stream '.*' exists$")
+_TAKE_IT: Final = "To take the one that is there, if it agrees: --exists-ok"
+_OF_PROGRAMS: Final = (
+    (
+        'on_bad_batch="dead_letter" keeps a note of it and delivers what follows',
+        "--skip-unreadable shows what follows, and names what is missing",
+    ),
+)
+"""What errors advise a program to do, and what that is in a command."""
+_WITH_OPTIONS: Final = re.compile(r"(?<!\S)(?:s3|gs|az|abfs)://[^\s',;]*\?[^\s',;]+")
 _COMMAND: Final = re.compile(r"\bheadwater (stream|group) (\w+) URL\b")
 _HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group) ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
@@ -60,7 +70,11 @@ def advice_for(error: errors.HeadwaterError) -> str | None:
     kind = next(kinds, None)
     if kind is None:
         return None
-    words = NO_STREAM if kind is errors.NotFound and _NO_STREAM.match(str(error)) else ADVICE[kind]
+    words = ADVICE[kind]
+    if kind is errors.NotFound and _NO_STREAM.match(str(error)):
+        words = NO_STREAM
+    elif kind is errors.AlreadyExists and _EXISTS.match(str(error)):
+        words = _TAKE_IT
     return words.replace("{command}", command()).replace("{address}", address())
 
 
@@ -90,7 +104,11 @@ def command() -> str:
 
 
 def runnable(text: str) -> str:
-    """With the commands that an error names as they run from here."""
+    """With the commands that an error names as they run from here, in the words of commands."""
+    for program, in_command in _OF_PROGRAMS:
+        text = text.replace(program, in_command)
+    # A shell takes ? for any character, and & for the end of a command.
+    text = _WITH_OPTIONS.sub(lambda found: f"'{found[0]}'", text)
     addressed = _COMMAND.sub(lambda found: f"headwater {found[1]} {found[2]} {address()}", text)
     return _HEADWATER.sub(lambda found: f"{command()} {found[1]} ", addressed)
 

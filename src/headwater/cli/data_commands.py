@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from headwater.cli.produce_csv import CsvColumns
     from headwater.cli.produce_input import Piece
     from headwater.cli.produce_json import JsonRows
-    from headwater.cli.produce_run import ProduceView
+    from headwater.cli.produce_run import Outcome, ProduceView
+    from headwater.store import Store
 
 STREAM = typer.Argument(metavar="STREAM", help="The stream's name.")
 NOT_SETTINGS: Final = ("source", "name", "producer_id")
@@ -74,11 +75,8 @@ def produce(
     Ends when everything is accepted, or at the first failure, and says where it stands. Ctrl-C
     sends what was read so far. Exit status: 0 all accepted, 2 not all, 130 interrupted.
     """
-    from headwater.buffer.producer import BlockingProducer
     from headwater.cli.interrupt import Interrupt
-    from headwater.cli.produce_input import input_bytes
-    from headwater.cli.produce_resume import Resumption, refuse_without_resume
-    from headwater.cli.produce_run import FromTheStart, ProduceView, produce_all, show_outcome
+    from headwater.cli.produce_run import show_outcome
     from headwater.cli.reporting import reporting
     from headwater.cli.stream_view import new_console
 
@@ -86,46 +84,69 @@ def produce(
     kinds = {"json": as_json, "csv": csv, "parquet": parquet, "arrow": arrow}
     kind = _one_kind(kinds, files, key_separator)
     form = _Form(kind, key_separator, key_column, _delimiter(kind, delimiter, key_column))
-    _check_resume(resume=resume, producer_id=producer_id, metadata=metadata)
-    settings = _settings(setting)
-    typed_in = not files and sys.stdin.isatty()
+    call = _Call(stream, partition, producer_id, resume, metadata, _settings(setting))
+    _check_resume(call)
     store = open_with_options(url, option)
-    home = portal.shared()
     try:
-        # Columns are larger in memory than in their files: how far one is cannot be told.
-        total_bytes = input_bytes(files) if kind in (None, "json") else None
-        with (
-            Interrupt() as interrupt,
-            ProduceView(total_bytes, quiet=typed_in) as view,
-            BlockingProducer.open(store, stream, producer_id=producer_id, **settings) as producer,
-        ):
-            sending: FromTheStart | Resumption
-            if resume:
-                sending = Resumption(producer, partition)
-                view.say(f"goes on after the first {sending.first:,} records of the input")
-            else:
-                refuse_without_resume(producer)
-                encoded = None if metadata is None else metadata.encode()
-                sending = FromTheStart(encoded, partition)
-                _tell_resumed(producer, view, asked=producer_id)
-            if typed_in:
-                view.say("a record for each line; Ctrl-D ends")
-            outcome = produce_all(
-                producer,
-                _pieces(form, files, producer.stream, interrupt, view),
-                sending,
-                in_order=partition is not None or producer.stream.partitions == 1,
-                interrupt=interrupt,
-                view=view,
-            )
+        with Interrupt() as interrupt:
+            outcome = _produced(store, call, form, files, interrupt)
     finally:
-        home.call(store.close())
+        portal.shared().call(store.close())
     with reporting():
         show_outcome(new_console(), outcome)
     if outcome.error is not None:
         raise outcome.error
     if outcome.interrupted:
         raise typer.Exit(interrupt.exit_status)
+
+
+class _Call(NamedTuple):
+    """Where records go, and who sends them."""
+
+    stream: str
+    partition: int | None
+    producer_id: str | None
+    resume: bool
+    metadata: str | None
+    settings: dict[str, Any]
+
+
+def _produced(
+    store: Store, call: _Call, form: _Form, files: list[str], interrupt: Interrupt
+) -> Outcome:
+    from headwater.buffer.producer import BlockingProducer
+    from headwater.cli.produce_input import input_bytes
+    from headwater.cli.produce_resume import Resumption, refuse_without_resume
+    from headwater.cli.produce_run import FromTheStart, ProduceView, produce_all
+
+    typed_in = not files and sys.stdin.isatty()
+    # Columns are larger in memory than in their files: how far one is cannot be told.
+    total_bytes = input_bytes(files) if form.kind in (None, "json") else None
+    with (
+        ProduceView(total_bytes, quiet=typed_in) as view,
+        BlockingProducer.open(
+            store, call.stream, producer_id=call.producer_id, **call.settings
+        ) as producer,
+    ):
+        sending: FromTheStart | Resumption
+        if call.resume:
+            sending = Resumption(producer, call.partition)
+            view.say(f"goes on after the first {sending.first:,} records of the input")
+        else:
+            refuse_without_resume(producer)
+            metadata = None if call.metadata is None else call.metadata.encode()
+            sending = FromTheStart(metadata, call.partition)
+            _tell_resumed(producer, view, asked=call.producer_id)
+        if typed_in:
+            view.say("a record for each line; Ctrl-D ends")
+        return produce_all(
+            producer,
+            _pieces(form, files, producer.stream, interrupt, view),
+            sending,
+            in_order=call.partition is not None or producer.stream.partitions == 1,
+            interrupt=interrupt,
+            view=view,
+        )
 
 
 class _Form(NamedTuple):
@@ -202,10 +223,10 @@ def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -
     return chosen[0]
 
 
-def _check_resume(*, resume: bool, producer_id: str | None, metadata: str | None) -> None:
-    if resume and producer_id is None:
+def _check_resume(call: _Call) -> None:
+    if call.resume and call.producer_id is None:
         raise typer.BadParameter("say --producer-id, under which to go on", param_hint="--resume")
-    if resume and metadata is not None:
+    if call.resume and call.metadata is not None:
         raise typer.BadParameter(
             "it keeps its position there: leave --metadata out", param_hint="--resume"
         )

@@ -50,6 +50,16 @@ def test_the_stream_decides_and_the_producer_may_differ() -> None:
     assert (found.linger_ms, found.batch_bytes, found.compression) == (0, 5, Compression.LZ4)
 
 
+def test_what_is_always_so_may_be_said_and_not_be_chosen() -> None:
+    stream = fake_stream()
+    given = {"acks": "all", "enable.idempotence": True}
+    assert settings_for(stream, given) == settings_for(stream, {})
+    assert settings_for(stream, {"acks": -1}) == settings_for(stream, {})
+    for name, value in (("acks", "1"), ("acks", 0), ("enable.idempotence", "false")):
+        with pytest.raises(Refused, match=f"{name} is always"):
+            settings_for(stream, {name: value})
+
+
 def test_kafka_spellings_are_understood() -> None:
     given = {
         "linger.ms": "5",
@@ -77,7 +87,8 @@ def test_kafka_spellings_are_understood() -> None:
     ("given", "why"),
     [
         ({"linger": 5}, "did you mean linger"),
-        ({"acks": "all"}, "known are"),
+        ({"client.rack": "a"}, "known are"),
+        ({"on_failure": "drop"}, "continue or stop"),
         ({"linger_ms": 5, "linger.ms": 5}, "given twice"),
         ({"linger_ms": -1}, "linger_ms is -1: a whole number from 0"),
         ({"linger_ms": None}, "linger_ms is None"),

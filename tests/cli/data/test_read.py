@@ -113,6 +113,8 @@ def test_a_batch_that_is_gone_is_an_error_or_a_gap_that_is_named(
     failed = invoke("read", url, "events")
     assert (failed.exit_code, failed.stdout) == (2, "first\n")
     assert batch.name in failed.stderr
+    assert "--skip-unreadable shows what follows" in failed.stderr
+    assert "on_bad_batch" not in failed.stderr, "which is for programs"
     skipped = invoke("read", url, "events", "--skip-unreadable")
     assert (skipped.exit_code, skipped.stdout) == (1, "first\nlast\n")
     assert "LSNs 2 to 3 cannot be read" in skipped.stderr

@@ -13,6 +13,8 @@
 | `compression` | `compression.type` | the stream's |
 | `partitioner` | | `key`; or `round_robin` |
 | `delivery_timeout_ms` | `delivery.timeout.ms` | 120,000 |
+
+Kafka's `acks=all` and `enable.idempotence=true` are taken: it is always so. Others are refused.
 """
 
 from __future__ import annotations
@@ -43,6 +45,11 @@ KAFKA_NAMES: Final = {
     "compression.type": "compression",
     "delivery.timeout.ms": "delivery_timeout_ms",
 }
+ALWAYS_SO: Final = {
+    "acks": (("all", "-1"), "records are accepted once they are durable in the store"),
+    "enable.idempotence": (("true",), "a batch is appended once, whatever is tried again"),
+}
+"""What Kafka's producers may choose and ours do not: the values that are meant, and why."""
 _ON_FULL: Final = ("wait", "fail")
 _ON_FAILURE: Final = ("continue", "stop")
 _PARTITIONERS: Final = ("key", "round_robin")
@@ -100,6 +107,11 @@ def _spelled(given: Mapping[str, Any]) -> dict[str, Any]:
     known = Settings.__struct_fields__
     found: dict[str, Any] = {}
     for name, value in given.items():
+        if name in ALWAYS_SO:
+            meant, why = ALWAYS_SO[name]
+            if str(value).lower() not in meant:
+                raise Refused(f"{name} is always {meant[0]}, not {value!r}: {why}")
+            continue
         ours = KAFKA_NAMES.get(name, name)
         if ours not in known:
             near = difflib.get_close_matches(name, [*known, *KAFKA_NAMES], n=1)
