@@ -190,8 +190,10 @@ def column_pieces(
         try:
             with _opened(name, interrupt) as opened:
                 if kind == "csv":
-                    codec = _codec(opened)
-                    source = opened if codec is None else pa.CompressedInputStream(opened, codec)
+                    # Arrow reads ahead on a thread of its own, which no signal is to end half-way.
+                    source = opened if name == STANDARD_INPUT else pa.OSFile(name)
+                    if codec := _codec(opened):
+                        source = pa.CompressedInputStream(source, codec)
                     batches = csv.read(_name(name), source, BLOCK_BYTES)
                 else:
                     batches = _READERS[kind](_columns_source(kind, name, opened))
