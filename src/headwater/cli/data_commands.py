@@ -41,7 +41,7 @@ def produce(
     key_separator: str | None = typer.Option(
         None,
         metavar="TEXT",
-        help=r"What stands before it in a line is the record's key; \t is a tab.",
+        help=r"The text before it in a line is the record's key; \t is a tab.",
     ),
     key_column: str | None = typer.Option(
         None, metavar="NAME", help="Of typed rows: the column whose text is the record's key."
@@ -72,7 +72,7 @@ def produce(
 ) -> None:
     """Send records to a stream: a record for each line, or the rows of files.
 
-    Ends when everything is accepted, or at the first failure, and says where it stands. Ctrl-C
+    Ends when everything is accepted, or at the first failure, and says how far it came. Ctrl-C
     sends what was read so far. Exit status: 0 all accepted, 2 not all, 130 interrupted.
     """
     from headwater.cli.interrupt import Interrupt
@@ -120,7 +120,7 @@ def _produced(
     from headwater.cli.produce_run import FromTheStart, ProduceView, produce_all
 
     typed_in = not files and sys.stdin.isatty()
-    # Columns are larger in memory than in their files: how far one is cannot be told.
+    # Columns are larger in memory than in their files: how far one is cannot be known.
     total_bytes = input_bytes(files) if form.kind in (None, "json") else None
     with (
         ProduceView(total_bytes, quiet=typed_in) as view,
@@ -169,26 +169,26 @@ def _pieces(
         encoded = None if form.separator is None else unescaped(form.separator).encode()
         return produce_input.value_pieces(files, encoded, interrupt)
     alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
-    told: JsonRows | CsvColumns
+    columns: JsonRows | CsvColumns
     if form.kind == "json":
-        told = JsonRows(stream.schema, alter=alter, fit=stream.fit)
-        pieces = produce_input.row_pieces(files, told.decode, interrupt)
+        columns = JsonRows(stream.schema, alter=alter, fit=stream.fit)
+        pieces = produce_input.row_pieces(files, columns.decode, interrupt)
     else:
-        told = CsvColumns(stream.schema, delimiter=form.delimiter, alter=alter)
-        pieces = produce_input.column_pieces(form.kind, files, told, interrupt)
+        columns = CsvColumns(stream.schema, delimiter=form.delimiter, alter=alter)
+        pieces = produce_input.column_pieces(form.kind, files, columns, interrupt)
     if form.key_column is not None:
         pieces = produce_input.with_keys(pieces, form.key_column)
-    return _telling(pieces, told, view)
+    return _telling(pieces, columns, view)
 
 
 def _telling(
-    pieces: Iterator[Piece], told: JsonRows | CsvColumns, view: ProduceView
+    pieces: Iterator[Piece], columns: JsonRows | CsvColumns, view: ProduceView
 ) -> Iterator[Piece]:
     try:
         yield from pieces
     finally:
-        if told.left_out:
-            view.say(told.left_out)
+        if columns.left_out:
+            view.say(columns.left_out)
 
 
 def _delimiter(kind: str | None, delimiter: str | None, key_column: str | None) -> str:
@@ -282,7 +282,7 @@ def read(
         None, metavar="TEXT", help="In lines, put the key and this before the value."
     ),
     null: str | None = typer.Option(
-        None, metavar="TEXT", help="In lines, what stands for null; without it, null is refused."
+        None, metavar="TEXT", help="In lines, the text for null; without it, null is refused."
     ),
     skip_unreadable: bool = typer.Option(
         False,

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from headwater.buffer.records import KEY, RESERVED
 
 _SAFE_DIGITS: Final = 15
-"""Every decimal number of so many digits is told from all others by its double."""
+"""Decimal numbers of so many digits all have doubles of their own."""
 _DIGITS_ALIKE: Final = bytes(
     ord("0") if chr(code) in "0123456789." else ord("e") if chr(code) in "eE" else code
     for code in range(256)

@@ -82,7 +82,7 @@ class Lines(Output):
     """The value of each record on a line; on a screen, its LSN before it.
 
     What reads as another record, or as more than one, is refused: a value with a newline, a key
-    with the separator, null where nothing stands for it. A screen is for people, and shows them.
+    with the separator, null without a text for it. A screen is for people, and shows them.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Lines(Output):
     def write(self, batch: pa.RecordBatch) -> None:
         lines = self._lines(batch)
         if self._separator is not None:
-            keys = self._told(batch, [_raw(key) for key in _column(batch, KEY)], "key")
+            keys = self._with_text(batch, [_raw(key) for key in _column(batch, KEY)], "key")
             self._refuse(batch, keys, self._separator, "the separator in its key")
             lines = [key + self._separator + line for key, line in zip(keys, lines, strict=True)]
         if self._on_screen:
@@ -126,14 +126,16 @@ class Lines(Output):
         texts = _texts(column)
         if texts is not None and not texts.null_count:
             return column.to_pylist() if texts is not column else _encoded(texts)
-        return self._told(batch, [_raw(value) for value in python_values(column)], "value")
+        return self._with_text(batch, [_raw(value) for value in python_values(column)], "value")
 
-    def _told(self, batch: pa.RecordBatch, given: list[bytes | None], what: str) -> list[bytes]:
-        """With what stands for null, if anything does."""
+    def _with_text(
+        self, batch: pa.RecordBatch, given: list[bytes | None], what: str
+    ) -> list[bytes]:
+        """With the text for null, where one was given."""
         if self._null is None and None in given:
             raise Refused(
                 f"{_place_of(batch, given.index(None))} has null for its {what}, which no line "
-                "tells from an empty one: say what stands for it (--null TEXT, also ''), or take "
+                "tells from an empty one: give it a text (--null TEXT, also ''), or take "
                 "another --format"
             )
         null = self._null or b""
@@ -251,7 +253,7 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _place_of(batch: pa.RecordBatch, row: int) -> str:
-    """The record, as whoever reads the error would look for it."""
+    """The record, by the numbers to look for it with."""
     partition, lsn = (_column(batch, name)[row] for name in (_PARTITION, _LSN))
     if lsn is None:
         return f"record {row:,} of a batch"

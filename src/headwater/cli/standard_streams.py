@@ -5,8 +5,8 @@ that is opened would get it, and be written to as if it were the output.
 
 Always holds: what is written leaves whole, or an error is raised. A pipe takes a part of a write
 when a signal comes, and less than all when it does not block. Python's own streams leave it to the
-caller to notice where `PYTHONUNBUFFERED` or `-u` took their buffer away, and nobody does: neither
-print, nor rich, nor Arrow's writers.
+caller to notice where `PYTHONUNBUFFERED` or `-u` took their buffer away, and print, rich and
+Arrow's writers do not.
 """
 
 from __future__ import annotations

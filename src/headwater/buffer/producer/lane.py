@@ -12,7 +12,7 @@ Always holds:
   `OutcomeUnknown` when their time is up; the lane goes on with it all the same;
 - a draft that was never attempted can be dropped, and leaves no gap;
 - of a producer that can be resumed, or that is to stop at a failure, nothing is accepted that comes
-  after what was dropped: whoever goes on after the last accepted batch would pass over the hole.
+  after what was dropped: a successor that goes on after the last accepted batch would skip it.
 """
 
 from __future__ import annotations
