@@ -50,6 +50,9 @@ THROTTLED_BACKOFF_BASE_S: Final = 0.5
 # Below this rate a transfer counts as stalled.
 SLOWEST_BYTES_PER_S: Final = 1 * MIB
 CONNECT_TIMEOUT_S: Final = 5.0
+# A store that has not answered for so long is named in a warning, at most once in SLOW_AGAIN_S.
+SLOW_ANSWER_S: Final = 5.0
+SLOW_AGAIN_S: Final = 60.0
 # The client's own limit, which ends what a caller gave up waiting for.
 CLIENT_TIMEOUT_S: Final = 600.0
 

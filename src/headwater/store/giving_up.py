@@ -1,8 +1,11 @@
-"""What a request is told when it is given up."""
+"""Requests that take too long: the warning, and what their callers get when they are given up."""
 
 from __future__ import annotations
 
-from headwater.core import limits
+import asyncio
+import logging
+
+from headwater.core import limits, runtime
 from headwater.core.backoff import Budget
 from headwater.core.errors import (
     HeadwaterError,
@@ -13,6 +16,27 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
+
+_log = logging.getLogger(__name__)
+
+
+class SlowWarning:
+    """Says that a store does not answer, while the caller still waits for it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._warned_s: float | None = None
+
+    def after(self, wait_s: float, operation: str) -> asyncio.TimerHandle:
+        """Warn in `wait_s`, unless the returned handle is cancelled before."""
+        return asyncio.get_running_loop().call_later(wait_s, self._warn, wait_s, operation)
+
+    def _warn(self, waited_s: float, operation: str) -> None:
+        now_s = runtime.monotonic_s()
+        if self._warned_s is not None and now_s - self._warned_s < limits.SLOW_AGAIN_S:
+            return
+        self._warned_s = now_s
+        _log.warning("%s has not answered a %s for %.0f s; waiting", self._url, operation, waited_s)
 
 
 class TimedOut(OutcomeUnknown):

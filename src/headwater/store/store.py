@@ -1,14 +1,10 @@
 """The store that every room uses: checked keys, bounded retries, resolved outcomes, counters.
 
-A write whose response is lost may have landed. Conditional writes are therefore repeated with
-the same bytes under the same condition, which at most one attempt can satisfy, and a refusal
-is settled by *looking*: if the object holds exactly these bytes, and they carry a token that
-nobody else writes, then the write that landed was ours. What looking cannot settle is raised
-as `OutcomeUnknown`, never reported as failure.
-
-Looking sees only the present. A write that landed and was then replaced by somebody else's
-looks like one that never landed; the object itself must remember its recent writers to tell
-them apart. `Register` and `Sequence` do.
+A write whose response is lost may have landed. Conditional writes are repeated with the same bytes
+under the same condition, which at most one attempt can satisfy. A refusal is settled by reading the
+object: if it holds exactly these bytes, with a token that no other writer uses, the write was ours.
+What a read cannot settle is raised as `OutcomeUnknown`. A write that landed and was then replaced
+looks like one that never landed; `Register` and `Sequence` remember recent writers to tell.
 """
 
 from __future__ import annotations
@@ -37,7 +33,14 @@ from headwater.store.backend import (
     PreconditionFailed,
     Unreachable,
 )
-from headwater.store.giving_up import TimedOut, gave_up, still_unknown, too_large, unordered
+from headwater.store.giving_up import (
+    SlowWarning,
+    TimedOut,
+    gave_up,
+    still_unknown,
+    too_large,
+    unordered,
+)
 from headwater.store.keys import check_key, check_prefix
 from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
 from headwater.store.stats import StoreStats
@@ -62,6 +65,7 @@ class Store:
         self._reopen = reopen
         self.url = url or f"{backend.scheme}://"
         self.stats = StoreStats(backend.scheme)
+        self._slow = SlowWarning(self.url)
 
     @property
     def is_local(self) -> bool:
@@ -396,6 +400,7 @@ class Store:
         stats.bytes_sent += sent
         timeout_s = budget.attempt_timeout_s
         started_s = runtime.monotonic_s()
+        slow = self._slow.after(limits.SLOW_ANSWER_S + budget.moving_s, operation)
         try:
             async with asyncio.timeout(timeout_s):
                 return await call()
@@ -406,6 +411,7 @@ class Store:
             stats.failures += 1
             raise
         finally:
+            slow.cancel()
             stats.latency_s.observe(runtime.monotonic_s() - started_s)
 
     async def _pages(self, folder: str, after: str) -> AsyncIterator[Page]:
