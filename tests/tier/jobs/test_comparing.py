@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
 import pytest
 
+from headwater.core import runtime
 from headwater.core.errors import Unavailable
+from headwater.log.record import hashing
 from headwater.log.record.group import Group
 from headwater.tier.jobs import TierConfig, Tiering, comparing
 from tests.tier.jobs.given import Led, Place, in_time
@@ -56,6 +58,43 @@ def test_a_log_that_ends_within_what_is_remote_is_compared_as_it_grows() -> None
         await led.manager.run_once()
         assert "LSNs 4 to 5" in led.manager.problems["compare"]
         assert led.wal.oldest_lsn() == 4
+
+    in_time(main)
+
+
+def test_records_are_hashed_beside_the_event_loop_and_a_little_at_a_time() -> None:
+    """A call that hashes 100,000 records would hold up everything else in the process."""
+    beside: list[int] = []
+    pieces: list[tuple[bool, int]] = []
+    real_hashes, real_blocking = hashing._hashes_of, runtime.run_blocking
+
+    def hashed(group: Group) -> pa.Array:
+        pieces.append((bool(beside), len(group)))
+        return real_hashes(group)
+
+    async def run_blocking(work: Callable[..., Any], *args: Any) -> Any:
+        def noted(*given: Any) -> Any:
+            beside.append(1)
+            try:
+                return work(*given)
+            finally:
+                beside.pop()
+
+        return await real_blocking(noted, *args)
+
+    async def main() -> None:
+        place = Place()
+        await _led_before(place, 30_000)
+        led = place.lead(2, merge_below_bytes=0).write(30_000)
+        with (
+            mock.patch.object(hashing, "_hashes_of", hashed),
+            mock.patch.object(runtime, "run_blocking", run_blocking),
+        ):
+            await led.round()
+        assert led.wal.oldest_lsn() == 30_001
+        assert sum(rows for _, rows in pieces) == 60_000
+        assert max(rows for _, rows in pieces) <= 4_096
+        assert all(is_beside for is_beside, _ in pieces)
 
     in_time(main)
 

@@ -27,7 +27,7 @@ from headwater.core.limits import (
 )
 from headwater.log.record import Group
 from headwater.log.replica.archive import LogArchive
-from headwater.log.replica.hashes import hashes_between
+from headwater.log.record.range_hashes import hashes_between
 from headwater.log.replica.target import Image, Target
 from headwater.log.spool import Draft, Spool, SpoolConfig, draft_of, draft_of_lost
 
