@@ -281,7 +281,9 @@ async def test_a_leader_that_was_closed_answers_nobody() -> None:
 
 
 @virtual
-async def test_a_log_that_is_pruned_to_its_end_while_a_replica_pulls_is_not_one_at_its_end() -> None:
+async def test_a_log_that_is_pruned_to_its_end_while_a_replica_pulls_is_not_one_at_its_end() -> (
+    None
+):
     one = await leader(epoch=7)
     one.wal.append(10)
     registered = await one.service.register("r1", 0)

@@ -111,6 +111,23 @@ class Spool:
             ownership.release()
             raise
 
+    @classmethod
+    def discard(cls, path: str, *, disk: Disk | None = None) -> None:
+        """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
+
+        The next `open` begins it again, wherever that says. Also its term is forgotten: whoever
+        writes to it then is known to lead by something else. A crash in the middle leaves what
+        `open` refuses as `SpoolCorrupt`, or nothing; discard it again.
+        """
+        folder = Folder(disk or OsDisk(), os.path.abspath(path))
+        folder.make()
+        ownership = Ownership(folder)
+        try:
+            with signals.held():
+                folder.clear()
+        finally:
+            ownership.release()
+
     def __enter__(self) -> Spool:
         return self
 

@@ -15,7 +15,7 @@ from headwater.core.errors import Bug, Corrupt, HeadwaterError, NotFound
 from headwater.log.record.group import Group
 from headwater.log.record.range_hashes import hash_of
 from headwater.tier.cover import CoverPiece, epoch_at, share_bytes
-from headwater.tier.errors import LastCopy, OtherRecords
+from headwater.tier.errors import LastCopy, LocalLogDamaged, OtherRecords
 from headwater.tier.jobs.led_partition import LedPartition
 
 PIECES_AT_ONCE = 64
@@ -89,29 +89,38 @@ async def _has_one_writer(led: LedPartition, piece: CoverPiece) -> bool:
     """
     epoch = epoch_at(piece, piece.lsns[0])
     for lsn in (piece.lsns[0], piece.lsns[-1]):  # terms never fall
-        async for group in led.local_groups(lsn, lsn):
-            if group.lost is not None or group.term != epoch or epoch_at(piece, lsn) != epoch:
-                return False
+        try:
+            async for group in led.local_groups(lsn, lsn):
+                if group.lost is not None or group.term != epoch or epoch_at(piece, lsn) != epoch:
+                    return False
+        except LocalLogDamaged:
+            return False
     return True
 
 
 async def _is_same(
     led: LedPartition, piece: CoverPiece, lsns: range, lost: Sequence[range]
 ) -> bool:
-    """Whether both have the same records; LSNs that are lost on a side tell nothing."""
+    """Whether both have the same records; LSNs that are lost on a side, or that the local log
+    cannot hand out, tell nothing."""
     both: list[range] = []
-    local = await hash_of(_local_parts(led, lsns, lost, both))
+    skipped: list[range] = []
+    here = led.readable_groups(lsns.start, lsns.stop - 1, skipped)
+    local = await hash_of(_parts_outside(here, lost, both))
+    if skipped:
+        # Nothing is known of these: what they are dropped for must be good.
+        await led.storage.verify(piece.segment)
     if not both:
         return True
     remote = led.storage.fetch(piece.segment, both[0].start, both[-1].stop)
     return local == await hash_of(_within(remote, both))
 
 
-async def _local_parts(
-    led: LedPartition, lsns: range, lost: Sequence[range], both: list[range]
+async def _parts_outside(
+    groups: AsyncIterator[Group], lost: Sequence[range], both: list[range]
 ) -> AsyncIterator[Group]:
-    """What the local log has of these LSNs outside of what is lost; `both` gets their ranges."""
-    async for group in led.local_groups(lsns.start, lsns.stop - 1):
+    """The groups without what is lost; `both` gets the ranges that are handed out."""
+    async for group in groups:
         if group.lost is not None:
             continue
         for part in _outside(range(group.first_lsn, group.last_lsn + 1), lost):
@@ -152,7 +161,7 @@ async def _keep_what_was_lost(led: LedPartition, piece: CoverPiece, lost: Sequen
     that."""
     kept: list[Group] = []
     for lsns in lost:
-        here = led.local_groups(lsns.start, lsns.stop - 1)
+        here = led.readable_groups(lsns.start, lsns.stop - 1, [])
         kept += [group async for group in here if group.lost is None]
     for group in kept:
         lsns = range(group.first_lsn, group.last_lsn + 1)
