@@ -7,9 +7,8 @@ from unittest import mock
 import pyarrow as pa
 
 from headwater.core import runtime
-from headwater.log.record import Group, record_hashes
+from headwater.log.record import Group, range_hashes, record_hashes
 from headwater.log.record.columns import NO_RECORDS
-from headwater.log.record import range_hashes
 from headwater.log.record.range_hashes import hashes_between
 from headwater.log.replica.proof import compare
 from headwater.log.replica.recent import Recent

@@ -11,6 +11,7 @@ from headwater.log import Spool, SpoolConfig
 from headwater.log.record.group import Group
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.testing.disk import FaultyDisk
+from headwater.testing.disk_state import FileNode
 from headwater.tier.errors import LocalLogDamaged
 from tests.tier.jobs.given import Place, in_time
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -102,7 +103,8 @@ def test_a_flipped_bit_in_a_spool_is_got_over_by_discarding_it_and_writing_it_ag
             await spool.seal()
         path = spool.segment_path(spool.segments()[2])
         node = disk._tree.find(path)
-        node.live[len(node.live) // 2] ^= 1  # type: ignore[union-attr]
+        assert isinstance(node, FileNode)
+        node.live[len(node.live) // 2] ^= 1
 
         led = place.lead(wal=spool, merge_below_bytes=0)  # type: ignore[arg-type]
         await led.manager.run_once()

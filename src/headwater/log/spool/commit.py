@@ -30,7 +30,6 @@ from headwater.core.limits import LOG_FLUSH_BYTES
 from headwater.log.spool.envelope import Body
 from headwater.log.spool.wake import wake
 
-
 _CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)
 """What an append is refused with before any of it is written, or after that was cut off again."""
 

@@ -41,7 +41,7 @@ AskLogStart = Callable[[], Awaitable[int | None]]
 _Stretch = tuple[SegmentMetadata, range]
 
 
-class _LocalFailed(Exception):  # noqa: N818  not for callers: the tier is asked next
+class _LocalFailed(Exception):
     """The log did not hand out what it should have, or does not reach so far."""
 
     def __init__(self, error: HeadwaterError) -> None:
