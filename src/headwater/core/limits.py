@@ -234,10 +234,11 @@ METADATA_RETRY_BASE_S: Final = 0.5
 METADATA_RETRY_CAP_S: Final = 30.0
 METADATA_SNAPSHOT_INTERVAL_S: Final = 60.0
 METADATA_TURN_EVENTS: Final = 256
-# Every opening of a partition's consumer raises its epoch by one. One that is further above the
-# last than this is a mistake, which nobody could take back: no later leader would count.
-EPOCH_STEP_MAX: Final = 1_000_000
 """Events that are applied before others have a turn on the event loop."""
+# Every opening of a partition's consumer raises its epoch by one. One that is further above the
+# last than this is a mistake that cannot be undone: no later leader would count. The first leader
+# may have any epoch.
+EPOCH_STEP_MAX: Final = 1_000_000
 
 # Remote segments.
 TIER_ROW_GROUP_BYTES: Final = 16 * MIB

@@ -102,7 +102,8 @@ class PrimaryService:
         )
         primary.check_leading()
         primary.replica(name, session=session)
-        if groups and groups[0].first_lsn != since_lsn + 1:
+        # Nothing to send may mean that it was pruned to its end meanwhile.
+        if (groups[0].first_lsn if groups else primary.wal.oldest_lsn()) > since_lsn + 1:
             return self._cannot(since_lsn, primary.retention.pruned_before(name, since_lsn))
         through_lsn = groups[-1].last_lsn if groups else since_lsn
         primary.note_replica_pull(name, through_lsn)

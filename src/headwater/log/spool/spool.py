@@ -34,7 +34,7 @@ from headwater.core.limits import (
 )
 from headwater.log.record.change import TERM_MAX
 from headwater.log.record.group import Group
-from headwater.log.spool.commit import Appended, Committer, Ticket
+from headwater.log.spool.commit import Appended, CallOrder, Committer, Ticket
 from headwater.log.spool.config import SpoolConfig
 from headwater.log.spool.draft import Draft, draft_of
 from headwater.log.spool.folder import Folder, Marks
@@ -81,6 +81,7 @@ class Spool:
         self._committer = Committer(
             self._writer.flush, queue_bytes=config.queue_bytes, on_broken=self._state.end
         )
+        self._calls = CallOrder()
         self.metrics.torn_bytes = 0 if self.torn is None else self.torn.size_bytes
 
     @classmethod
@@ -109,6 +110,23 @@ class Spool:
         except BaseException:
             ownership.release()
             raise
+
+    @classmethod
+    def discard(cls, path: str, *, disk: Disk | None = None) -> None:
+        """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
+
+        The next `open` begins it again, wherever that says. Also its term is forgotten: whoever
+        writes to it then is known to lead by something else. A crash in the middle leaves what
+        `open` refuses as `SpoolCorrupt`, or nothing; discard it again.
+        """
+        folder = Folder(disk or OsDisk(), os.path.abspath(path))
+        folder.make()
+        ownership = Ownership(folder)
+        try:
+            with signals.held():
+                folder.clear()
+        finally:
+            ownership.release()
 
     def __enter__(self) -> Spool:
         return self
@@ -188,16 +206,26 @@ class Spool:
     ) -> Appended:
         """Write records under the next LSNs; returns when they are as safe as `sync` promises.
 
+        Appends of one event loop are written in the order of their calls, however large each is.
         A `first_lsn` that is not the next is `Conflict`, with the next one in `current`; a term
         below one that has written is `Fenced`. After `NoSpace` nothing has changed. After
         `DiskFailed` the outcome is not known, and the spool has to be opened again.
         """
         self._ownership.check_open()
-        if isinstance(records, Draft) or _checked(records).nbytes <= DECODE_INLINE_BYTES:
-            draft = self._drafted(records)
+        is_small = isinstance(records, Draft) or _checked(records).nbytes <= DECODE_INLINE_BYTES
+        if is_small and self._calls.is_free():
+            ticket = _ticket(self._drafted(records), term, first_lsn, timestamp_ms)
+            settled = self._committer.enter_from_task(ticket)
         else:
-            draft = await runtime.run_blocking(self._drafted, records)
-        return await self._committer.append_from_task(_ticket(draft, term, first_lsn, timestamp_ms))
+            async with self._calls.turn() as my_turn:
+                if is_small:
+                    draft = self._drafted(records)
+                else:
+                    draft = await runtime.run_blocking(self._drafted, records)
+                await my_turn()
+                ticket = _ticket(draft, term, first_lsn, timestamp_ms)
+                settled = self._committer.enter_from_task(ticket)
+        return await settled
 
     def append_blocking(
         self,
@@ -399,7 +427,13 @@ def _ticket(draft: Draft, term: int, first_lsn: int | None, timestamp_ms: int | 
         written_ms = max(0, runtime.wall_ms())
     else:
         written_ms = _number("timestamp_ms", timestamp_ms, 0, _U64_MAX)
-    return Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=written_ms)
+    return Ticket(
+        draft.take(),
+        term=term,
+        first_lsn=first_lsn,
+        timestamp_ms=written_ms,
+        give_back=draft.give_back,
+    )
 
 
 def _number(name: str, value: object, lowest: int, highest: int) -> int:
