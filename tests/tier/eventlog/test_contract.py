@@ -51,6 +51,11 @@ def held_by(log: MetadataEventLog) -> int:
     return len(log._subscriptions)
 
 
+def following_tasks() -> int:
+    """How many tasks fetch for subscriptions."""
+    return sum("follow metadata" in task.get_name() for task in asyncio.all_tasks())
+
+
 async def payloads(subscription: Subscription, count: int) -> list[bytes]:
     return [payload for _, _, payload in await take_events(subscription, count)]
 
@@ -159,8 +164,24 @@ async def test_add_mid_stream_delivers_backlog_then_live(logs: EventLogs) -> Non
 async def test_dropping_handle_evicts_subscription_state(logs: EventLogs) -> None:
     log = await logs.fresh(1)
     kept, dropped = await log.subscribe({0: 0}), await log.subscribe({0: 0})
+    await log.publish(0, b"a")
+    assert await payloads(kept, 1) == await payloads(dropped, 1) == [b"a"]
     assert held_by(log) == 2
-    await dropped.assignment.close()
+    del dropped
+    assert held_by(log) == 1, "a subscription that nobody holds is held by its log"
+    await runtime.sleep(0.01)
+    assert following_tasks() <= 1, "and so is its task"
+    await log.publish(0, b"b")
+    assert await payloads(kept, 1) == [b"b"]
+    await log.close()
+    assert held_by(log) == 0
+
+
+@contract
+async def test_closing_a_handle_evicts_subscription_state(logs: EventLogs) -> None:
+    log = await logs.fresh(1)
+    kept, closed = await log.subscribe({0: 0}), await log.subscribe({0: 0})
+    await closed.assignment.close()
     assert held_by(log) == 1
     await log.publish(0, b"a")
     assert await payloads(kept, 1) == [b"a"]
