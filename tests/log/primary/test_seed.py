@@ -146,7 +146,9 @@ async def test_bootstrap_slot_pin_prevents_wal_removed_rebootstrap_after_prune()
     one.wal.append(3)
 
     assert await one.primary.prune_retained_wal_through(8) == 5
+    assert retained(one) == [6, 7, 8]
     assert one.primary.slot_rebootstrap_reason("bootstrapping") is None
+    assert one.primary.slot_rebootstrap_reason("bootstrapping", 5) is None
 
 
 def test_default_config_enables_finite_slot_retention_cap() -> None:
