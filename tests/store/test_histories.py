@@ -14,7 +14,6 @@ import pytest
 from headwater.core.errors import (
     AlreadyExists,
     Conflict,
-    HeadwaterError,
     OutcomeUnknown,
     RolledBack,
 )
@@ -74,16 +73,12 @@ class FloorlessReader(Sequence):
 class HastyStore(Store):
     """Takes a 409 for a conflict, though the key is absent."""
 
-    def _raise_if_taken(
-        self,
-        key: str,
-        current: Object | None,
-        condition: IfAbsent | Version,
-        refusal: HeadwaterError,
-    ) -> None:
-        if condition is IF_ABSENT:
-            raise AlreadyExists(f"{key} exists", current=current) from refusal
-        raise Conflict(f"{key} was changed", current=current) from refusal
+    @staticmethod
+    def _taken_by(
+        key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
+    ) -> Conflict:
+        kind = AlreadyExists if condition is IF_ABSENT else Conflict
+        return kind(f"{key} was changed", current=current, nothing_landed=nothing_landed)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)

@@ -60,10 +60,13 @@ class OutcomeUnknown(HeadwaterError):
 class Conflict(HeadwaterError):
     """Somebody else's change is there: read it and decide again."""
 
-    def __init__(self, message: str, *, current: Any = None) -> None:
+    def __init__(self, message: str, *, current: Any = None, nothing_landed: bool = False) -> None:
         super().__init__(message)
         self.current = current
         """What is there instead, where looking already told; None if nothing is."""
+        self.nothing_landed = nothing_landed
+        """Whether the store refused the only request that was sent. Otherwise an earlier attempt,
+        whose answer was lost, may have landed before the change that is there now."""
 
 
 class AlreadyExists(Conflict):

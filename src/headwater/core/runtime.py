@@ -214,3 +214,15 @@ def spawn(coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
 async def run_blocking(function: Callable[..., T], *args: Any) -> T:
     """Run something that blocks where it holds nobody up."""
     return await current().run_blocking(function, *args)
+
+
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Call something on a loop from any thread, as finalisers are called; not if it has ended."""
+    try:
+        is_here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        is_here = False
+    if is_here:
+        function(*args)
+    elif not loop.is_closed():
+        loop.call_soon_threadsafe(function, *args)

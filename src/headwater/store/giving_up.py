@@ -8,6 +8,8 @@ import logging
 from headwater.core import limits, runtime
 from headwater.core.backoff import Budget
 from headwater.core.errors import (
+    AlreadyExists,
+    Conflict,
     HeadwaterError,
     LimitExceeded,
     NotSupported,
@@ -16,6 +18,8 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
+from headwater.store.backend import IfAbsent
+from headwater.store.objects import Object, Version
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +62,19 @@ def still_unknown(key: str, error: Refused) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"{key}: the change may or may not be made; a later attempt failed: {error}"
     )
+
+
+def taken_by(
+    key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
+) -> Conflict | None:
+    """What a refused write is told if what is there contradicts its condition; else None."""
+    if isinstance(condition, IfAbsent):
+        if current is None:
+            return None
+        return AlreadyExists(f"{key} exists", current=current, nothing_landed=nothing_landed)
+    if current is not None and current.version == condition:
+        return None
+    return Conflict(f"{key} was changed", current=current, nothing_landed=nothing_landed)
 
 
 def too_large(key: str, size_bytes: int) -> LimitExceeded:

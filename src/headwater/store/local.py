@@ -195,7 +195,7 @@ class LocalBackend(Backend):
             if allowed and self._change(target, give_name):
                 return version
             self._sync_folder(folder)
-        raise PreconditionFailed(f"{key} exists or is not at the expected version")
+        raise PreconditionFailed(f"{key} exists or is not at the expected version", compared=True)
 
     def _change(self, path: str, act: Callable[[], bool]) -> bool:
         """Give or take a name, and tell nobody in this process before its folder is synced."""

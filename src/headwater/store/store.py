@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from headwater.core import limits, runtime
 from headwater.core.backoff import Budget, RetryPolicy
 from headwater.core.errors import (
-    AlreadyExists,
     Conflict,
     HeadwaterError,
     NotFound,
@@ -38,6 +37,7 @@ from headwater.store.giving_up import (
     TimedOut,
     gave_up,
     still_unknown,
+    taken_by,
     too_large,
     unordered,
 )
@@ -254,7 +254,8 @@ class Store:
         """Replace the content that `version` names, or raise `Conflict` with what is there.
 
         A `Conflict` says that the present content is not this one. Whether this one was there
-        for a while, only the content's own history can say: see `Register`.
+        for a while, the content's own history can say: see `Register`. Without a history,
+        `Conflict.nothing_landed` is all there is.
         """
         check_key(key)
         return await self._put_conditionally(key, self._checked(key, data), version, token)
@@ -291,8 +292,11 @@ class Store:
             raise Refused(f"the token of a conditional write to {key} must stand in its bytes")
         operation = "put_if_absent" if condition is IF_ABSENT else "put_if_unchanged"
         budget = self._policy.start(size_bytes=len(data))
+        sent_before = False
 
         async def attempt() -> Version:
+            nonlocal sent_before
+            is_first, sent_before = not sent_before, True
             try:
                 return await self._once(
                     operation,
@@ -300,11 +304,19 @@ class Store:
                     lambda: self._backend.put(key, data, condition),
                     sent=len(data),
                 )
+            except Unreachable:
+                sent_before = not is_first
+                raise
             except (PreconditionFailed, NotFound) as refusal:
                 current = await self._look(key)
                 if current is not None and self._is_ours(key, current, data, token):
                     return current.version
-                self._raise_if_taken(key, current, condition, refusal)
+                compared = isinstance(refusal, PreconditionFailed) and refusal.compared
+                taken = self._taken_by(
+                    key, current, condition, nothing_landed=is_first and compared
+                )
+                if taken is not None:
+                    raise taken from refusal
                 # Refused although the condition holds: a concurrent request was under way, which
                 # may be a copy of this one. Or this one created the object, was refused by
                 # mistake, and the object was deleted.
@@ -333,19 +345,7 @@ class Store:
             )
         return True
 
-    def _raise_if_taken(
-        self,
-        key: str,
-        current: Object | None,
-        condition: IfAbsent | Version,
-        refusal: HeadwaterError,
-    ) -> None:
-        """Raise if what is there contradicts the condition."""
-        if condition is IF_ABSENT:
-            if current is not None:
-                raise AlreadyExists(f"{key} exists", current=current) from refusal
-        elif current is None or current.version != condition:
-            raise Conflict(f"{key} was changed", current=current) from refusal
+    _taken_by = staticmethod(taken_by)
 
     async def _put_in_parts(self, key: str, data: Bytes) -> Version:
         part = limits.MULTIPART_PART_BYTES

@@ -119,7 +119,7 @@ class FaultyStore(Backend):
         version = await apply()
         self._record(f"{operation} {key} applied")
         if condition is not None and self._strikes("own_412", operation, key):
-            raise PreconditionFailed("412 PreconditionFailed")
+            raise PreconditionFailed("412 PreconditionFailed", compared=True)
         await self._after(operation, key, write=True)
         return version
 

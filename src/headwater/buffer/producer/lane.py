@@ -9,7 +9,8 @@ Always holds:
 - a producer sequence belongs to the first draft that was part of an append under it, for ever:
   that append may have landed, whatever was answered. Such a draft is *attempted*; it stands at the
   front of the lane until it has landed, and nothing overtakes it. Its handles are told
-  `OutcomeUnknown` when their time is up; the lane goes on with it all the same;
+  `OutcomeUnknown` when their time is up; the lane goes on with it all the same, unless the queue
+  says that nothing can tell any more (`Unsettled`): then it is left out;
 - a draft that was never attempted can be dropped, and leaves no gap;
 - of a producer that can be resumed, nothing is accepted that comes after what was dropped: its
   successor goes on after the last accepted batch, and would pass over the hole.
@@ -35,6 +36,7 @@ from headwater.buffer.queue.contract import (
     NewBatch,
     Placed,
     Resumed,
+    Unsettled,
 )
 from headwater.buffer.queue.v1.items import pack_calls
 from headwater.core import limits, runtime
@@ -250,6 +252,8 @@ class Lane:
                     placed = await self.appender.append(entries)
                 except BelowFloor as error:
                     self._send_again(group, error)
+                except Unsettled as error:
+                    self._leave_out(group, error)
                 except (Fenced, Damaged, Bug, NotFound) as error:
                     self._carrier.desk.stop(await self._carrier.desk.explain(error))
                     return
@@ -319,6 +323,17 @@ class Lane:
             flight.task = runtime.spawn(
                 self._prepare(flight, refusal.floor), name=f"upload-{self.partition}"
             )
+
+    def _leave_out(self, group: list[_Flight], error: Unsettled) -> None:
+        """Go on without attempted drafts: they have landed, or never will."""
+        unsettled = [flight for flight in group if flight.batch_id in error.batch_ids]
+        if not unsettled:
+            raise Bug(f"none of {len(group)} batches is unsettled")
+        for flight in unsettled:
+            self._flights.remove(flight)
+            self._next_sequence += 1
+            rows = flight.draft.rows
+            self._fail(flight, OutcomeUnknown(f"{rows} records may be accepted or not: {error}"))
 
     # Giving up
 

@@ -19,7 +19,7 @@ import msgspec
 
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
-from headwater.core.errors import Damaged, Refused, RolledBack
+from headwater.core.errors import Damaged, OutcomeUnknown, Refused, RolledBack
 from headwater.store import Parts
 
 Encoded = bytes | memoryview | Parts
@@ -32,6 +32,15 @@ class BelowFloor(Refused):
     def __init__(self, message: str, *, floor: str) -> None:
         super().__init__(message)
         self.floor = floor
+
+
+class Unsettled(OutcomeUnknown):
+    """Batches that may have been appended: nothing can tell any more, and none of them will land
+    later. Appending them again could double them: report them, and go on without them."""
+
+    def __init__(self, message: str, *, batch_ids: frozenset[str]) -> None:
+        super().__init__(message)
+        self.batch_ids = batch_ids
 
 
 class NewBatch(msgspec.Struct, frozen=True):
@@ -199,8 +208,8 @@ class Appender(ABC):
         first and in the same order, perhaps followed by more: what has landed meanwhile is
         recognised and not appended twice. After `BelowFloor`, none of those given whose id is
         above the floor has to change; the others are uploaded again under new ids, keeping their
-        producer sequence. Batches that had landed before are answered all the same. `Fenced`
-        ends this appender.
+        producer sequence. Batches that had landed before are answered all the same. After
+        `Unsettled`, go on without the batches that it names. `Fenced` ends this appender.
         """
 
     @abstractmethod

@@ -70,15 +70,19 @@ async def publish_and_wait(
     return verdict
 
 
-def check_before(
-    followed: FollowedPartition, event: MetadataEvent, publisher_epoch: int | None
-) -> None:
-    """Raise what is known to be wrong with an event before anybody is told it."""
+def check_event(event: MetadataEvent) -> None:
+    """Raise `EventRejected` for an event that can follow from nothing, whatever is there."""
     if isinstance(event, SegmentMetadata) and event.state is not SegmentState.COPY_STARTED:
         raise EventRejected(
             f"{event.segment_id} cannot begin as {event.state.name}: a segment is added as "
             "COPY_STARTED, and updated from then on; nothing was published"
         )
+
+
+def check_before(
+    followed: FollowedPartition, event: MetadataEvent, publisher_epoch: int | None
+) -> None:
+    """Raise what is known to be wrong with an event before anybody is told it."""
     check_epoch(publisher_epoch)
     mine = publisher_epoch_of(event, publisher_epoch)
     newest = followed.cache.publisher_epoch(partition_of(event))
