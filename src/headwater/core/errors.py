@@ -145,13 +145,11 @@ def staying_unknown(unknown: OutcomeUnknown | None) -> Iterator[None]:
 
     `Unavailable` of the look says that the *look* changed nothing; whoever made the write would
     take it for "nothing was changed", and write again. `None`: nothing is in doubt, and errors
-    are what they are. `Damaged` and `Bug` stay as well: they say to stop, not to try again.
+    are what they are. `Fenced`, `Damaged` and `Bug` stay: they say to stop, not to try again.
     """
     try:
         yield
-    except (OutcomeUnknown, Damaged, Bug):
-        raise
-    except HeadwaterError as error:
+    except (Unavailable, Conflict, NotFound, Refused) as error:
         if unknown is None:
             raise
         raise OutcomeUnknown(f"{unknown}; looking what became of it failed: {error}") from error
