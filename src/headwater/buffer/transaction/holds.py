@@ -14,6 +14,7 @@ collector notes which count it saw, and when the store says that was.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 import msgspec
@@ -23,7 +24,13 @@ from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.identity import Attempt
 from headwater.core import limits, runtime
-from headwater.core.errors import LimitExceeded, NotFound, Refused
+from headwater.core.errors import (
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.store import Register
 
 TIMEOUT_MS: Final = 24 * 3600 * 1000
@@ -139,6 +146,14 @@ class Holder:
             return now.with_hold(self._attempt.hold, renewed)
 
         await self._register.update(change)
+
+    async def keep(self, token: str) -> None:
+        """Renew the hold again and again, until this is cancelled; `HoldLost` if it is gone."""
+        while True:
+            await runtime.sleep(self._timeout_ms / 1000 / RENEWALS_IN_TIMEOUT)
+            # What fails is due again long before the hold ends.
+            with contextlib.suppress(Unavailable, OutcomeUnknown):
+                await self.renew(token)
 
     async def move(self) -> None:
         """After a commit: hold nothing uploaded so far, and be ready for what comes next.

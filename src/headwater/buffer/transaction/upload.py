@@ -24,16 +24,11 @@ from headwater.buffer.queue.contract import Appender, Encoded
 from headwater.buffer.records import check_sizes
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.commit import TaskUploads
-from headwater.buffer.transaction.holds import (
-    RENEWALS_IN_TIMEOUT,
-    TIMEOUT_MS,
-    Hold,
-    Holder,
-)
+from headwater.buffer.transaction.holds import TIMEOUT_MS, Hold, Holder
 from headwater.buffer.transaction.identity import Attempt, producer_id
 from headwater.buffer.transaction.record import Upload
 from headwater.core import limits, runtime
-from headwater.core.errors import Bug, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import Bug, Refused
 
 BATCH_BYTES: Final = 32 * limits.MIB
 BATCH_BYTES_MOST: Final = limits.BATCH_MAX_BYTES // 2
@@ -64,7 +59,6 @@ class Uploader:
         check_batch_bytes(batch_bytes)
         self._stream = stream
         self._task = task
-        self._timeout_ms = timeout_ms
         self._batch_bytes = batch_bytes
         self._compression = stream.compression if compression is None else compression
         self._producer = producer_id(attempt.application)
@@ -139,7 +133,8 @@ class Uploader:
         self.sealed += 1
         if self._hold is None:
             self._hold = await self._holder.take()
-            self._renewing = runtime.spawn(self._renew(), name="headwater-hold")
+            keeping = self._holder.keep(self._hold.token)
+            self._renewing = runtime.spawn(keeping, name="headwater-hold")
         await self._slots.acquire()
         places = self._uploads.setdefault(partition, [])
         places.append(None)
@@ -173,15 +168,6 @@ class Uploader:
         if partition not in self._doors:
             self._doors[partition] = self._stream.appender(partition, self._producer)
         return self._doors[partition]
-
-    async def _renew(self) -> None:
-        assert self._hold is not None
-        while True:
-            await runtime.sleep(self._timeout_ms / 1000 / RENEWALS_IN_TIMEOUT)
-            try:
-                await self._holder.renew(self._hold.token)
-            except (Unavailable, OutcomeUnknown):
-                continue  # it is due again long before the hold ends
 
     def _stop_renewing(self) -> None:
         if self._renewing is not None:

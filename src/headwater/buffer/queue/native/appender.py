@@ -43,7 +43,9 @@ from headwater.core.errors import (
     Contended,
     HeadwaterError,
     OutcomeUnknown,
+    Refused,
     RolledBack,
+    Unavailable,
 )
 from headwater.store import Parts, Store, Version
 
@@ -175,6 +177,19 @@ class NativeAppender(Appender):
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
         self._forget_before(batches[0].producer_sequence if batches else 0)
+        try:
+            await self._append(batches)
+        except BelowFloor:
+            raise  # under the same producer sequences they are sent again, whatever landed
+        except (Unavailable, Refused) as error:
+            if self._doubt is not None:
+                told = f"{self._chunks.prefix}: an append may have landed"
+                raise OutcomeUnknown(f"{told}: append the same batches again: {error}") from error
+            raise
+        self._refresh_if_due()
+        return [self._places[batch.producer_sequence] for batch in batches]
+
+    async def _append(self, batches: Sequence[NewBatch]) -> None:
         budget = self._policy.start(attempts=limits.APPEND_ATTEMPTS)
         look_first = not self._tail.is_alone
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
@@ -192,8 +207,6 @@ class NativeAppender(Appender):
             except LostRace:
                 budget.used += 1
                 look_first = budget.used % LOST_BEFORE_LOOKING == 0
-        self._refresh_if_due()
-        return [self._places[batch.producer_sequence] for batch in batches]
 
     async def stay_known(self) -> None:
         """Say that this producer lives."""
@@ -236,11 +249,15 @@ class NativeAppender(Appender):
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
         # An earlier attempt still in doubt was made on top of the same content.
+        before = self._doubt
         self._doubt = Doubt(chunk.number, None if last.closed else self._tail.held.version)
         try:
             await self._tail.write(chunk)
         except Dead:
             return  # in doubt: whether it landed long ago, the mark tells
+        except (Unavailable, Refused):
+            self._doubt = before  # of this attempt nothing landed
+            raise
         # Only from a chunk that counts: what others wrote into a dead one is not in this queue.
         self._doubt, self._openings = None, chunk.openings
         self._note(chunk)

@@ -36,6 +36,7 @@ from headwater.core.errors import (
     Refused,
     RolledBack,
     Unavailable,
+    staying_unknown,
 )
 
 # A writer that saw somebody else's write within this time looks before it writes.
@@ -179,15 +180,18 @@ async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget)
 
     An unknown outcome is met by another try: what is no entry may be said twice.
     """
+    unknown: OutcomeUnknown | None = None
     while True:
         try:
-            await tail.write(make(tail.chunk))
+            with staying_unknown(unknown):
+                await tail.write(make(tail.chunk))
             return tail.chunk
         except (LostRace, Dead):
-            if not await budget.pause():
-                raise Contended(f"{tail.chunks.prefix}: others kept winning") from None
-        except OutcomeUnknown:
-            if not await budget.pause():
-                raise
+            pass
+        except OutcomeUnknown as error:
+            unknown = error
+        if not await budget.pause():
+            raise unknown or Contended(f"{tail.chunks.prefix}: others kept winning")
         # What was there before the wait is out of date: writing on top of it would lose again.
-        await tail.find()
+        with staying_unknown(unknown):
+            await tail.find()

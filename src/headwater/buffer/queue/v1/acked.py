@@ -32,7 +32,7 @@ from headwater.buffer.queue.v1.segment import (
 from headwater.buffer.queue.v1.side import Side
 from headwater.buffer.v1_manifest import Entry
 from headwater.core import limits, runtime
-from headwater.core.errors import AlreadyExists, NotFound, OutcomeUnknown
+from headwater.core.errors import AlreadyExists, NotFound, OutcomeUnknown, staying_unknown
 from headwater.store import ByteRange, Store
 
 _CACHED: Final = 4
@@ -187,8 +187,10 @@ class Acked:
             await self._store.put_if_absent(key, data, token=token)
         except AlreadyExists:
             return  # of an earlier attempt
-        except OutcomeUnknown:
-            if await self._get(key) is None:
+        except OutcomeUnknown as unknown:
+            with staying_unknown(unknown):
+                found = await self._get(key)
+            if found is None:
                 raise
 
     async def _cover(self, sequences: range) -> list[Stretch]:

@@ -36,6 +36,7 @@ from headwater.core.errors import (
     NotSupported,
     OutcomeUnknown,
     RolledBack,
+    staying_unknown,
 )
 from headwater.store import Object, Store, Version
 
@@ -98,8 +99,10 @@ class ManifestObject:
             await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
         except AlreadyExists:
             return
-        except OutcomeUnknown:
-            if await self.look() is None:
+        except OutcomeUnknown as unknown:
+            with staying_unknown(unknown):
+                found = await self.look()
+            if found is None:
                 raise
 
     async def replace(
