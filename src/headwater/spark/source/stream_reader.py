@@ -35,11 +35,9 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
         self._options = options
         self._executor = Executor(options, schema, shape)
         self._live: MicroBatches | None = None
-        self._told: Offset | None = None
-        self._planned: Offset | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_told": None, "_planned": None}
+        return {**self.__dict__, "_live": None}
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
@@ -61,11 +59,8 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
     ) -> dict[str, Any]:
         """The end of the next micro-batch. Spark 4.1 does not say where it begins."""
         if start is None:
-            found = self._latest_unasked()
-        else:
-            found = self._latest(Offset.from_json(start), limit)
-        self._told = found
-        return found.to_json()
+            return portal.shared().call(self._batches().latest_unasked()).to_json()
+        return self._latest(Offset.from_json(start), limit).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The end of the streams: with the end of a micro-batch, its lag."""
@@ -76,7 +71,6 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch, also of one that is run again."""
         since, until = Offset.from_json(start), Offset.from_json(end)
-        self._planned = until
         return portal.shared().call(self._batches().plan(since, until))
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -99,14 +93,3 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
         if versions.is_unlimited(limit):
             limits = Limits()
         return portal.shared().call(self._batches().latest(start, limits))
-
-    def _latest_unasked(self) -> Offset:
-        """Without being told a start: from what was planned last, or where the group stands."""
-        start = self._planned
-        if start is None:
-            start = portal.shared().call(self._batches().initial())
-        found = portal.shared().call(self._batches().latest(start, Limits()))
-        if found == self._told and self._planned is None:
-            # Told twice and not read: the checkpoint is there already, perhaps unacknowledged.
-            return found.marked()
-        return found
