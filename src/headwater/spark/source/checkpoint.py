@@ -148,7 +148,8 @@ class CheckpointGuard:
     def _by_another(self, part: Part) -> str:
         return (
             f"{part}: group {self._group!r} goes on with another checkpoint, which was started "
-            f"after this one, or with a consumer in Python. {CURE}"
+            f"after this one, or with a consumer in Python. {CURE}. If one query reads the stream "
+            "twice, give the second read a groupId of its own"
         )
 
     def _older(self, part: Part) -> Refused:

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from headwater.core import portal
 from headwater.spark import versions
 from headwater.spark.options import ReadOptions
+from headwater.spark.plain_errors import plain
 from headwater.spark.source.executor import Executor
 from headwater.spark.source.limits import Limits
 from headwater.spark.source.micro_batches import MicroBatches
@@ -39,6 +40,7 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None}
 
+    @plain
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
         return portal.shared().call(self._batches().initial()).to_json()
@@ -50,10 +52,12 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
             options.max_offsets_per_trigger, options.max_bytes_per_trigger
         )
 
+    @plain
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to where the streams end at this moment, and no further."""
         portal.shared().call(self._batches().fix_end())
 
+    @plain
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
@@ -62,17 +66,20 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
             return portal.shared().call(self._batches().latest_unasked()).to_json()
         return self._latest(Offset.from_json(start), limit).to_json()
 
+    @plain
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The end of the streams: with the end of a micro-batch, its lag."""
         if self._live is None:
             return None
         return portal.shared().call(self._live.report()).to_json()
 
+    @plain
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch, also of one that is run again."""
         since, until = Offset.from_json(start), Offset.from_json(end)
         return portal.shared().call(self._batches().plan(since, until))
 
+    @plain
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has written down that everything before `end` is done."""
         portal.shared().call(self._batches().commit(Offset.from_json(end)))
