@@ -16,6 +16,7 @@ from pyspark.sql.types import StructField, StructType
 from headwater.core import portal
 from headwater.core.errors import HeadwaterError
 from headwater.spark.options import Mode, ReadOptions, WriteOptions, reading_mode
+from headwater.spark.plain_errors import plain
 from headwater.spark.sink import BatchWriter, StreamWriter
 from headwater.spark.sink.task import check_target
 from headwater.spark.source import BatchReader, RefusedReader, StreamReader
@@ -37,6 +38,7 @@ class HeadwaterDataSource(DataSource):
         """What `format(…)` is given."""
         return "headwater"
 
+    @plain
     def schema(self) -> StructType:
         """The columns of the streams that are read."""
         options = self._options_for_schema()
@@ -44,11 +46,13 @@ class HeadwaterDataSource(DataSource):
         columns = spark_schema(self._shape.columns(options))
         return StructType([StructField(f.name, f.dataType, nullable=True) for f in columns])
 
+    @plain
     def reader(self, schema: StructType) -> BatchReader:
         """For `spark.read`."""
         options = self._checked(Mode.READ, schema)
         return BatchReader(options, schema, self._shape)
 
+    @plain
     def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
         """For `spark.readStream`."""
         try:
@@ -57,6 +61,7 @@ class HeadwaterDataSource(DataSource):
             return RefusedReader(error)
         return StreamReader(options, schema, self._shape)
 
+    @plain
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """What writes a DataFrame."""
         options = WriteOptions.parse(self.options, Mode.WRITE)
@@ -64,6 +69,7 @@ class HeadwaterDataSource(DataSource):
         check_target(options)
         return made
 
+    @plain
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """What writes the micro-batches of a query."""
         options = WriteOptions.parse(self.options, Mode.WRITE_STREAM)

@@ -231,9 +231,8 @@ def _position(report: Report, position: GroupPosition, _: int) -> None:
         "next_lsn": position.lsn,
         "committed_ms": position.committed_ms,
     }
-    if position.planned:
-        sequence, lsn = position.planned
-        report.facts["planned_until"] = f"sequence {sequence}, LSN {lsn}"
+    if position.query:
+        report.facts |= {"query": position.query, "micro_batches_planned": position.step}
     if position.together:
         report.facts["resolved_where_it_begins_in"] = f"{len(position.together)} partitions"
     if position.behind:

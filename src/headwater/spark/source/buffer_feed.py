@@ -11,7 +11,7 @@ from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.core.errors import Refused, Trimmed
-from headwater.spark.source.feed import Bounds, Owner
+from headwater.spark.source.feed import Bounds, Claim, Owner
 from headwater.spark.source.offset import Part
 from headwater.spark.source.slices import Slice
 
@@ -123,23 +123,28 @@ class BufferFeed:
         if self._ownership is not None:
             await self._ownership.check()
 
-    async def planned_by(self, group: str) -> Place | None:
+    async def claim_of(self, group: str) -> Claim:
         """From the group's register."""
         kept = await self._register(group).read()
-        return None if kept is None or kept.planned is None else Place(*kept.planned)
+        return Claim("", 0) if kept is None else Claim(kept.query, kept.step)
 
-    async def plan(self, group: str, since: Place, until: Place) -> None:
+    async def claim(self, group: str, place: Place, query: str) -> None:
         """In the group's register, an owner's too."""
-        await self._register(group).plan(since, until)
+        await self._register(group).claim(place, query)
 
-    async def commit(self, group: str, place: Place, *, planned: Place | None) -> None:
+    async def count(self, group: str, query: str, step: int) -> None:
+        """In the group's register, an owner's too."""
+        await self._register(group).count(query, step)
+
+    async def commit(self, group: str, place: Place, *, query: str, step: int) -> None:
         """An owner acknowledges whole batches; what goes beyond them stands in the register.
 
         The register comes before the queue: whichever is ahead counts, so nothing is read twice
         after a crash.
         """
         caught_up = self._catching_up is None or place >= self._catching_up
-        await self._register(group).advance(place, behind=not caught_up, planned=planned)
+        register = self._register(group)
+        await register.advance(place, behind=not caught_up, query=query, step=step)
         if caught_up:
             self._catching_up = None
         if self._ownership is not None and place.sequence:

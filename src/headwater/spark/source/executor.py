@@ -13,6 +13,7 @@ from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import decode_config
 from headwater.core import portal
 from headwater.spark.options import ReadOptions
+from headwater.spark.plain_errors import plain
 from headwater.spark.source.rows import Rows
 from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST, Shape
 from headwater.spark.source.slice_reading import SliceReading
@@ -37,6 +38,7 @@ class Executor:
             self._shows_all = options.columns is None
             self._may_grow = shape.is_declared
 
+    @plain
     def read(self, partition: SlicePartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
         config = decode_config(partition.stream, msgspec.Raw(partition.origin), writing=False)

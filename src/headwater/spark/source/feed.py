@@ -30,6 +30,15 @@ class Owner(NamedTuple):
     acked: Place
 
 
+class Claim(NamedTuple):
+    """Whose a group's position is."""
+
+    query: str
+    """The token of the checkpoint that was started last; empty if there is none."""
+    step: int
+    """How many micro-batches it has planned, if this partition counts them."""
+
+
 class Feed(Protocol):
     """One partition of one stream."""
 
@@ -77,11 +86,14 @@ class Feed(Protocol):
     async def check(self) -> None:
         """Raise `Fenced` if this was the owner and is not any more."""
 
-    async def planned_by(self, group: str) -> Place | None:
-        """Where the micro-batch ends that a query of the group planned last."""
+    async def claim_of(self, group: str) -> Claim:
+        """Whose the group's position is."""
 
-    async def plan(self, group: str, since: Place, until: Place) -> None:
-        """A query of the group has this micro-batch in its checkpoint, and is about to read it."""
+    async def claim(self, group: str, place: Place, query: str) -> None:
+        """The group's position is this query's from here on; `OtherQuery` if it has moved on."""
 
-    async def commit(self, group: str, place: Place, *, planned: Place | None) -> None:
-        """Everything before this place is processed, and the next micro-batch ends at `planned`."""
+    async def count(self, group: str, query: str, step: int) -> None:
+        """The query has so many micro-batches in its checkpoint, and is about to read the last."""
+
+    async def commit(self, group: str, place: Place, *, query: str, step: int) -> None:
+        """Everything before this place is processed, by a query that has planned so many."""

@@ -52,10 +52,10 @@ class Membership:
         except Fenced as error:
             raise self._explained(error) from error
 
-    async def commit(self, feed: Feed, place: Place, *, planned: Place | None) -> None:
+    async def commit(self, feed: Feed, place: Place, *, query: str, step: int) -> None:
         """Acknowledge, or keep the position."""
         try:
-            await feed.commit(self._group, place, planned=planned)
+            await feed.commit(self._group, place, query=query, step=step)
         except Fenced as error:
             raise self._explained(error) from error
 
