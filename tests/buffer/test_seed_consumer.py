@@ -99,8 +99,7 @@ class Queue:
                     producer_sequence=number,
                     rows=batch.records.num_rows,
                     size_bytes=len(data),
-                    min_ms=batch.calls.time_range_ms[0],
-                    max_ms=batch.calls.time_range_ms[1],
+                    **batch.times()._asdict(),
                 )
                 for batch, data, number in batches
             ]

@@ -12,8 +12,18 @@ from typing import TypeVar
 
 import msgspec
 
-from headwater.buffer.queue import BelowFloor, Descriptor, NewBatch, Placed, Resumed, Retention
+from headwater.buffer.calls import micros
+from headwater.buffer.queue import (
+    BelowFloor,
+    Descriptor,
+    NewBatch,
+    Placed,
+    Resumed,
+    Retention,
+    TimeBy,
+)
 from headwater.buffer.queue.native import NativeAppender, NativeLooker, NativeTaker
+from headwater.buffer.queue.native.chunk import ChunkEntry
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Trimmed, Unavailable
 from tests.torture.buffer_world import World
@@ -24,6 +34,12 @@ T = TypeVar("T")
 GROUPS_EACH = 5
 RETRIES = 8
 STEPS_MAX = 30
+
+
+def _latest_us(entry: ChunkEntry, by: TimeBy) -> int:
+    if by == "ingestion" or entry.max_timestamp_us is None:
+        return micros(entry.max_ms)
+    return entry.max_timestamp_us
 
 
 class ProducerActor:
@@ -80,6 +96,11 @@ class ProducerActor:
         inline = b"inline " + batch_id.encode() if random.random() < 0.25 else None
         if inline is None:
             await self._upload(appender, batch_id)
+        times_us = None
+        if random.random() < 0.5:
+            # Some far ahead, and some out of order.
+            least_us = at_ms * 1000 - random.choice((0, 10**7, -(10**10)))
+            times_us = (least_us, least_us + random.randint(0, 1000))
         return NewBatch(
             batch_id=batch_id,
             producer_sequence=sequence,
@@ -87,6 +108,8 @@ class ProducerActor:
             size_bytes=random.randint(0, 100),
             min_ms=at_ms - random.randint(0, 1000),
             max_ms=at_ms,
+            min_timestamp_us=None if times_us is None else times_us[0],
+            max_timestamp_us=None if times_us is None else times_us[1],
             metadata=batch_id.encode() if random.random() < 0.8 else None,
             inline=inline,
         )
@@ -348,15 +371,24 @@ class LookerActor:
         truth, floor, end = self.truth, self._bounds()[0], self._bounds()[2]
         if not end:
             return
-        time_ms = truth.entered[self.world.random.randrange(end)].entry.max_ms
-        time_ms += self.world.random.randint(-10, 10)
-        found = await looker.sequence_at_time(time_ms)
+        by: TimeBy = self.world.random.choice(("timestamp", "ingestion"))
+        time_us = _latest_us(truth.entered[self.world.random.randrange(end)].entry, by)
+        time_us += self.world.random.randint(-10, 10) * 1000
+        found = await looker.batch_at_time(time_us, by)
         # The floor and the end moved while it looked: the answer is right for some instant.
         late = truth.queue.floor_sequence
-        before = [one for one in truth.entered[late:end] if one.entry.max_ms >= time_ms]
+        before = [
+            one
+            for one in truth.entered[late:end]
+            if one.entry.rows and _latest_us(one.entry, by) >= time_us
+        ]
         if found is None:
-            truth.check(not before, f"a batch of {time_ms} was there and not found")
+            truth.check(not before, f"a batch of {time_us} was there and not found")
             return
-        truth.check(found >= floor, f"batch {found} is not kept any more")
-        truth.check(truth.entered[found].entry.max_ms >= time_ms, f"batch {found} is too early")
-        truth.check(not before or found <= before[0].place.sequence, f"not the first: {found}")
+        truth.check_descriptor(found)
+        truth.check(found.sequence >= floor, f"batch {found.sequence} is not kept any more")
+        entry = truth.entered[found.sequence].entry
+        truth.check(entry.rows > 0, f"batch {found.sequence} has no records")
+        truth.check(_latest_us(entry, by) >= time_us, f"batch {found.sequence} is too early")
+        first = not before or found.sequence <= before[0].place.sequence
+        truth.check(first, f"not the first: {found.sequence}")

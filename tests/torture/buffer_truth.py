@@ -205,7 +205,7 @@ class Truth:
             after.recent_openings[opened:] == before.recent_openings[:kept],
             f"{what} lost openings",
         )
-        fields = ("number", "first_sequence", "first_lsn", "bytes_before", "max_ms_before")
+        fields = ("number", "first_sequence", "first_lsn", "bytes_before", "newest_before")
         for name in fields:
             self.check(getattr(after, name) == getattr(before, name), f"{what}: {name} changed")
 
@@ -368,6 +368,8 @@ class Truth:
             and told.rows == entry.rows
             and told.size_bytes == entry.size_bytes
             and (told.min_ms, told.max_ms) == (entry.min_ms, entry.max_ms)
+            and told.min_timestamp_us == entry.min_timestamp_us
+            and told.max_timestamp_us == entry.max_timestamp_us
             and told.producer == real.producer
             and told.producer_sequence == entry.producer_sequence
             and told.metadata == entry.metadata

@@ -55,11 +55,16 @@ RESERVED: Final[dict[str, pa.DataType]] = {
 }
 
 
+INGESTED: Final = "_ingestion_timestamp"
 PLACES: Final = frozenset(
-    {"_lsn", "_partition", "_sequence", "_topic", "_offset", "_timestampType"}
+    {
+        *("_lsn", "_partition", "_sequence", INGESTED),
+        *("_topic", "_offset", "_timestampType", "_ingestionTimestamp"),
+    }
 )
-"""Columns that only say where a record stood, of which another place knows nothing: readers show
-them, and whoever produces what was read need not take them out."""
+"""Columns that only say where and since when a record stood, of which another place knows nothing:
+readers show them, and whoever produces what was read need not take them out. Those of Spark's
+readers are in the second line."""
 
 
 class Operation(IntEnum):

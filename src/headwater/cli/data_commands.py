@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headwater.buffer.producer import BlockingProducer
+    from headwater.buffer.queue import TimeBy
     from headwater.buffer.stream import Stream
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_input import Piece
@@ -183,6 +184,11 @@ def read(
     end: str | None = typer.Option(
         None, metavar="LSN|TIME", help="Where to stop, not included; at present's end without it."
     ),
+    time_by: str = typer.Option(
+        "timestamp",
+        metavar="KIND",
+        help="What a TIME means: the records' timestamp, or their ingestion.",
+    ),
     partition: list[int] = typer.Option([], min=0, help="Only this partition; may be repeated."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Wait for more, until Ctrl-C."),
     limit: int | None = typer.Option(None, min=1, help="Stop after so many records."),
@@ -191,7 +197,7 @@ def read(
     ),
     output: Path | None = typer.Option(None, "--output", "-o", metavar="FILE", help="Where to."),
     columns: str | None = typer.Option(
-        None, metavar="A,B", help="Which columns; _metadata and others are shown only so."
+        None, metavar="A,B", help="Which columns; _ingestion_timestamp, _metadata, … only so."
     ),
     key_separator: str | None = typer.Option(
         None, metavar="TEXT", help="In lines, put the key and this before the value."
@@ -217,6 +223,7 @@ def read(
 
     if format not in FORMATS:
         raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
+    by = _time_by(time_by)
     store = open_with_options(url, option)
     home = portal.shared()
     try:
@@ -227,6 +234,7 @@ def read(
                 _place(start),
                 _place(end),
                 partition=partition or None,
+                time_by=by,
                 follow=follow,
                 columns=columns.split(",") if columns else None,
                 on_bad_batch="skip" if skip_unreadable else "raise",
@@ -243,6 +251,12 @@ def read(
     # Ctrl-C is how following ends; whoever sends another signal asked for no more.
     if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
         raise typer.Exit(interrupt.exit_status)
+
+
+def _time_by(text: str) -> TimeBy:
+    if text not in ("timestamp", "ingestion"):
+        raise typer.BadParameter("timestamp or ingestion", param_hint="--time-by")
+    return cast("TimeBy", text)
 
 
 def _place(text: str | None) -> int | str | None:

@@ -133,7 +133,7 @@ V1_COLLECT_BATCHES: Final = 10_000
 # Transactions of sinks. Their registers are moved whole by whoever changes them.
 HOLDS_MAX: Final = 1024
 """Open transactions of one stream, those that crashed included until they are collected."""
-TRANSACTION_MAX_BATCHES: Final = 40_000
+TRANSACTION_MAX_BATCHES: Final = 32_000
 
 # The collector of a native queue, in one pass.
 GC_CHUNKS: Final = 1000

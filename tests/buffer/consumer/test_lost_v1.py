@@ -20,6 +20,7 @@ from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream, create_stream
 from headwater.store import MemoryBackend, Store
 from tests.buffer.consumer.produced import produce
+from tests.buffer.native.given import at_time
 from tests.store.scripted import virtual
 
 
@@ -65,9 +66,9 @@ async def test_whoever_looks_sees_all_that_stands_before_an_uncountable_batch() 
     assert await stream.looker(0).sequence_at_lsn(4) == 3
     with pytest.raises(Uncounted):
         await stream.looker(0).sequence_at_lsn(5)
-    assert await stream.looker(0).sequence_at_time(batches[0].max_ms) == 0
+    assert await at_time(stream.looker(0), batches[0].max_ms) == 0
     with pytest.raises(Uncounted):
-        await stream.looker(0).sequence_at_time(batches[4].max_ms + 1)
+        await at_time(stream.looker(0), batches[4].max_ms + 1)
 
 
 @virtual

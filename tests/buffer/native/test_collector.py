@@ -20,7 +20,16 @@ from tests.buffer.native.collected import (
     read_on,
     uploads,
 )
-from tests.buffer.native.given import AT_MS, NOTHING_KEPT, PREFIX, Cloud, Queue, batch, ulid_at
+from tests.buffer.native.given import (
+    AT_MS,
+    NOTHING_KEPT,
+    PREFIX,
+    Cloud,
+    Queue,
+    at_time,
+    batch,
+    ulid_at,
+)
 from tests.buffer.native.watched import acknowledge_everything, client
 from tests.store.scripted import after, fails, virtual
 
@@ -97,7 +106,7 @@ async def test_what_the_floor_passed_within_a_chunk_is_trimmed_for_everybody(
     assert [one.sequence for one in await looker.after(None, 10)] == [3, 4]
     assert [one.sequence for one in await looker.after(2, 10)] == [3, 4]
     assert await looker.sequence_at_lsn(4) == 3
-    assert await looker.sequence_at_time(0) == 3
+    assert await at_time(looker, 0) == 3
     with pytest.raises(Trimmed) as trimmed:
         await looker.after(1, 10)
     assert trimmed.value.floor == 3

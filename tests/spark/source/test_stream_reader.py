@@ -49,7 +49,13 @@ def test_a_reader_that_is_in_use_goes_elsewhere_without_what_it_holds(world: Wor
         ({"startingOffsets": '{"orders": {"0": -2}}'}, 1),
         ({"startingOffsets": '{"orders": {"0": -1}}'}, 6),
         ({"startingTimestamp": "1"}, 1),
-        ({"startingTimestamp": "99999999999999"}, 6),
+        (
+            {
+                "startingTimestamp": "99999999999999",
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            6,
+        ),
     ],
 )
 def test_a_new_group_begins_where_it_is_asked_to(

@@ -4,8 +4,8 @@
     `_key`, `_headers`, `_timestamp`, `_operation`       as the record model has them, never absent
     `_lsn`, `_partition`, `_sequence`                    where the record stands
 
-Only when they are asked for: `_metadata` (of the record's produce call), `_collection`, `_kind`,
-`_rid`, `_refresh_records`.
+Only when they are asked for: `_ingestion_timestamp` and `_metadata` (of the record's produce call),
+`_collection`, `_kind`, `_rid`, `_refresh_records`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, TIMESTAMP, VALUE, Operation
+from headwater.buffer.records import (
+    HEADERS,
+    INGESTED,
+    KEY,
+    OPERATION,
+    RESERVED,
+    TIMESTAMP,
+    VALUE,
+    Operation,
+)
 from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
@@ -33,11 +42,12 @@ PLACED: Final[dict[str, pa.DataType]] = {
     SEQUENCE: pa.int64(),
 }
 SHOWN: Final = (KEY, HEADERS, TIMESTAMP, OPERATION, *PLACED)
-ON_REQUEST: Final = (METADATA, "_collection", "_kind", "_rid", "_refresh_records")
-_TYPES: Final = {**RESERVED, **PLACED, METADATA: pa.binary()}
+ON_REQUEST: Final = (INGESTED, METADATA, "_collection", "_kind", "_rid", "_refresh_records")
+_TYPES: Final = {**RESERVED, **PLACED, INGESTED: RESERVED[TIMESTAMP], METADATA: pa.binary()}
 
 _DEFAULTS: Final[dict[str, Callable[[ConsumedBatch], pa.Array]]] = {
     TIMESTAMP: lambda batch: batch.calls.per_record(len(batch))[0],
+    INGESTED: lambda batch: batch.calls.per_record(len(batch))[0],
     OPERATION: lambda batch: pa.repeat(pa.scalar(int(Operation.INSERT), pa.int8()), len(batch)),
     "_collection": lambda batch: pa.repeat(pa.scalar(batch.stream), len(batch)),
     "_kind": lambda batch: pa.repeat(pa.scalar("entity"), len(batch)),

@@ -22,7 +22,7 @@ from headwater.buffer.calls import Calls
 from headwater.buffer.consumer.consumed import ConsumedBatch, described_calls
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.riding import IN_ITS_CHUNK, Riding
-from headwater.buffer.consumer.unreadable import unreadable
+from headwater.buffer.consumer.unreadable import UnreadableBatch, unreadable
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream
@@ -121,6 +121,11 @@ class FetchHandle:
         except (NotFound, BadKey, Corrupt, NotSupported) as error:
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         return calls
+
+    def bad_times(self, descriptor: Descriptor) -> UnreadableBatch:
+        """What is said of a batch without a record of the times that its entry says."""
+        error = Corrupt("the batch's times are not those that the queue says")
+        return unreadable(self._stream, self._partition, descriptor, error)
 
     def fetch_blocking(self, descriptor: Descriptor) -> ConsumedBatch:
         """Fetch and decode one batch from code that has no event loop."""

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch
+from headwater.buffer.batch import Batch, Times
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.draft import Draft
 from headwater.buffer.producer.metrics import ProducerMetrics
@@ -120,7 +120,7 @@ class _Flight:
         "packed",
         "size_bytes",
         "task",
-        "times_ms",
+        "times",
     )
 
     def __init__(self, draft: Draft) -> None:
@@ -128,7 +128,7 @@ class _Flight:
         self.batch_id = ""
         self.batch: Batch | None = None
         self.size_bytes = 0
-        self.times_ms = (0, 0)
+        self.times = Times(0, 0, None, None)
         self.inline: bytes | None = None
         self.packed = b""
         self.metadata: bytes | None = None
@@ -213,7 +213,6 @@ class Lane:
         assert flight.batch is not None
         flight.size_bytes = len(data)
         flight.inline = bytes(data) if inline else None
-        flight.times_ms = flight.batch.calls.time_range_ms
         if self._carrier.packs_calls:
             flight.packed = pack_calls(flight.batch.calls)
 
@@ -222,6 +221,7 @@ class Lane:
             flight.batch = flight.draft.build(
                 flight.batch_id, self._carrier.defaults, loose=self.appender.takes_loose
             )
+            flight.times = flight.batch.times()
         batch = flight.batch._replace(batch_id=flight.batch_id)
         return self.appender.encode(batch, self._carrier.settings.compression)
 
@@ -281,14 +281,12 @@ class Lane:
             if not isinstance(draft.complete, bool):
                 self._resume_metadata = draft.complete
             flight.metadata = self._resume_metadata
-        low_ms, high_ms = flight.times_ms
         return NewBatch(
             batch_id=flight.batch_id,
             producer_sequence=draft.producer_sequence,
             rows=draft.rows,
             size_bytes=flight.size_bytes,
-            min_ms=low_ms,
-            max_ms=high_ms,
+            **flight.times._asdict(),
             metadata=flight.metadata,
             schema_version=self._carrier.schema_version,
             inline=flight.inline,

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from headwater.buffer.batch import Batch
+from headwater.buffer.calls import micros
 from headwater.buffer.compression import Compression
 from headwater.core.errors import Damaged, OutcomeUnknown, Refused, RolledBack
 from headwater.store import Parts
 
 Encoded = bytes | memoryview | Parts
 """The bytes of a batch."""
+TimeBy = Literal["timestamp", "ingestion"]
+"""Which time of a record a position goes by: its own timestamp, or when it was ingested."""
 
 
 class BelowFloor(Refused):
@@ -53,6 +56,11 @@ class NewBatch(msgspec.Struct, frozen=True):
     size_bytes: int
     min_ms: int
     max_ms: int
+    """The earliest and the latest ingestion time."""
+    min_timestamp_us: int | None = None
+    max_timestamp_us: int | None = None
+    """The earliest and the latest timestamp; None if no record has one of its own: then all have
+    the time of their ingestion."""
     metadata: bytes | None = None
     """The metadata of the batch's last call: what a source resumes from."""
     schema_version: int = 0
@@ -92,6 +100,10 @@ class Descriptor(msgspec.Struct, frozen=True):
     size_bytes: int
     min_ms: int
     max_ms: int
+    """The earliest and the latest ingestion time."""
+    min_timestamp_us: int | None = None
+    max_timestamp_us: int | None = None
+    """The earliest and the latest timestamp; None if no record has one of its own."""
     batch_id: str = ""
     producer: str = ""
     producer_sequence: int = 0
@@ -109,6 +121,13 @@ class Descriptor(msgspec.Struct, frozen=True):
     def last_lsn(self) -> int:
         """The LSN of the last record; one below the first for a batch without records."""
         return self.first_lsn + self.rows - 1
+
+    def range_us(self, by: TimeBy) -> tuple[int, int]:
+        """The earliest and the latest time of its records, in microseconds."""
+        low_us, high_us = self.min_timestamp_us, self.max_timestamp_us
+        if by == "ingestion" or low_us is None or high_us is None:
+            return micros(self.min_ms), micros(self.max_ms)
+        return low_us, high_us
 
 
 class Uncounted(Damaged):
@@ -303,10 +322,11 @@ class Looker(ABC):
         """
 
     @abstractmethod
-    async def sequence_at_time(self, time_ms: int) -> int | None:
-        """The first retained batch with a record ingested at or after this time; None if none.
+    async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
+        """The first retained batch with a record of this time or a later one; None if none.
 
-        `Uncounted` if none is before a batch that cannot be counted.
+        Published v1 records have no timestamp but the time of their ingestion. `Uncounted` if
+        there is no such batch before one that cannot be counted.
         """
 
 

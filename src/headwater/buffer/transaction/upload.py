@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch
+from headwater.buffer.batch import Batch, Times
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import Appender, Encoded
@@ -151,18 +151,20 @@ class Uploader:
     async def _upload(self, partition: int, place: int, gathered: _Gathered, hold: Hold) -> None:
         batch_id, at_ms = runtime.new_ulid(above=hold.above), runtime.wall_ms()
         door = self._door(partition)
-        data = await runtime.run_blocking(self._encode, door, batch_id, gathered.pieces, at_ms)
+        data, times = await runtime.run_blocking(
+            self._encode, door, batch_id, gathered.pieces, at_ms
+        )
         await door.upload(batch_id, data)
         self._uploads[partition][place] = Upload(
-            batch_id, gathered.rows, len(data), at_ms, at_ms, self._stream.schema_version
+            batch_id, gathered.rows, len(data), *times, self._stream.schema_version
         )
 
     def _encode(
         self, door: Appender, batch_id: str, pieces: list[pa.RecordBatch], at_ms: int
-    ) -> Encoded:
+    ) -> tuple[Encoded, Times]:
         records = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        calls = Calls.of([Call(0, at_ms, None)])
-        return door.encode(Batch(batch_id, records, calls), self._compression)
+        batch = Batch(batch_id, records, Calls.of([Call(0, at_ms, None)]))
+        return door.encode(batch, self._compression), batch.times()
 
     def _door(self, partition: int) -> Appender:
         if partition not in self._doors:

@@ -40,8 +40,10 @@ _RAW: Final = {
     "timestamp": TIMESTAMP,
     "partition": PARTITION,
 }
-_RAW_IGNORED: Final = frozenset({"topic", "offset", "timestampType", "metadata"})
-_TYPED_IGNORED: Final = frozenset({"_topic", "_offset", "_timestampType", "_metadata"})
+_RAW_IGNORED: Final = frozenset(
+    {"topic", "offset", "timestampType", "ingestionTimestamp", "metadata"}
+)
+_TYPED_IGNORED: Final = frozenset({f"_{name}" for name in _RAW_IGNORED})
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 _TEXT: Final = (BinaryType, StringType)
 _TIMES: Final = (TimestampType, TimestampNTZType)

@@ -60,8 +60,7 @@ async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
     streams = await subscribed_streams(store, options)
     feeds = [BufferFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
     parts = [feed.part for feed in feeds]
-    asked.check_named("startingOffsets", options.starting_offsets, parts)
-    asked.check_named("endingOffsets", options.ending_offsets, parts)
+    asked.check_named(options, parts)
     found = await at_once(_slices(feed, options) for feed in feeds)
     return pack(zip(feeds, found, strict=True), options)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.buffer.consumer import GroupRegister, Ownership, Place, lsn_at_time, shipped
+from headwater.buffer.consumer import GroupRegister, Ownership, Place, place_at_time, shipped
 from headwater.buffer.consumer.group import GroupPosition
-from headwater.buffer.queue import Descriptor, QueueState, Uncounted
+from headwater.buffer.queue import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
 from headwater.buffer.stream.deleted import telling_of_deletion
@@ -54,11 +54,10 @@ class BufferFeed:
                 sequence = await self._looker.sequence_at_lsn(lsn)
         return Place(state.next_sequence if sequence is None else sequence, lsn)
 
-    async def at_time(self, time_ms: int) -> Place | None:
-        """Reads the times of one batch at most, and no record."""
+    async def at_time(self, time_us: int, by: TimeBy) -> Place | None:
+        """Reads one batch at most."""
         async with telling_of_deletion(self._stream):
-            lsn = await lsn_at_time(self._stream, partition=self._partition, time=time_ms)
-        return None if lsn is None else await self.at_lsn(lsn)
+            return await place_at_time(self._stream, self._partition, time_us, by)
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
         """Descriptors from the queue, without the batches that ride in it."""

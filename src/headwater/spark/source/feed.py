@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from headwater.buffer.consumer import Place
+from headwater.buffer.queue import TimeBy
 from headwater.spark.source.offset import Part
 from headwater.spark.source.slices import Slice
 
@@ -53,8 +54,8 @@ class Feed(Protocol):
     async def at_lsn(self, lsn: int) -> Place:
         """The place before a record that is retained, or after the last one."""
 
-    async def at_time(self, time_ms: int) -> Place | None:
-        """The place before the first record ingested at or after a time; None if there is none."""
+    async def at_time(self, time_us: int, by: TimeBy) -> Place | None:
+        """The place before the first record of a time or a later one; None if there is none."""
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
         """Up to so many batches from a sequence on; fewer if there are no more.

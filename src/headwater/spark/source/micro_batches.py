@@ -217,6 +217,14 @@ class MicroBatches:
         kept = await at_once(feed.place_of(group) for feed in feeds)
         places = {feed.part: place for feed, place in zip(feeds, kept, strict=True) if place}
         missing = [feed for feed in feeds if feed.part not in places]
+        if places and self._options.starting_option is not None:
+            LOG.warning(
+                "%s is ignored: group %r is known, and goes on where it stands (%s). To read from "
+                "elsewhere, give the query a groupId of its own",
+                self._options.starting_option,
+                group,
+                "; ".join(f"{part}: offset {place.lsn}" for part, place in sorted(places.items())),
+            )
         if missing:
             resolved = await self._resolve([one for one in feeds if one.part in places], missing)
             for feed in missing:
@@ -232,7 +240,7 @@ class MicroBatches:
         """
         group = self._options.group_id
         if not known:
-            asked.check_named("startingOffsets", self._options.starting_offsets, self._feeds)
+            asked.check_named(self._options, self._feeds)
             found = await at_once(self._first_place(feed) for feed in missing)
             together = {feed.key: place for feed, place in zip(missing, found, strict=True)}
             await missing[0].begin(group, found[0], together=together)
@@ -244,10 +252,7 @@ class MicroBatches:
 
     async def _first_place(self, feed: Feed) -> Place:
         options = self._options
-        says_where = (
-            options.starting_offsets is not None or options.starting_timestamp_ms is not None
-        )
-        if options.take_over and not says_where:
+        if options.take_over and options.starting_option is None:
             owner = await feed.owner()
             if owner.group:
                 return owner.acked  # to take over is to go on where the other one stood

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from headwater.buffer.consumer import ConsumedBatch
 from headwater.buffer.consumer.columns import Columns
-from headwater.buffer.records import TIMESTAMP, operation_names
+from headwater.buffer.records import INGESTED, TIMESTAMP, operation_names
 from headwater.core.limits import MIB
 from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST
 
@@ -112,6 +112,8 @@ class Rows:
             return name
         if name in ON_REQUEST:
             return name
+        if plain == "ingestionTimestamp":
+            return INGESTED
         if plain in _CARRIED:
             return f"_{plain}"
         return None

@@ -1,6 +1,7 @@
 """The columns of a DataFrame: Kafka's for opaque values, a stream's own for typed ones.
 
-    opaque   key, value, topic, partition, offset, timestamp, timestampType; headers, metadata
+    opaque   key, value, topic, partition, offset, timestamp, timestampType; on request headers,
+             ingestionTimestamp, metadata
     typed    the columns of the rows, then the same ones with a leading underscore: _key, _topic, …
 
 Names with an underscore belong to Headwater in every stream, so they never meet a typed column.
@@ -30,7 +31,11 @@ PLACED: Final[dict[str, pa.DataType]] = {
     "timestampType": pa.int32(),
 }
 KAFKA: Final[dict[str, pa.DataType]] = {"key": pa.binary(), "value": pa.binary(), **PLACED}
-EXTRA: Final[dict[str, pa.DataType]] = {"headers": HEADERS_TYPE, "metadata": pa.binary()}
+EXTRA: Final[dict[str, pa.DataType]] = {
+    "headers": HEADERS_TYPE,
+    "ingestionTimestamp": pa.timestamp("us", "UTC"),
+    "metadata": pa.binary(),
+}
 LOOKED_AT: Final = 16
 """Batches of a partition that are looked at for one with rows."""
 ON_REQUEST: Final[dict[str, pa.DataType]] = {
@@ -67,10 +72,14 @@ class Shape(msgspec.Struct, frozen=True):
         mark = "_" if self.typed else ""
         shown = dict(self.typed) | {f"{mark}{name}": kind for name, kind in placed.items()}
         extra = {f"{mark}{name}": kind for name, kind in EXTRA.items()}
-        if options.include_headers:
-            shown[f"{mark}headers"] = extra[f"{mark}headers"]
-        if options.include_metadata:
-            shown[f"{mark}metadata"] = extra[f"{mark}metadata"]
+        included = {
+            "headers": options.include_headers,
+            "ingestionTimestamp": options.include_ingestion_timestamp,
+            "metadata": options.include_metadata,
+        }
+        for name, is_included in included.items():
+            if is_included:
+                shown[f"{mark}{name}"] = extra[f"{mark}{name}"]
         return shown, shown | extra | ON_REQUEST
 
     def names(self, options: ReadOptions) -> list[str]:
