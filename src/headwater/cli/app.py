@@ -5,7 +5,6 @@ Commands import what they need when they run: `headwater --help` should answer a
 
 from __future__ import annotations
 
-import io
 import json
 import platform
 import sys
@@ -19,7 +18,7 @@ from headwater.cli.doctor_command import doctor
 from headwater.cli.group_commands import group_app
 from headwater.cli.inspect_command import inspect_app
 from headwater.cli.log_commands import log_app
-from headwater.cli.standard_streams import open_closed_streams
+from headwater.cli.standard_streams import open_closed_streams, write_whole
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
 from headwater.cli.tier_commands import tier_app
@@ -96,10 +95,7 @@ def version(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -
 def run_app() -> None:
     """The command, as a process of its own."""
     open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a character shows another, and the command goes on.
-            stream.reconfigure(errors="replace")
+    write_whole()
     try:
         app(prog_name="headwater")
     except OSError as error:

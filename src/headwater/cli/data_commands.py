@@ -48,6 +48,9 @@ def produce(
     producer_id: str | None = typer.Option(
         None, metavar="ID", help="Fences whoever produces under this id, and goes on for it."
     ),
+    resume: bool = typer.Option(
+        False, "--resume", help="Skip what earlier runs under the id had accepted of this input."
+    ),
     metadata: str | None = typer.Option(
         None, metavar="TEXT", help="Kept with every call, for whoever resumes."
     ),
@@ -58,19 +61,21 @@ def produce(
 ) -> None:
     """Send records to a stream: a record for each line, or the rows of files.
 
-    Ends when everything is accepted, and says where it stands. Ctrl-C sends what was read so far.
-    Exit status: 0 all accepted, 2 not all, 130 interrupted.
+    Ends when everything is accepted, or at the first failure, and says where it stands. Ctrl-C
+    sends what was read so far. Exit status: 0 all accepted, 2 not all, 130 interrupted.
     """
     from headwater.buffer.producer import BlockingProducer
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_input import input_bytes
-    from headwater.cli.produce_run import ProduceView, produce_all, show_outcome
+    from headwater.cli.produce_resume import Resumption, refuse_without_resume
+    from headwater.cli.produce_run import FromTheStart, ProduceView, produce_all, show_outcome
     from headwater.cli.reporting import reporting
     from headwater.cli.stream_view import new_console
 
     files = list(files or [])
     kinds = {"json": as_json, "csv": csv, "parquet": parquet, "arrow": arrow}
     kind = _one_kind(kinds, files, key_separator)
+    _check_resume(resume=resume, producer_id=producer_id, metadata=metadata)
     settings = _settings(setting)
     typed_in = not files and sys.stdin.isatty()
     store = open_with_options(url, option)
@@ -78,16 +83,27 @@ def produce(
     try:
         # Columns are larger in memory than in their files: how far one is cannot be told.
         total_bytes = input_bytes(files) if kind in (None, "json") else None
-        with Interrupt() as interrupt, ProduceView(total_bytes, quiet=typed_in) as view:
-            producer = BlockingProducer.open(store, stream, producer_id=producer_id, **settings)
-            _tell_resumed(producer, view, asked=producer_id)
+        with (
+            Interrupt() as interrupt,
+            ProduceView(total_bytes, quiet=typed_in) as view,
+            BlockingProducer.open(store, stream, producer_id=producer_id, **settings) as producer,
+        ):
+            sending: FromTheStart | Resumption
+            if resume:
+                sending = Resumption(producer, partition)
+                view.say(f"goes on after the first {sending.first:,} records of the input")
+            else:
+                refuse_without_resume(producer)
+                encoded = None if metadata is None else metadata.encode()
+                sending = FromTheStart(encoded, partition)
+                _tell_resumed(producer, view, asked=producer_id)
             if typed_in:
                 view.say("a record for each line; Ctrl-D ends")
             outcome = produce_all(
                 producer,
                 _pieces(kind, files, key_separator, producer.stream, interrupt, view),
-                metadata=None if metadata is None else metadata.encode(),
-                partition=partition,
+                sending,
+                in_order=partition is not None or producer.stream.partitions == 1,
                 interrupt=interrupt,
                 view=view,
             )
@@ -150,6 +166,15 @@ def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -
     return chosen[0]
 
 
+def _check_resume(*, resume: bool, producer_id: str | None, metadata: str | None) -> None:
+    if resume and producer_id is None:
+        raise typer.BadParameter("say --producer-id, under which to go on", param_hint="--resume")
+    if resume and metadata is not None:
+        raise typer.BadParameter(
+            "it keeps its position there: leave --metadata out", param_hint="--resume"
+        )
+
+
 def _settings(texts: list[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for text in texts:
@@ -160,6 +185,8 @@ def _settings(texts: list[str]) -> dict[str, Any]:
     if not settings.keys() & {"max_block_ms", "max.block.ms"}:
         # Whoever reads a file has nothing better to do than to wait for room.
         settings["max_block_ms"] = None
+    # What comes after a loss would be accepted with a hole before it.
+    settings.setdefault("on_failure", "stop")
     return settings
 
 

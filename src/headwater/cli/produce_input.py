@@ -45,6 +45,19 @@ class Piece(NamedTuple):
     """How much of the input it took."""
 
 
+class Call(NamedTuple):
+    """Records for one produce call."""
+
+    values: list[bytes] | None
+    keys: list[bytes] | None
+    columns: pa.RecordBatch | pa.Table | None
+    rows: int
+    partition: int | None
+    metadata: bytes | None
+    end: int
+    """How many records of the input are settled once this call and those before are accepted."""
+
+
 class Decoded(NamedTuple):
     """The rows of some lines, up to the first that is wrong."""
 

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from headwater.buffer.producer import Accepted, BlockingHandle, BlockingProducer
 from headwater.cli.interrupt import Interrupt, Interrupted
-from headwater.cli.produce_input import Piece
+from headwater.cli.produce_input import Call, Piece
+from headwater.cli.produce_resume import Resumption
 from headwater.cli.stream_view import size_words
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import HeadwaterError, OutcomeUnknown
 
 
 @dataclass(slots=True)
@@ -39,17 +40,28 @@ class Outcome:
     """What became of everything that was read."""
 
     read_rows: int = 0
+    skipped_rows: int = 0
+    """Of those, accepted in an earlier run, and not sent again."""
+    leading_rows: int = 0
+    """So many records of the input, from its first on, are all accepted."""
     ranges: dict[int, Range] = field(default_factory=dict)
     seconds: float = 0.0
     batches: int = 0
     size_bytes: int = 0
     error: HeadwaterError | None = None
     interrupted: bool = False
+    resumes: bool = False
+    """Whether the same command, run again, goes on after what was accepted."""
 
     @property
     def rows(self) -> int:
         """Records that were accepted."""
         return sum(one.rows for one in self.ranges.values())
+
+    @property
+    def left_rows(self) -> int:
+        """Records that were read, and are not accepted."""
+        return self.read_rows - self.skipped_rows - self.rows
 
     def add(self, parts: Iterable[Accepted]) -> None:
         """Count what was accepted."""
@@ -58,32 +70,100 @@ class Outcome:
             known.add(part)
 
 
+class FromTheStart:
+    """Sends every piece as it is."""
+
+    first = 0
+
+    def __init__(self, metadata: bytes | None, partition: int | None) -> None:
+        self._metadata = metadata
+        self._partition = partition
+        self._read = 0
+
+    def calls(self, piece: Piece) -> Iterable[Call]:
+        """All of it."""
+        self._read += piece.rows
+        return (Call(*piece[:4], self._partition, self._metadata, self._read),)
+
+    def check_whole(self) -> None:
+        """Whatever ended has been sent."""
+
+
+class _UnderWay:
+    """Calls that are not known to be accepted, in the order of the input."""
+
+    def __init__(self, producer: BlockingProducer, outcome: Outcome, *, in_order: bool) -> None:
+        """`in_order`: all records go to one partition, so that the accepted ones come first."""
+        self._producer = producer
+        self._outcome = outcome
+        self._in_order = in_order
+        self._waiting: deque[tuple[BlockingHandle, Call]] = deque()
+        self._has_gap = False
+        self.error: HeadwaterError | None = None
+        """Of the first call that was not accepted."""
+
+    def send(self, call: Call) -> None:
+        """Hand records of the input to the producer."""
+        where = call.partition
+        if call.columns is not None:
+            handle = self._producer.produce_arrow(call.columns, call.metadata, partition=where)
+        else:
+            handle = self._producer.produce(
+                call.values or [], call.metadata, keys=call.keys, partition=where
+            )
+        self._waiting.append((handle, call))
+
+    def settle(self) -> None:
+        """Count the calls that are accepted by now; an error of one of them is raised."""
+        while self._waiting and self._waiting[0][0].is_done:
+            self._count(*self._waiting.popleft())
+            if self.error is not None:
+                raise self.error
+
+    def conclude(self) -> None:
+        """Count the rest, after the producer was closed."""
+        while self._waiting:
+            self._count(*self._waiting.popleft())
+
+    def _count(self, handle: BlockingHandle, call: Call) -> None:
+        parts = handle.accepted()
+        rows = sum(part.rows for part in parts)
+        self._outcome.add(parts)
+        if not self._has_gap and (rows == call.rows or self._in_order):
+            self._outcome.leading_rows = call.end - call.rows + rows
+        if rows < call.rows:
+            self._has_gap = True
+            try:
+                handle.result()
+            except HeadwaterError as error:
+                self.error = self.error or error
+
+
 def produce_all(
     producer: BlockingProducer,
     pieces: Iterator[Piece],
+    sending: FromTheStart | Resumption,
     *,
-    metadata: bytes | None,
-    partition: int | None,
+    in_order: bool,
     interrupt: Interrupt,
     view: ProduceView,
 ) -> Outcome:
-    """Send every piece and wait until all of them are accepted, or an error says which are not."""
-    outcome = Outcome()
-    waiting: deque[BlockingHandle] = deque()
+    """Send every piece and wait until all of them are accepted; stop at the first failure."""
+    outcome = Outcome(leading_rows=sending.first, resumes=isinstance(sending, Resumption))
+    under_way = _UnderWay(producer, outcome, in_order=in_order)
     started_s = runtime.monotonic_s()
     try:
         for piece in pieces:
-            if piece.columns is not None:
-                handle = producer.produce_arrow(piece.columns, metadata, partition=partition)
-            else:
-                handle = producer.produce(
-                    piece.values or [], metadata, keys=piece.keys, partition=partition
-                )
-            waiting.append(handle)
-            outcome.read_rows += piece.rows
+            left_rows = piece.rows
+            for call in sending.calls(piece):
+                under_way.send(call)
+                outcome.read_rows += call.rows
+                left_rows -= call.rows
+            outcome.read_rows += left_rows
+            outcome.skipped_rows += left_rows
             view.advance(piece)
-            while waiting and waiting[0].is_done:
-                outcome.add(waiting.popleft().result())
+            under_way.settle()
+        sending.check_whole()
     except Interrupted:
         outcome.interrupted = True
     except HeadwaterError as error:
@@ -93,8 +173,9 @@ def produce_all(
         producer.close()
     except HeadwaterError as error:
         outcome.error = outcome.error or error
-    for handle in waiting:
-        outcome.add(handle.accepted())
+    under_way.conclude()
+    # A producer that stopped says so in its own words: the reason is with the call that failed.
+    outcome.error = under_way.error or outcome.error
     outcome.seconds = runtime.monotonic_s() - started_s
     outcome.batches = producer.metrics.batches_flushed
     outcome.size_bytes = producer.metrics.bytes_flushed
@@ -142,12 +223,22 @@ class ProduceView:
 
 def show_outcome(console: Console, outcome: Outcome) -> None:
     """The closing line, and where the records stand."""
-    good = outcome.error is None and outcome.rows == outcome.read_rows
-    if not good and not outcome.rows:
-        said = f"none of the {outcome.read_rows:,} records that were read is accepted"
-        words = said if outcome.read_rows else "nothing was sent"
+    good = outcome.error is None and not outcome.left_rows
+    if good or outcome.rows:
+        _show_accepted(console, outcome, good=good)
+    else:
+        said = f"none of the {outcome.left_rows:,} records that were read is accepted"
+        words = said if outcome.left_rows else "nothing was sent"
         console.print(Text.assemble(("✗ ", "red"), words), soft_wrap=True)
-        return
+    if outcome.interrupted and good:
+        said = "interrupted: every whole line that was read until then is accepted"
+        console.print(Text(said, style="yellow"), soft_wrap=True)
+    elif not good and (outcome.rows or outcome.resumes):
+        for line in _what_is_left(outcome):
+            console.print(Text(line, style="yellow"), soft_wrap=True)
+
+
+def _show_accepted(console: Console, outcome: Outcome, *, good: bool) -> None:
     rate = outcome.rows / outcome.seconds if outcome.seconds else 0.0
     records = "record" if outcome.rows == 1 else "records"
     batches = "batch" if outcome.batches == 1 else "batches"
@@ -155,6 +246,8 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
         f"{outcome.rows:,} {records} accepted, {size_words(outcome.size_bytes)} in "
         f"{outcome.batches:,} {batches}, {rate:,.0f} records/s"
     )
+    if outcome.skipped_rows:
+        words += f"; {outcome.skipped_rows:,} were accepted before"
     mark = ("✓ ", "green") if good else ("✗ ", "red")
     console.print(Text.assemble(mark, words), soft_wrap=True)
     for partition, found in sorted(outcome.ranges.items()):
@@ -164,12 +257,21 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
             lsns = f"LSNs {found.first_lsn:,} to {found.last_lsn:,}"
         line = f"  partition {partition}: {lsns}{runs}"
         console.print(Text(line), soft_wrap=True)
-    if outcome.interrupted and good:
-        said = "interrupted: every whole line that was read until then is accepted"
-        console.print(Text(said, style="yellow"), soft_wrap=True)
-    elif not good:
-        left = outcome.read_rows - outcome.rows
-        said = (
-            f"{left:,} records were read and not accepted" if left else "what follows was not sent"
-        )
-        console.print(Text(said, style="yellow"), soft_wrap=True)
+
+
+def _what_is_left(outcome: Outcome) -> Iterator[str]:
+    """What to know before the rest of the input is sent."""
+    yield f"of the input, the first {outcome.leading_rows:,} records are accepted, all of them"
+    later = outcome.rows + outcome.skipped_rows - outcome.leading_rows
+    if later > 0:
+        yield f"{later:,} of those that follow are accepted as well, in other partitions or calls"
+    if isinstance(outcome.error, OutcomeUnknown):
+        yield f"of {outcome.left_rows:,} records it is not known whether they are accepted"
+    elif outcome.left_rows:
+        yield f"{outcome.left_rows:,} records were read and not accepted"
+    else:
+        yield "what follows was not sent"
+    if outcome.resumes:
+        yield "the same command, run again, goes on after what is accepted"
+    elif outcome.left_rows:
+        yield "with --producer-id ID --resume, a second run goes on after what is accepted"

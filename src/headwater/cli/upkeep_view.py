@@ -70,7 +70,11 @@ def _collected_rows(stream: Stream, report: Collected) -> list[tuple[str, str, s
             f"batches, {size_words(report.bytes_orphaned)}: uploaded and never appended",
         ),
         ("", f"{report.chunks_expired:,}", "pieces of the queue that only told of such batches"),
-        ("  forgotten", f"{report.producers_forgotten:,}", "producers: silent for 7 days"),
+        (
+            "  forgotten",
+            f"{report.producers_forgotten:,}",
+            "producers: closed for good, or silent for 7 days",
+        ),
         *([left] if report.batches_left else []),
         ("  kept", f"{report.kept_pending:,}", "batches: not acknowledged"),
         ("", f"{report.kept_retained:,}", f"batches: acknowledged, and kept for {kept}"),

@@ -17,7 +17,9 @@ from headwater.core.errors import (
     Fenced,
     HeadwaterError,
     NoSpace,
+    Refused,
     Throttled,
+    Unavailable,
 )
 from headwater.core.ids import ULID_MAX
 from headwater.core.limits import KIB
@@ -25,6 +27,7 @@ from tests.buffer.producer.fakes import (
     Apply,
     Step,
     fails,
+    fails_after,
     fake_stream,
     hangs,
     lands_partly,
@@ -104,6 +107,27 @@ async def test_a_refused_upload_fails_its_own_handles_and_no_others(error: Excep
     assert ((await first).sequence, (await third).sequence) == (0, 1)
     assert [entry.producer_sequence for entry in queue.entries] == [1, 2], "its number is reused"
     assert queue.values() == [b"a", b"c"]
+    await producer.close()
+
+
+@virtual
+async def test_on_failure_stop_accepts_nothing_past_what_was_dropped() -> None:
+    stream = fake_stream(partitions=2)
+    stream.queues[0].next_upload(takes(0.1), fails_after(0.05, Denied("no")), takes(0.1))
+    producer = await opened(stream, on_failure="stop")
+    handles = []
+    for value in (b"a", b"b", b"c"):
+        handles.append(await producer.produce([value], partition=0))
+        await runtime.sleep(0.001)
+    first, refused, third = handles
+    with pytest.raises(Denied):
+        await refused
+    with pytest.raises(Unavailable, match="records before these were dropped"):
+        await third
+    with pytest.raises(Refused, match="open it again and go on after what was accepted"):
+        await producer.produce([b"d"], partition=1)
+    assert (await first).sequence == 0
+    assert stream.queues[0].values() == [b"a"]
     await producer.close()
 
 

@@ -7,6 +7,7 @@
 | `buffer_bytes` | `buffer.memory` | 64 MiB |
 | `buffer_calls` | | 1,048,576 |
 | `on_full` | | `wait`; or `fail` |
+| `on_failure` | | `continue`; or `stop`, as a producer with a `producer_id` always does |
 | `max_block_ms` | `max.block.ms` | 60,000; None waits without end |
 | `max_in_flight` | `max.in.flight.requests.per.connection` | 8 uploads |
 | `compression` | `compression.type` | the stream's |
@@ -43,6 +44,7 @@ KAFKA_NAMES: Final = {
     "delivery.timeout.ms": "delivery_timeout_ms",
 }
 _ON_FULL: Final = ("wait", "fail")
+_ON_FAILURE: Final = ("continue", "stop")
 _PARTITIONERS: Final = ("key", "round_robin")
 # What a batch may hold beside its records is within the mebibyte that its own limit leaves.
 _BATCH_BYTES_MAX: Final = limits.BATCH_MAX_BYTES - limits.MIB
@@ -66,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     buffer_bytes: int = BUFFER_BYTES
     buffer_calls: int = BUFFER_CALLS
     on_full: str = "wait"
+    on_failure: str = "continue"
+    """Whether records are still accepted that come after what was dropped, in its partition."""
     max_block_ms: int | None = MAX_BLOCK_MS
     max_in_flight: int = MAX_IN_FLIGHT
     partitioner: str = "key"
@@ -84,6 +88,7 @@ def settings_for(stream: Stream, given: Mapping[str, Any]) -> Settings:
         if name in chosen:
             chosen[name] = _number(name, chosen[name])
     _one_of("on_full", chosen.get("on_full", "wait"), _ON_FULL)
+    _one_of("on_failure", chosen.get("on_failure", "continue"), _ON_FAILURE)
     _one_of("partitioner", chosen.get("partitioner", "key"), _PARTITIONERS)
     chosen["compression"] = _compression(chosen["compression"])
     if stream.config.format == "v1" and chosen["compression"] is Compression.LZ4:

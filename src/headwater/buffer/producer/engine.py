@@ -89,7 +89,7 @@ class Engine:
             defaults_for(stream.name),
             schema_version=stream.schema_version,
             packs_calls=self._is_v1,
-            resumable=resumable and not self._is_v1,
+            stops_at_loss=(resumable and not self._is_v1) or settings.on_failure == "stop",
         )
         self.lanes = [
             Lane(partition, appender, resumed, carrier)
@@ -319,10 +319,11 @@ class Engine:
 
     def break_off(self, cause: BaseException) -> None:
         """Take nothing more; what was taken before the hole is seen through."""
+        again = f"under its id, {self.producer_id!r}, and go on from `resumed`"
+        cure = again if self._resumable else "and go on after what was accepted"
         self.accumulator.refuse(
             Refused(
-                f"the producer {self.producer_id!r} stopped where records were dropped: open it "
-                f"again under its id, and go on from `resumed`. {cause}"
+                f"the producer stopped where records were dropped: open it again {cure}. {cause}"
             )
         )
         self.accumulator.seal_all()

@@ -12,8 +12,8 @@ Always holds:
   `OutcomeUnknown` when their time is up; the lane goes on with it all the same, unless the queue
   says that nothing can tell any more (`Unsettled`): then it is left out;
 - a draft that was never attempted can be dropped, and leaves no gap;
-- of a producer that can be resumed, nothing is accepted that comes after what was dropped: its
-  successor goes on after the last accepted batch, and would pass over the hole.
+- of a producer that can be resumed, or that is to stop at a failure, nothing is accepted that comes
+  after what was dropped: whoever goes on after the last accepted batch would pass over the hole.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Carrier:
         *,
         schema_version: int,
         packs_calls: bool,
-        resumable: bool,
+        stops_at_loss: bool,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
@@ -100,7 +100,7 @@ class Carrier:
         self.defaults = defaults
         self.schema_version = schema_version
         self.packs_calls = packs_calls
-        self.resumable = resumable
+        self.stops_at_loss = stops_at_loss
         self.slots = asyncio.Semaphore(settings.max_in_flight)
 
 
@@ -359,7 +359,7 @@ class Lane:
         place = self._flights.index(flight)
         self._flights.remove(flight)
         self._fail(flight, error)
-        if self._carrier.resumable:
+        if self._carrier.stops_at_loss:
             self._break_off(place, error)
         self._append_soon()
 
@@ -367,8 +367,8 @@ class Lane:
         """Leave out everything from this place on: none of it was attempted either."""
         if self._broken is None:
             self._broken = Unavailable(
-                "not accepted, and dropped: records before these were dropped, and a successor "
-                f"would resume past them. Open the producer again and go on from there. {error}"
+                "not accepted, and dropped: records before these were dropped. Open the producer "
+                f"again and go on after what was accepted. {error}"
             )
             self._broken.__cause__ = error
         behind = [self._flights.pop() for _ in range(len(self._flights) - place)]
