@@ -88,7 +88,6 @@ class Carrier:
         desk: Desk,
         defaults: Mapping[str, pa.Scalar],
         *,
-        schema_version: int,
         packs_calls: bool,
         resumable: bool,
     ) -> None:
@@ -96,7 +95,6 @@ class Carrier:
         self.metrics = metrics
         self.desk = desk
         self.defaults = defaults
-        self.schema_version = schema_version
         self.packs_calls = packs_calls
         self.resumable = resumable
         self.slots = asyncio.Semaphore(settings.max_in_flight)
@@ -286,7 +284,7 @@ class Lane:
             min_ms=low_ms,
             max_ms=high_ms,
             metadata=flight.metadata,
-            schema_version=self._carrier.schema_version,
+            schema_version=draft.schema_version,
             inline=flight.inline,
             calls=flight.packed,
         )
