@@ -133,7 +133,9 @@ def _pieces(
         return produce_input.value_pieces(files, encoded, interrupt)
     if kind == "json":
         alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
-        return _row_pieces(files, JsonRows(stream.schema, alter=alter), interrupt, view)
+        is_declared = stream.schema is not None and not stream.config.is_inferred
+        rows = JsonRows(stream.schema, is_declared=is_declared, alter=alter)
+        return _row_pieces(files, rows, interrupt, view)
     return produce_input.column_pieces(kind, files, stream.schema, interrupt)
 
 

@@ -1,8 +1,7 @@
 """Lines of JSON as rows of typed columns.
 
-A stream that declares a schema says what the columns are. Without one, the first value that is not
-null decides the type of its column for the whole run: a stream whose batches disagree about a
-column cannot be read as one.
+The stream says what its columns are. Of a column that it does not have yet, the first value that is
+not null decides the type, as the stream will record it.
 
 Always holds: a value is sent as it is or refused. Arrow, told the type beforehand, makes 1 of 1.5,
 and of an object takes the fields that it knows.
@@ -18,23 +17,24 @@ import pyarrow as pa
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.exact import check_exact
 from headwater.buffer.records import RESERVED
+from headwater.buffer.widening import extended_type
 from headwater.cli.json_rows import bytes_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
 from headwater.core.errors import Refused
 
-_HINT: Final = ". Earlier lines decided the type; declare a schema if it is another: {alter}"
+_HINT: Final = ". Earlier records decided the type; declare another if all of them fit it: {alter}"
 
 
 class JsonRows:
     """Turns blocks of lines into tables of the same columns throughout."""
 
-    def __init__(self, declared: pa.Schema | None, *, alter: str) -> None:
-        """`alter` is the command that declares a schema."""
+    def __init__(self, schema: pa.Schema | None, *, is_declared: bool, alter: str) -> None:
+        """`schema` is the stream's; `alter` is the command that declares one."""
         self._alter = alter
         self._hint = _HINT.format(alter=alter)
-        self._is_declared = declared is not None
+        self._is_declared = is_declared
         self._left_out: set[str] = set()
-        self._types = {} if declared is None else {field.name: field.type for field in declared}
+        self._types = {} if schema is None else {field.name: field.type for field in schema}
 
     @property
     def left_out(self) -> str:
@@ -127,6 +127,8 @@ class JsonRows:
         if pa.types.is_null(found.type):
             return pa.nulls(len(values), self._types.get(name, pa.null()))
         kind = self._types.setdefault(name, found.type)
+        if not self._is_declared:
+            kind = self._types[name] = extended_type(kind, found.type)
         if found.type == kind:
             return found
         hint = "" if self._is_declared else self._hint

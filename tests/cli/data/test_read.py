@@ -107,11 +107,13 @@ def test_a_parquet_file_that_an_error_cut_short_is_left_without_its_end(
 ) -> None:
     complaints: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda told: complaints.append(told.exc_value))
-    invoke("produce", url, "events", file('{"id":1}\n'), "--json")
-    invoke("produce", url, "events", file("opaque\n"))
+    for rows in ('{"id":1}\n', f'{{"id":2,"text":"{"x" * 40_000}"}}\n'):
+        invoke("produce", url, "events", file(rows), "--json")
+    for batch in (tmp_path / "store").rglob("batches/*"):
+        batch.unlink()
     done = invoke("read", url, "events", "--format=parquet", "-o", str(tmp_path / "out"))
     assert done.exit_code == 2
-    assert "two shapes" in done.stderr
+    assert "batch 1" in done.stderr
     with pytest.raises(pa.ArrowInvalid):
         pq.read_table(tmp_path / "out")
     del done

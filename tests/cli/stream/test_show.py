@@ -103,7 +103,7 @@ def test_describe_says_what_a_stream_is_and_how_it_stands(
     asyncio.run(consume())
     out = done(invoke("stream", "describe", url, "orders"))
     rows = [line.split() for line in out.splitlines()]
-    assert ["id", "int64", "not", "null", "version", "1"] in rows
+    assert ["id", "int64", "not", "null", "declared", "version", "1"] in rows
     assert ["0", "0", "0", "0", "B", "0", "1", "0", "nobody", "yet"] in rows
     assert ["1", "0", "0", "0", "B", "0", "1", "1", "reports"] in rows
     found = json.loads(done(invoke("stream", "describe", url, "orders", "--json")))

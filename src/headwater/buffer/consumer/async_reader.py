@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -265,7 +264,7 @@ async def _opened(
     try:
         for number in _partitions(stream, partition):
             parts.append(await _part(stream, number, start, end, options))
-        chosen = await _columns(stream, parts, columns)
+        chosen = Columns(stream.schema, columns, version=stream.schema_version)
     except BaseException:
         for part in parts:
             await part.close()
@@ -319,21 +318,3 @@ async def _part(
         end_lsn=end_lsn,
         options=options,
     )
-
-
-async def _columns(
-    stream: Stream, parts: list[PartitionReading], chosen: Sequence[str] | None
-) -> Columns:
-    """The declared schema; without one, the shape of the first batch there is."""
-    if stream.schema is not None:
-        return Columns(stream.schema, chosen, may_grow=True)
-    declare = ""
-    if stream.config.format != "v1":
-        url = shlex.quote(stream.store.url)
-        declare = f"headwater stream alter {url} {stream.name} --schema FILE"
-    for part in parts:
-        batch = await part.peek()
-        if batch is not None and len(batch):
-            typed = [f for f in batch.records.schema if not f.name.startswith("_")]
-            return Columns(pa.schema(typed) if typed else None, chosen, declare=declare)
-    return Columns(None, chosen, declare=declare)

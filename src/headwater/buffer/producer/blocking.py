@@ -10,14 +10,14 @@ all blocking fronts of the process share.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
 from headwater.buffer.producer.about import AboutProducer
-from headwater.buffer.producer.engine import Engine
+from headwater.buffer.producer.engine import Engine, Unrecorded
 from headwater.buffer.producer.handle import Acceptance, Handle
 from headwater.buffer.producer.parcel import (
     Entries,
@@ -141,7 +141,9 @@ class BlockingProducer(AboutProducer):
                         self._portal.post(self._accumulator.pump)
                     return handle  # type: ignore[return-value]
         extras = Extras(keys, headers, timestamps, operations)
-        return self._keep(self._engine.valued(entries, metadata, extras, partition), entries)
+        return self._keep(
+            lambda: self._engine.valued(entries, metadata, extras, partition), entries
+        )
 
     def produce_arrow(
         self,
@@ -151,7 +153,7 @@ class BlockingProducer(AboutProducer):
         partition: int | None = None,
     ) -> BlockingHandle:
         """Send typed columns, as `Producer.produce_arrow` does."""
-        return self._keep(self._engine.typed(data, metadata, partition), data)
+        return self._keep(lambda: self._engine.typed(data, metadata, partition), data)
 
     def produce_rows(
         self,
@@ -162,7 +164,7 @@ class BlockingProducer(AboutProducer):
     ) -> BlockingHandle:
         """Send rows of typed columns, as dicts, as `Producer.produce_rows` does."""
         listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
-        return self._keep(self._engine.dicts(listed, metadata, partition), listed)
+        return self._keep(lambda: self._engine.dicts(listed, metadata, partition), listed)
 
     def flush(self) -> None:
         """Send what was gathered and wait until everything produced so far is accepted."""
@@ -182,9 +184,15 @@ class BlockingProducer(AboutProducer):
                 if owned is not None:
                     self._portal.call(owned.close())
 
-    def _keep(self, parcel: Parcel, entries: Any) -> BlockingHandle:
+    def _keep(self, check: Callable[[], Parcel], entries: Any) -> BlockingHandle:
         # Here and not over there: the loop is to upload, not to hash the keys of every thread.
         accumulator = self._accumulator
+        parcel = None
+        while parcel is None:
+            try:
+                parcel = check()
+            except Unrecorded as unrecorded:
+                self._portal.call(self._engine.record(unrecorded))
         handle = accumulator.take(accumulator.arrange(parcel), self._wall_ms())
         if handle is None:
             handle = self._portal.call(self._engine.keep(parcel, entries))

@@ -90,7 +90,6 @@ class Carrier:
         desk: Desk,
         defaults: Mapping[str, pa.Scalar],
         *,
-        schema_version: int,
         packs_calls: bool,
         stops_at_loss: bool,
     ) -> None:
@@ -98,7 +97,6 @@ class Carrier:
         self.metrics = metrics
         self.desk = desk
         self.defaults = defaults
-        self.schema_version = schema_version
         self.packs_calls = packs_calls
         self.stops_at_loss = stops_at_loss
         self.slots = asyncio.Semaphore(settings.max_in_flight)
@@ -288,7 +286,7 @@ class Lane:
             size_bytes=flight.size_bytes,
             **flight.times._asdict(),
             metadata=flight.metadata,
-            schema_version=self._carrier.schema_version,
+            schema_version=draft.schema_version,
             inline=flight.inline,
             calls=flight.packed,
         )

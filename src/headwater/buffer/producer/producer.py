@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.buffer.producer.about import AboutProducer
-from headwater.buffer.producer.engine import INLINE_ARRANGE_BYTES, Engine
+from headwater.buffer.producer.engine import INLINE_ARRANGE_BYTES, Engine, Unrecorded
 from headwater.buffer.producer.handle import Handle
 from headwater.buffer.producer.parcel import (
     Entries,
@@ -125,8 +125,9 @@ class Producer(AboutProducer):
                         accumulator.pump()
                     return handle
         extras = Extras(keys, headers, timestamps, operations)
-        parcel = self._engine.valued(entries, metadata, extras, partition)
-        return await self._engine.keep(parcel, entries)
+        engine = self._engine
+        parcel = await engine.settled(lambda: engine.valued(entries, metadata, extras, partition))
+        return await engine.keep(parcel, entries)
 
     async def produce_arrow(
         self,
@@ -137,11 +138,17 @@ class Producer(AboutProducer):
     ) -> Handle:
         """Send typed columns; `_key`, `_headers`, `_timestamp`, `_operation`, … are reserved."""
         await runtime.sleep(0)
-        if getattr(data, "nbytes", 0) > INLINE_ARRANGE_BYTES and self._engine.takes_time(data):
-            parcel = await runtime.run_blocking(self._engine.typed, data, metadata, partition)
-        else:
-            parcel = self._engine.typed(data, metadata, partition)
-        return await self._engine.keep(parcel, data)
+        engine = self._engine
+        while True:
+            try:
+                if getattr(data, "nbytes", 0) > INLINE_ARRANGE_BYTES and engine.takes_time(data):
+                    parcel = await runtime.run_blocking(engine.typed, data, metadata, partition)
+                else:
+                    parcel = engine.typed(data, metadata, partition)
+            except Unrecorded as unrecorded:
+                await engine.record(unrecorded)
+            else:
+                return await engine.keep(parcel, data)
 
     async def produce_rows(
         self,
@@ -153,7 +160,9 @@ class Producer(AboutProducer):
         """Send rows of typed columns, as dicts; reserved names as in `produce_arrow`."""
         await runtime.sleep(0)
         listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
-        return await self._engine.keep(self._engine.dicts(listed, metadata, partition), listed)
+        engine = self._engine
+        parcel = await engine.settled(lambda: engine.dicts(listed, metadata, partition))
+        return await engine.keep(parcel, listed)
 
     async def flush(self) -> None:
         """Send what was gathered and wait until everything produced so far is accepted.

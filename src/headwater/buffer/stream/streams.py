@@ -26,7 +26,7 @@ from headwater.buffer.stream.changes import (
     check_agrees,
     check_alterable,
     check_cleaned,
-    next_schemas,
+    declaring,
 )
 from headwater.buffer.stream.config import StreamConfig, changed, new_stream_id
 from headwater.buffer.stream.handle import Stream
@@ -62,7 +62,9 @@ async def create_stream(
     declared = None if schema is None else declared_schema(schema)
     created_ms = runtime.wall_ms()
     if declared is not None:
-        given["schemas"] = [schema_version(1, declared, added_ms=created_ms)]
+        given |= {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=created_ms)]}
+    elif given.get("format") == "v1":
+        given["shape"] = "opaque"
     fresh = changed(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), given)
 
     def create(now: StreamConfig | None) -> StreamConfig:
@@ -139,7 +141,7 @@ async def alter_stream(
         check_alterable(now, given)
         if declared is None:
             return changed(now, given)
-        return changed(now, {**given, "schemas": next_schemas(now, declared, added_ms)})
+        return changed(now, {**given, **declaring(now, declared, added_ms)})
 
     async with visiting(source) as store:
         register = StreamRegister(store, name)

@@ -5,7 +5,8 @@ and not sealed there is never more than GATHERED_BATCHES times that, however man
 are. Sealed batches are encoded on threads and uploaded beside the caller, IN_FLIGHT at a time;
 `add` waits for room. Nobody sees an upload before its transaction commits.
 
-Always holds: the hold is taken before the first upload has its id, and every id is above it.
+Always holds: the hold is taken before the first upload has its id, and every id is above it; what
+is uploaded fits what the stream's register says that it carries.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ IN_FLIGHT: Final = 3
 
 class _Gathered(msgspec.Struct):
     pieces: list[pa.RecordBatch]
+    schema_version: int
     size_bytes: int = 0
     rows: int = 0
 
@@ -75,8 +77,9 @@ class Uploader:
         """How many batches were sealed so far."""
 
     async def add(self, partition: int, records: pa.RecordBatch) -> None:
-        """Take records for one partition, in the form in which the stream carries them."""
+        """Take records for one partition; `Refused` if they do not fit what the stream carries."""
         self._raise_failure()
+        records = await self._fitted(records)
         check_sizes(records)
         for piece in split(records, self._batch_bytes):
             await self._add(partition, piece)
@@ -106,6 +109,16 @@ class Uploader:
         if self._flights:
             await asyncio.wait(self._flights)
 
+    async def _fitted(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records as the stream carries them. That it does is recorded before any upload."""
+        try:
+            return self._stream.fit(records)
+        except Refused:
+            known, self._stream = self._stream, await self._stream.recording(records.schema)
+            if self._stream.config == known.config:
+                raise
+            return self._stream.fit(records)
+
     async def _add(self, partition: int, piece: pa.RecordBatch) -> None:
         gathered = self._gathered.get(partition)
         if gathered is not None and (
@@ -116,7 +129,8 @@ class Uploader:
             await self._seal(partition)
             gathered = None
         if gathered is None:
-            gathered = self._gathered[partition] = _Gathered([])
+            version = self._stream.schema_version
+            gathered = self._gathered[partition] = _Gathered([], version)
         gathered.pieces.append(piece)
         gathered.size_bytes += piece.nbytes
         gathered.rows += piece.num_rows
@@ -156,7 +170,7 @@ class Uploader:
         )
         await door.upload(batch_id, data)
         self._uploads[partition][place] = Upload(
-            batch_id, gathered.rows, len(data), *times, self._stream.schema_version
+            batch_id, gathered.rows, len(data), *times, gathered.schema_version
         )
 
     def _encode(

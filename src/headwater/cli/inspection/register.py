@@ -216,7 +216,9 @@ def _stream(report: Report, config: StreamConfig, _: int) -> None:
         "compression": config.compression,
         "consumer": config.consumer,
         "acknowledged_records_stay": retention_words(config),
+        "records_carry": config.shape,
         "schema_version": schema.version if schema else None,
+        "schema_origin": schema.origin if schema else None,
         "format_to_read": config.reader_version,
         "format_to_write": config.writer_version,
     }

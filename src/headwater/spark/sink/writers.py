@@ -33,7 +33,13 @@ from headwater.spark.options import WriteOptions
 from headwater.spark.plain_errors import plain
 from headwater.spark.sink import kept
 from headwater.spark.sink.columns import Columns
-from headwater.spark.sink.task import Written, open_target, task_context, write_task
+from headwater.spark.sink.task import (
+    Written,
+    open_target,
+    prepare_target,
+    task_context,
+    write_task,
+)
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -50,6 +56,8 @@ class BatchWriter(DataSourceArrowWriter):
         _check(options, overwrite=overwrite)
         self._options = options
         self._columns = Columns(schema)
+        self._schema = schema
+        prepare_target(options, self._columns, schema)
         token = runtime.new_token().hex()
         if options.txn_app_id is None or options.txn_version is None:
             self._attempt = Attempt.of_job(token)
@@ -59,7 +67,7 @@ class BatchWriter(DataSourceArrowWriter):
     @plain
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload what a task is given."""
-        return write_task(self._options, self._columns, self._attempt, iterator)
+        return write_task(self._options, self._columns, self._schema, self._attempt, iterator)
 
     @plain
     def commit(self, messages: Messages) -> None:
@@ -79,12 +87,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _check(options, overwrite=overwrite)
         self._options = options
         self._columns = Columns(schema)
+        self._schema = schema
+        prepare_target(options, self._columns, schema)
         self._token = runtime.new_token().hex()
 
     @plain
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload what a task is given."""
-        return write_task(self._options, self._columns, self._task_attempt(), iterator)
+        return write_task(
+            self._options, self._columns, self._schema, self._task_attempt(), iterator
+        )
 
     @plain
     def commit(self, messages: Messages, batchId: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -32,11 +31,11 @@ class Executor:
         names = {*KAFKA, *EXTRA, *ON_REQUEST}
         if shape is None:
             self._is_typed = not names.issuperset(schema.fieldNames())
-            self._shows_all, self._may_grow = False, True
+            self._shows_all = False
         else:
             self._is_typed = bool(shape.typed)
             self._shows_all = options.columns is None
-            self._may_grow = shape.is_declared
+        self._versions = {} if shape is None else dict(shape.versions)
 
     @plain
     def read(self, partition: SlicePartition) -> Iterator[pa.RecordBatch]:
@@ -49,8 +48,7 @@ class Executor:
             partition=partition.partition,
             is_typed=self._is_typed,
             shows_all=self._shows_all,
-            may_grow=self._may_grow,
-            declare="" if self._may_grow else _declaring(stream),
+            version=self._versions.get(partition.stream, 0),
         )
         reading = SliceReading(
             stream,
@@ -65,9 +63,3 @@ class Executor:
                 yield from rows.of(pieces)
         finally:
             outside.call(reading.close())
-
-
-def _declaring(stream: Stream) -> str:
-    if stream.config.format == "v1":
-        return ""  # it carries opaque values alone
-    return f"headwater stream alter {shlex.quote(stream.store.url)} {stream.name} --schema FILE"

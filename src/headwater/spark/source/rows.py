@@ -45,13 +45,10 @@ class Rows:
         partition: int,
         is_typed: bool,
         shows_all: bool,
-        may_grow: bool,
-        declare: str = "",
+        version: int,
     ) -> None:
-        """`shows_all`: no value may be missing from these columns; `may_grow`: but new ones.
-
-        `declare`: of a stream without a schema, the command that declares one.
-        """
+        """`shows_all`: no value may be missing from these columns, but those of a later `version`
+        of the stream's schema."""
         self._schema = schema
         self._stream = stream
         self._partition = partition
@@ -66,9 +63,8 @@ class Rows:
             self._carried = Columns(
                 typed if len(typed) else None,
                 self._carried_names or [TIMESTAMP],
-                may_grow=may_grow,
+                version=version,
                 shows_all=shows_all,
-                declare=declare,
             )
 
     def of(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
