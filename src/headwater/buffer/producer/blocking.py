@@ -184,15 +184,21 @@ class BlockingProducer(AboutProducer):
                 if owned is not None:
                     self._portal.call(owned.close())
 
-    def _keep(self, check: Callable[[], Parcel], entries: Any) -> BlockingHandle:
+    def fit(self, data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
+        """Records as the stream carries them, after it says that it does. Sends none of them."""
+        return self._settled(lambda: self._engine.typed(data, None, None)).batches
+
+    def _settled(self, check: Callable[[], Parcel]) -> Parcel:
         # Here and not over there: the loop is to upload, not to hash the keys of every thread.
-        accumulator = self._accumulator
-        parcel = None
-        while parcel is None:
+        while True:
             try:
-                parcel = check()
+                return check()
             except Unrecorded as unrecorded:
                 self._portal.call(self._engine.record(unrecorded))
+
+    def _keep(self, check: Callable[[], Parcel], entries: Any) -> BlockingHandle:
+        accumulator = self._accumulator
+        parcel = self._settled(check)
         handle = accumulator.take(accumulator.arrange(parcel), self._wall_ms())
         if handle is None:
             handle = self._portal.call(self._engine.keep(parcel, entries))
