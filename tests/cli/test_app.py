@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from headwater.cli.advice import ADVICE, advice_for, command
 from headwater.cli.app import app
 from headwater.core import errors
 from headwater.store.backend import Unreachable
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, Run
 
 
 def test_help_names_every_command(invoke: Invoke) -> None:
@@ -141,3 +143,47 @@ def test_a_short_option_means_the_same_everywhere() -> None:
     look(typer.main.get_command(app))
     assert meant["-o"] == {"--output"}
     assert all(len(names) == 1 for names in meant.values()), meant
+
+
+def test_help_shows_brackets(invoke: Invoke) -> None:
+    for words in (("tier", "list"), ("stream", "delete"), ("inspect", "event")):
+        shown = "".join(invoke(*words, "--help", COLUMNS="200").stdout.split())
+        assert "headwater[kafka]" in shown, words
+
+
+def test_the_version_and_the_help_have_the_usual_options(invoke: Invoke) -> None:
+    assert re.fullmatch(r"headwater [0-9.a-z]+\n", invoke("--version").stdout)
+    for words in ((), ("read",), ("store", "ls")):
+        assert invoke(*words, "-h").stdout == invoke(*words, "--help").stdout
+    found = json.loads(invoke("version", "--json").stdout)
+    assert list(found) == ["headwater", "obstore", "pyarrow", "pyspark", "python", "platform"]
+    assert f"headwater {found['headwater']}\n" == invoke("--version").stdout
+
+
+def test_shells_can_complete_commands(headwater_command: Run) -> None:
+    asked = {"_HEADWATER_COMPLETE": "complete_bash", "COMP_WORDS": "headwater st"}
+    done = headwater_command(**asked, COMP_CWORD="1")
+    assert done.stdout.split() == [b"store", b"stream"]
+
+
+def test_the_address_may_come_from_the_environment(invoke: Invoke, tmp_path: Path) -> None:
+    here, there = f"file://{tmp_path}/here", f"file://{tmp_path}/there"
+
+    def ran(*arguments: str) -> str:
+        done = invoke(*arguments, HEADWATER_URL=here)
+        assert done.exit_code == 0, done.output
+        return str(done.stdout)
+
+    (tmp_path / "lines").write_text("one\n")
+    ran("stream", "create", "events", "--partitions=2")
+    ran("produce", "--partition", "1", "events", str(tmp_path / "lines"))
+    assert ran("read", "--format", "lines", "events") == "one\n"
+    assert ran("store", "ls", "streams") == ran("store", "ls", here, "streams")
+    assert json.loads(ran("lag", "events", "--json"))["total"]["records"] == 1
+    assert "events" in ran("stream", "list")
+    # One that is given is the one that is meant.
+    other = invoke("read", there, "events", HEADWATER_URL=here)
+    assert (other.exit_code, "there is no stream 'events'" in other.stderr) == (2, True)
+    for wrong in (("read",), ("read", "a", "b", "c"), ("read", "--no-such", "events")):
+        assert invoke(*wrong, HEADWATER_URL=here).exit_code == 2
+    assert "Missing argument" in invoke("read", "events", HEADWATER_URL="").stderr

@@ -22,6 +22,8 @@ EXIT_COULD_NOT_RUN: Final = 2
 EXIT_PIPE_CLOSED: Final = 141
 """As the shell has it for a program that SIGPIPE ended: no verdict of any kind."""
 DEBUG: Final = "HEADWATER_DEBUG"
+ADDRESS: Final = "HEADWATER_URL"
+"""The environment's address of the store, for commands that are given none."""
 
 ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Throttled: "Nothing was changed. Wait a little, and ask for less at once.",
@@ -103,8 +105,29 @@ def show(error: errors.HeadwaterError) -> None:
         typer.echo(advice, err=True)
 
 
+def _with_address(command: Any, args: list[str], parent: Any) -> list[str]:
+    """Arguments of a command with the address of HEADWATER_URL first, where they have none.
+
+    Whatever is an address has `://` in it, and no name of a stream, key or file does that stands
+    where an address may.
+    """
+    url = os.environ.get(ADDRESS)
+    arguments = [param.name for param in command.params if param.param_type_name == "argument"]
+    if not url or arguments[:1] != ["url"]:
+        return args
+    # What is wrong with the arguments the command itself will say.
+    context = command.context_class(command, parent=parent, resilient_parsing=True)
+    found, _, _ = command.make_parser(context).parse_args(args=list(args))
+    return args if "://" in str(found.get("url")) else [url, *args]
+
+
 class HeadwaterGroup(TyperGroup):
     """Commands whose errors are shown and not thrown at the user."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that is meant, and what it is given."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found, rest if found is None else _with_address(found, rest, ctx)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error of Headwater's own becomes a message and a status."""

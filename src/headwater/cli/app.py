@@ -6,6 +6,7 @@ Commands import what they need when they run: `headwater --help` should answer a
 from __future__ import annotations
 
 import io
+import json
 import platform
 import sys
 
@@ -26,9 +27,8 @@ from headwater.cli.upkeep_commands import gc, lag
 app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="A log on object storage: no broker, no server in between.",
 )
 app.add_typer(store_app, name="store")
 app.add_typer(stream_app, name="stream")
@@ -38,6 +38,21 @@ app.add_typer(log_app, name="log")
 app.add_typer(tier_app, name="tier")
 for command in (produce, read, lag, gc, doctor):
     app.command()(command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headwater {_installed('headwater')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """A log on object storage: no broker, no server in between."""
 
 
 @app.command()
@@ -55,16 +70,25 @@ def demo(
 
 
 @app.command()
-def version() -> None:
+def version(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """What is installed here: worth adding to a report of a problem."""
+    found = {name: _installed(name) for name in ("headwater", "obstore", "pyarrow", "pyspark")}
+    if as_json:
+        here = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+        typer.echo(json.dumps(found | here))
+        return
+    for name, number in found.items():
+        typer.echo(f"{name:<10} {number or 'not installed'}")
+    typer.echo(f"{'python':<10} {platform.python_version()} on {platform.platform(terse=True)}")
+
+
+def _installed(name: str) -> str | None:
     from importlib import metadata
 
-    for name in ("headwater", "obstore", "pyarrow", "pyspark"):
-        try:
-            typer.echo(f"{name:<10} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            typer.echo(f"{name:<10} not installed")
-    typer.echo(f"{'python':<10} {platform.python_version()} on {platform.platform(terse=True)}")
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def run_app() -> None:

@@ -25,7 +25,8 @@ SERVERS = typer.Option(
     None,
     "--bootstrap-servers",
     metavar="HOST:PORT,…",
-    help="The tier's events are in a topic of these Kafka brokers; needs headwater[kafka].",
+    # Help is text with markup, in which a bare bracket begins a style.
+    help="The tier's events are in a topic of these Kafka brokers; needs headwater\\[kafka].",
 )
 TOPIC = typer.Option("__remote_log_metadata", "--topic", help="Which topic of theirs.")
 METADATA_PARTITIONS = typer.Option(

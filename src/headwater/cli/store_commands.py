@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -33,7 +34,10 @@ store_app = typer.Typer(
 # A person waits: an address that does not answer should say so within seconds.
 PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
 
-URL = typer.Argument(metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…")
+URL = typer.Argument(
+    metavar="URL",
+    help="file:///path, s3://bucket/prefix, gs://…, az://…; HEADWATER_URL where it is left out.",
+)
 OPTION = typer.Option(
     [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
 )
@@ -90,6 +94,7 @@ def check(
 def list_objects(
     url: str = URL,
     prefix: str = typer.Argument("", help="The folder to list; everything without it."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON object for each object."),
     option: list[str] = OPTION,
 ) -> None:
     """List objects: size in bytes, time, key; in the order of their keys.
@@ -101,8 +106,12 @@ def list_objects(
         count = size_bytes = 0
         async with open_with_options(url, option) as store:
             async for meta in store.list(prefix):
-                time = datetime.fromtimestamp(meta.modified_ms / 1000, UTC)
-                print(f"{meta.size_bytes:>13,}  {time:%Y-%m-%dT%H:%M:%SZ}  {meta.key}")
+                time = f"{datetime.fromtimestamp(meta.modified_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+                if as_json:
+                    found = {"key": meta.key, "size_bytes": meta.size_bytes, "modified": time}
+                    print(json.dumps(found, ensure_ascii=False))
+                else:
+                    print(f"{meta.size_bytes:>13,}  {time}  {meta.key}")
                 count, size_bytes = count + 1, size_bytes + meta.size_bytes
         return count, size_bytes
 
