@@ -69,7 +69,7 @@ def test_replica_slot_persists_and_reconnect_resumes_from_restart_lsn(tmp_path: 
     """On files, and of a leader that is not closed: what is there is copied while it runs."""
 
     async def open_leader(root: Path, epoch: int) -> tuple[Spool, PrimaryReplication]:
-        spool = Spool.open(root / "log")
+        spool = Spool.open(str(root / "log"))
         register = slot_register(open_store(f"file://{root}/store"))
         return spool, await PrimaryReplication.open(
             spool, register, leader_epoch=epoch, must_exist=epoch > 1

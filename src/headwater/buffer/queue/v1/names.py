@@ -22,6 +22,8 @@ from headwater.store.keys import check_key
 _SUFFIX: Final = ".batch"
 _SEGMENT: Final = re.compile(r"([0-9]{20})(?:-([0-9]{20})-([0-9a-f]{24}))?(?:-[0-9a-f]{32})?")
 _NO_RANK: Final = -1
+RANKS: Final = 1 << 96
+"""An epoch of 64 bits, and 32 bits for what one consumer gave up."""
 
 
 class SegmentName(NamedTuple):
