@@ -162,11 +162,6 @@ class ManifestObject:
         decoded = Found(manifest, found.version, _front(manifest))
         if self._lenient:
             self._check_order(decoded)
-        if manifest.entries and decoded.front + len(manifest.entries) != manifest.next_sequence:
-            raise Corrupt(
-                f"{self.key}: {len(manifest.entries):,} entries from sequence {decoded.front:,} "
-                f"on, and the next is {manifest.next_sequence:,}: entries were lost in between"
-            )
         if seen is not None:
             self._check_not_back(seen, _heights(decoded))
         self._see(decoded)
@@ -180,6 +175,12 @@ class ManifestObject:
                     f"{self.key}: the entry after sequence {found.front + number - 1:,} has "
                     f"{entry.sequence:,}: whoever reads leniently cannot tell which is meant"
                 )
+        end = found.front + len(found.manifest.entries)
+        if len(found.manifest.entries) and end != found.next_sequence:
+            raise Corrupt(
+                f"{self.key}: the entries end before sequence {end:,}, and the next is "
+                f"{found.next_sequence:,}: entries were lost in between"
+            )
 
     def _check_not_back(self, seen: tuple[int, int, int], now: tuple[int, int, int]) -> None:
         names = ("epoch", "next sequence", "first pending sequence")
