@@ -16,7 +16,7 @@ import pytest
 from headwater.buffer.consumer import ConsumedBatch, Consumer
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.v1_manifest import Manifest, decode_manifest
+from headwater.buffer.v1_manifest import Manifest, decode_manifest, encode_manifest
 from headwater.core.errors import Fenced, Refused
 from headwater.store import Store, Version, open_store
 from headwater.store.backend import Condition
@@ -467,5 +467,23 @@ def test_rust_s_gc_leaves_alone_what_headwater_keeps_beside_the_queue(rust: Rust
             rest = await rest_of(consumer)
             assert [batch.sequence for batch in rest] == [2, 3]
             assert [batch.first_lsn for batch in rest] == FIRST_LSNS[2:4]
+
+    on(rust, scenario)
+
+
+@pytest.mark.parametrize("last", [2**64 - 2, 2**64 - 1])
+def test_the_epoch_wraps_for_both_alike(rust: RustBuffer, last: int) -> None:
+    async def scenario(store: Store) -> None:
+        stream = await v1_stream(store, rust)
+        await produced_by_rust(rust)
+        wrapping = encode_manifest((await manifest_of(store, rust)).with_epoch(last))
+        await store.put(rust.manifest_key, wrapping)
+        async with rust.consumer() as theirs:
+            assert (await manifest_of(store, rust)).epoch == 0
+            await store.put(rust.manifest_key, wrapping)
+            async with consuming(stream) as ours:
+                assert ours.epoch == (await manifest_of(store, rust)).epoch == 0
+                assert len(await rest_of(ours)) == len(BATCHES)
+            assert len(await theirs.rest()) == len(BATCHES), "to the library it is the same epoch"
 
     on(rust, scenario)

@@ -115,6 +115,8 @@ V1_ATTEMPTS_AT_ONCE: Final = 16
 """Lost races in a row after each of which it is tried again without waiting."""
 V1_REMEMBERED: Final = 1024
 """How many entries back a location that comes again is recognised as the same batch."""
+V1_BATCH_ROWS_MAX: Final = BATCH_MAX_BYTES // 4
+"""Records of a batch that is counted: a length of four bytes each."""
 V1_TAKEN_MAX: Final = 262_144
 """Batches that another consumer took, across which what was acknowledged before stays readable."""
 V1_GIVEN_UP_MAX: Final = 1024

@@ -161,8 +161,9 @@ class V1Collector(Collector):
         """Delete one batch, if it is ours to delete."""
         # Never where another queue's batches may stand. And a batch that was appended twice goes
         # with the later entry.
-        if not batch.batch_id or batch.location in pending:
-            done.batches_left += not batch.batch_id and not batch.duplicate
+        is_own = self._names.is_own(batch.location)
+        if not is_own or batch.location in pending:
+            done.batches_left += not is_own and not batch.duplicate
             return
         try:
             await self._store.delete(batch.location)

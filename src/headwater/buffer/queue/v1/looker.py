@@ -64,6 +64,7 @@ class V1Looker(Looker):
             raise Refused(f"LSN {lsn}: they begin with 1")
         async with self._reader.lock:
             view, uncounted = await self._view(), None
+            lsn = view.side.used_from(lsn)
             if lsn >= view.side.lsn:
                 view, uncounted = await self._counted(view)
             side, ledger = view.side, self._reader.ledger
