@@ -59,7 +59,7 @@ class ToyReplica:
         self.name = name
         self.applied_lsn = 0
         self.durable_lsn = 0
-        self.session: int | None = None
+        self.session: str | None = None
         self.bootstraps = 0
 
     async def run(self) -> None:

@@ -54,7 +54,7 @@ async def test_a_pull_takes_as_much_as_it_asks_for() -> None:
         position = pulled.through_lsn
     for wrong in ({"max_records": 0}, {"max_bytes": 0}):
         with pytest.raises(Refused):
-            await one.service.pull("r1", 0, **wrong)
+            await one.service.pull("r1", 0, **wrong)  # type: ignore[arg-type]
     with pytest.raises(Refused):
         await one.service.pull("r1", -1)
 
@@ -104,7 +104,7 @@ async def test_the_first_pull_of_a_stranger_registers_it_where_it_is() -> None:
     assert lsns(pulled) == [5, 6, 7, 8, 9]
     assert one.slot("r1").restart_lsn == 4
     with pytest.raises(NotFound):
-        await one.service.pull("r2", 4, session=1)
+        await one.service.pull("r2", 4, session="1-x")
 
 
 @virtual
