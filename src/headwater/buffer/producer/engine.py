@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -30,8 +31,12 @@ from headwater.buffer.producer.pieces import defaults_for
 from headwater.buffer.queue.contract import Appender, Resumed
 from headwater.buffer.records import RESERVED, VALUE, without_untyped
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.config import StreamConfig
 from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletion
+from headwater.buffer.stream.recording import withdrawing
+from headwater.buffer.stream.register import StreamRegister
 from headwater.core import limits, runtime
+from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Conflict,
     HeadwaterError,
@@ -48,6 +53,8 @@ GOODBYE_S: Final = 5.0
 """For the goodbyes of all partitions together."""
 INLINE_ARRANGE_BYTES: Final = 256 * limits.KIB
 """Calls up to this size are checked and split where they are, larger ones on a thread."""
+REPLACING_S: Final = 30.0
+"""For whoever replaces a column's type while a producer's appends wait for how that comes out."""
 FAILURES_KEPT: Final = 64
 """Failed batches that nobody has heard of, for flush() and close() to tell."""
 
@@ -249,11 +256,7 @@ class Engine:
             is_same = (found.shape, found.schemas) == (before.shape, before.schemas)
             if is_same and unrecorded.refusal is not None:
                 raise unrecorded.refusal
-            # No other setting: this producer has as many lanes as it was opened with.
-            config = msgspec.structs.replace(before, shape=found.shape, schemas=found.schemas)
-            self.stream = self.stream.with_config(config)
-            if self.stream.is_opaque:
-                self.accumulator.open_short_way()
+            self._learn(found)
 
     def _check_partition(self, partition: int | None) -> None:
         count = self.stream.partitions
@@ -387,6 +390,45 @@ class Engine:
         if told is not error:
             told.__cause__ = error
         return told
+
+    async def learn_schema(self, floor: int) -> None:
+        """Learn the stream's schema, from this version on; wait for it, or withdraw it.
+
+        Whoever was to write it may have died. It can only do so while its number is free.
+        """
+        register = StreamRegister(self.stream.store, self.stream.name)
+        pauses = RetryPolicy(attempts=1 << 62, deadline_s=float("inf")).start()
+        until_s = self._clock.monotonic_s() + REPLACING_S
+        while self.stream.schema_version < floor:
+            try:
+                if self._clock.monotonic_s() < until_s:
+                    found = await register.read_live(writing=True)
+                else:
+                    withdraw = functools.partial(
+                        withdrawing, floor=floor, added_ms=self._clock.wall_ms()
+                    )
+                    found = await register.update_live(self.stream.id, withdraw)
+            except (Unavailable, OutcomeUnknown):
+                await pauses.pause()
+                continue
+            if found.id != self.stream.id:
+                raise NotFound(f"stream {self.stream.name!r} was deleted, and made again")
+            self._learn(found)
+            if self.stream.schema_version < floor:
+                await pauses.pause()
+
+    def refit(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        """Records that were fitted to an older schema, under the present one."""
+        stream = self.stream
+        return stream.refit(records), stream.schema_version
+
+    def _learn(self, found: StreamConfig) -> None:
+        # No other setting: this producer has as many lanes as it was opened with.
+        before = self.stream.config
+        config = msgspec.structs.replace(before, shape=found.shape, schemas=found.schemas)
+        self.stream = self.stream.with_config(config)
+        if self.stream.is_opaque:
+            self.accumulator.open_short_way()
 
     def stop(self, error: HeadwaterError) -> None:
         """Nothing of this producer will be accepted any more."""

@@ -152,7 +152,7 @@ class Uploader:
         self._gathered_bytes -= gathered.size_bytes
         self.sealed += 1
         if self._hold is None:
-            self._hold = await self._holder.take()
+            self._hold = await self._holder.take(gathered.schema_version)
             self._renewing = runtime.spawn(self._renew(), name="headwater-hold")
         await self._slots.acquire()
         places = self._uploads.setdefault(partition, [])
