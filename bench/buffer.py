@@ -7,6 +7,7 @@
   grouped appends bring, and what 1, 4, 16 and 64 producers on one partition cost each other;
 - what an append, a poll and a dequeue move at 10, 1,000 and 100,000 pending batches;
 - requests and their S3 price per million records, and a month of them;
+- requests per batch on the steady path, whatever the stream says of its columns;
 - memory while a producer outruns its store.
 
 Each section prints its goals beside what was measured. Times depend on the machine, and the disk
@@ -31,7 +32,7 @@ from bench._buffer_distance import contention, pipelining
 from bench._buffer_growth import growth
 from bench._buffer_local import Load, local
 from bench._buffer_memory import memory
-from bench._buffer_price import price
+from bench._buffer_price import price, steady
 from bench._findings import Section
 from bench._report import machine
 from headwater.core.limits import KIB, MIB
@@ -97,6 +98,7 @@ def sections(scale: Scale, root: Path) -> dict[str, Callable[[], list[Section]]]
         "contention": lambda: [contention(scale.flushes)],
         "growth": by_pending,
         "price": lambda: [price(scale.rates)],
+        "steady": lambda: [steady(scale.batches)],
         "memory": lambda: [memory(scale.memory_bytes)],
     }
 
