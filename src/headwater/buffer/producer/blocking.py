@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.buffer.producer.about import AboutProducer
-from headwater.buffer.producer.engine import Engine, Unrecorded
+from headwater.buffer.producer.engine import Engine
 from headwater.buffer.producer.handle import Acceptance, Handle
+from headwater.buffer.producer.known_stream import Unrecorded
 from headwater.buffer.producer.parcel import (
     Entries,
     Extras,
@@ -192,7 +193,7 @@ class BlockingProducer(AboutProducer):
             try:
                 parcel = check()
             except Unrecorded as unrecorded:
-                self._portal.call(self._engine.record(unrecorded))
+                self._portal.call(self._engine.known.record(unrecorded))
         handle = accumulator.take(accumulator.arrange(parcel), self._wall_ms())
         if handle is None:
             handle = self._portal.call(self._engine.keep(parcel, entries))

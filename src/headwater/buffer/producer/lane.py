@@ -28,6 +28,7 @@ import pyarrow as pa
 from headwater.buffer.batch import Batch
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.draft import Draft
+from headwater.buffer.producer.known_stream import KnownStream
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.queue.contract import (
     Appender,
@@ -73,12 +74,6 @@ class Desk(Protocol):
     async def explain(self, error: HeadwaterError) -> HeadwaterError:
         """The error, or what is behind it."""
 
-    async def learn_schema(self, floor: int) -> None:
-        """Learn the stream's schema, from this version on."""
-
-    def refit(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-        """The records under the schema that was learnt last, and its version."""
-
     def stop(self, error: HeadwaterError) -> None:
         """Nothing of this producer will be accepted any more."""
 
@@ -94,6 +89,7 @@ class Carrier:
         settings: Settings,
         metrics: ProducerMetrics,
         desk: Desk,
+        known: KnownStream,
         defaults: Mapping[str, pa.Scalar],
         *,
         packs_calls: bool,
@@ -102,6 +98,7 @@ class Carrier:
         self.settings = settings
         self.metrics = metrics
         self.desk = desk
+        self.known = known
         self.defaults = defaults
         self.packs_calls = packs_calls
         self.resumable = resumable
@@ -230,7 +227,7 @@ class Lane:
             loose = self.appender.takes_loose and not is_older
             built = draft.build(flight.batch_id, self._carrier.defaults, loose=loose)
             if is_older:
-                records, draft.schema_version = self._carrier.desk.refit(built.records)
+                records, draft.schema_version = self._carrier.known.refit(built.records)
                 built = built._replace(records=records)
             flight.batch = built
         batch = flight.batch._replace(batch_id=flight.batch_id)
@@ -357,7 +354,7 @@ class Lane:
                 flight.is_ready, flight.batch, flight.cause = False, None, refusal
                 older.append(flight)
         try:
-            await carrier.desk.learn_schema(carrier.schema_floor)
+            await carrier.known.learn_schema(carrier.schema_floor)
         except HeadwaterError as error:
             carrier.desk.stop(await carrier.desk.explain(error))
             return
