@@ -8,6 +8,7 @@
 - what an append, a poll and a dequeue move at 10, 1,000 and 100,000 pending batches;
 - what finding a time takes among as many, against reading every entry;
 - requests and their S3 price per million records, and a month of them;
+- requests per batch on the steady path, whatever the stream says of its columns;
 - memory while a producer outruns its store.
 
 Each section prints its goals beside what was measured. Times depend on the machine, and the disk
@@ -32,7 +33,7 @@ from bench._buffer_distance import contention, pipelining
 from bench._buffer_growth import growth
 from bench._buffer_local import Load, local
 from bench._buffer_memory import memory
-from bench._buffer_price import price
+from bench._buffer_price import price, steady
 from bench._buffer_times import times
 from bench._findings import Section
 from bench._report import machine
@@ -100,6 +101,7 @@ def sections(scale: Scale, root: Path) -> dict[str, Callable[[], list[Section]]]
         "growth": by_pending,
         "times": lambda: [asyncio.run(times(scale.pending))],
         "price": lambda: [price(scale.rates)],
+        "steady": lambda: [steady(scale.batches)],
         "memory": lambda: [memory(scale.memory_bytes)],
     }
 

@@ -60,6 +60,7 @@ CHUNK = Chunk(
     batch_floor=BATCH,
     openings=3,
     recent_openings=(Owner("größe", "b" * 32), Owner("p", "a" * 32)),
+    schema_floor=2,
     owners=(Owner("p", "a" * 32), Owner("größe", "b" * 32)),
     entries=(
         ChunkEntry(0, b"\x01" * 16, 7, 4096, AT_MS, AT_MS + 5, None, None, 1, 2),

@@ -207,7 +207,7 @@ def show_changes(console: Console, before: StreamConfig, after: StreamConfig) ->
     changes = [
         (name, getattr(before, name), getattr(after, name))
         for name in StreamConfig.__struct_fields__
-        if name not in ("schemas", "shape", "partitions_ready")
+        if name not in ("schemas", "schema_floor", "shape", "partitions_ready")
         and getattr(before, name) != getattr(after, name)
     ]
     if not changes and before.schemas == after.schemas:

@@ -103,6 +103,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
         recent_openings=tuple(draw(st.lists(st.builds(Owner, st.text(), st.text()), max_size=4))),
         owners=owners,
         entries=tuple(entries),
+        schema_floor=draw(st.integers(0, 100)),
     )
 
 

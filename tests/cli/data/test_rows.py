@@ -54,6 +54,26 @@ def test_a_column_that_comes_later_is_null_before(invoke: Invoke, url: str, file
     assert invoke("read", url, "events").stdout == '{"a":1,"b":null}\n{"a":2,"b":"x"}\n'
 
 
+@pytest.mark.parametrize(
+    ("declared", "then"), [("double", ("1.0", "1.5")), ("decimal(5, 1)", ('"1.0"', '"1.5"'))]
+)
+def test_a_value_of_another_type_is_refused_until_the_advice_is_followed(
+    invoke: Invoke, url: str, file: File, declared: str, then: tuple[str, str]
+) -> None:
+    assert invoke("produce", url, "events", file('{"a":1}\n'), "--json").exit_code == 0
+    refused = invoke("produce", url, "events", file('{"a":1.5}\n'), "--json")
+    assert refused.exit_code == 2
+    advised = f"stream alter {url} events --schema FILE"
+    assert advised in refused.stderr
+    altered = invoke(*advised.replace("FILE", file(f'{{"a": "{declared}"}}')).split())
+    assert altered.exit_code == 0
+    assert f"a  {declared.replace('double', 'float64')}  declared" in " ".join(
+        altered.stdout.split()
+    ).replace(" ", "  ").replace(",  ", ", ")
+    assert invoke("produce", url, "events", file('{"a":1.5}\n'), "--json").exit_code == 0
+    assert invoke("read", url, "events").stdout == f'{{"a":{then[0]}}}\n{{"a":{then[1]}}}\n'
+
+
 def test_opaque_values_and_rows_do_not_meet_in_a_stream(
     invoke: Invoke, url: str, file: File
 ) -> None:

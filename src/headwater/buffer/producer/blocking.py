@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.buffer.producer.about import AboutProducer
-from headwater.buffer.producer.engine import Engine, Unrecorded
+from headwater.buffer.producer.engine import Engine
 from headwater.buffer.producer.handle import Acceptance, Handle
+from headwater.buffer.producer.known_stream import Unrecorded
 from headwater.buffer.producer.parcel import (
     Entries,
     Extras,
@@ -194,7 +195,7 @@ class BlockingProducer(AboutProducer):
             try:
                 return check()
             except Unrecorded as unrecorded:
-                self._portal.call(self._engine.record(unrecorded))
+                self._portal.call(self._engine.known.record(unrecorded))
 
     def _keep(self, check: Callable[[], Parcel], entries: Any) -> BlockingHandle:
         accumulator = self._accumulator

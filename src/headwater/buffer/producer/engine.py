@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from headwater.buffer.nulls import check_nulls
@@ -22,24 +21,24 @@ from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.draft import Draft
 from headwater.buffer.producer.given import is_whole_text
 from headwater.buffer.producer.handle import Handle
+from headwater.buffer.producer.known_stream import (
+    NOTHING,
+    OPAQUE,
+    KnownStream,
+    Unrecorded,
+    fit_parcel,
+)
 from headwater.buffer.producer.lane import Carrier, Lane
 from headwater.buffer.producer.line import BufferFull, Line
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.parcel import Entries, Extras, Parcel, typed, valued
 from headwater.buffer.producer.pieces import defaults_for
 from headwater.buffer.queue.contract import Appender, Resumed
-from headwater.buffer.records import RESERVED, VALUE, without_untyped
+from headwater.buffer.records import VALUE, without_untyped
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletion
 from headwater.core import limits, runtime
-from headwater.core.errors import (
-    Conflict,
-    HeadwaterError,
-    NotFound,
-    OutcomeUnknown,
-    Refused,
-    Unavailable,
-)
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
 from headwater.core.fork import tell_in_child
 
 PARTITIONS_AT_ONCE: Final = 32
@@ -50,23 +49,6 @@ INLINE_ARRANGE_BYTES: Final = 256 * limits.KIB
 """Calls up to this size are checked and split where they are, larger ones on a thread."""
 FAILURES_KEPT: Final = 64
 """Failed batches that nobody has heard of, for flush() and close() to tell."""
-
-
-OPAQUE: Final = pa.schema([(VALUE, RESERVED[VALUE])])
-NOTHING: Final = pa.schema([])
-"""Records of which nothing has to be recorded."""
-
-
-class Unrecorded(Exception):
-    """A call does not fit what is known of its stream, which may have changed, or may change."""
-
-    def __init__(self, stream: Stream, records: pa.Schema, refusal: Refused | None = None) -> None:
-        super().__init__(f"not recorded of {stream.name!r}: {', '.join(records.names)}")
-        self.stream = stream
-        """As the call found it."""
-        self.records = records
-        self.refusal = refusal
-        """What the caller hears, if the stream is still as the call found it."""
 
 
 class Engine:
@@ -83,7 +65,7 @@ class Engine:
         resumable: bool,
     ) -> None:
         """`resumable`: a successor under the id goes on after the last accepted batch."""
-        self.stream = stream
+        self.known = KnownStream(stream, self)
         self.producer_id = producer_id
         self.settings = settings
         self.metrics = ProducerMetrics([appender.counters for appender, _ in opened])
@@ -103,7 +85,6 @@ class Engine:
         self._doubted: dict[Draft, None] = {}
         """Told that their outcome is unknown, and still being tried."""
         self._closing = asyncio.Lock()
-        self._recording = asyncio.Lock()
         self._is_v1 = stream.config.format == "v1"
         self._resumable = resumable
         self._carried: pa.Schema | None = None
@@ -112,6 +93,7 @@ class Engine:
             settings,
             self.metrics,
             self,
+            self.known,
             defaults_for(stream.name),
             packs_calls=self._is_v1,
             stops_at_loss=(resumable and not self._is_v1) or settings.on_failure == "stop",
@@ -152,6 +134,20 @@ class Engine:
         resumable = producer_id is not None
         return cls(stream, chosen, settings, opened, handle_type, resumable=resumable)
 
+    @property
+    def stream(self) -> Stream:
+        """The stream, with the columns that this producer knows of."""
+        return self.known.stream
+
+    def found_opaque(self) -> None:
+        """The stream carries opaque values: small calls may take the short way."""
+        self.accumulator.open_short_way()
+
+    def check_open(self) -> None:
+        """Raise why nothing is taken any more, if nothing is."""
+        if self.accumulator.refusal is not None:
+            raise self.accumulator.refusal.with_traceback(None)
+
     # Checking: plain functions, for any thread. `Unrecorded`: the stream's register comes first.
 
     def valued(
@@ -166,7 +162,7 @@ class Engine:
         if parcel.rows and not stream.is_opaque:
             if stream.schema is None:
                 raise Unrecorded(stream, OPAQUE)
-            self._fit(parcel, stream)
+            fit_parcel(parcel, stream)
         return _checked(parcel)
 
     def typed(
@@ -188,17 +184,10 @@ class Engine:
         if not stream.config.schemas or stream.config.is_inferred:
             for batch in parcel.batches:
                 check_nulls(batch)
-        self._fit(parcel, stream)
+        fit_parcel(parcel, stream)
         if parcel.batches and parcel.batches[0].schema.equals(data.schema, check_metadata=True):
             self._carried = data.schema
         return _checked(parcel)
-
-    def _fit(self, parcel: Parcel, stream: Stream) -> None:
-        try:
-            parcel.batches = [stream.fit(batch) for batch in parcel.batches]
-        except Refused as refusal:
-            raise Unrecorded(stream, parcel.batches[0].schema, refusal) from refusal
-        parcel.schema_version = stream.schema_version
 
     def takes_time(self, data: Any) -> bool:
         """Whether `typed` looks at the values of a large call, or copies them."""
@@ -223,37 +212,7 @@ class Engine:
             try:
                 return check()
             except Unrecorded as unrecorded:
-                await self.record(unrecorded)
-
-    async def record(self, unrecorded: Unrecorded) -> None:
-        """Record what a call brings to the stream, and learn what others recorded.
-
-        Raises the refusal of the call, if nothing new was learnt either.
-        """
-        async with self._recording:
-            if self.accumulator.refusal is not None:
-                raise self.accumulator.refusal.with_traceback(None)
-            if self.stream is not unrecorded.stream:
-                return  # learnt meanwhile: the call is checked against that
-            before = self.stream.config
-            try:
-                found = (await self.stream.recording(unrecorded.records)).config
-            except Conflict as error:
-                raise await self.explain(NotFound(str(error))) from error
-            except (Unavailable, OutcomeUnknown) as error:
-                # Recorded or not, it says nothing of these records: the call can be repeated.
-                raise Unavailable(
-                    f"stream {self.stream.name!r}: what it carries could not be recorded, so "
-                    f"nothing of this call was kept; give it again ({error})"
-                ) from error
-            is_same = (found.shape, found.schemas) == (before.shape, before.schemas)
-            if is_same and unrecorded.refusal is not None:
-                raise unrecorded.refusal
-            # No other setting: this producer has as many lanes as it was opened with.
-            config = msgspec.structs.replace(before, shape=found.shape, schemas=found.schemas)
-            self.stream = self.stream.with_config(config)
-            if self.stream.is_opaque:
-                self.accumulator.open_short_way()
+                await self.known.record(unrecorded)
 
     def _check_partition(self, partition: int | None) -> None:
         count = self.stream.partitions

@@ -7,7 +7,8 @@ append begins goes with it.
 Always holds:
 
 - a producer sequence belongs to the first draft that was part of an append under it, for ever:
-  that append may have landed, whatever was answered. Such a draft is *attempted*; it stands at the
+  that append may have landed, whatever was answered, unless the queue says that it did not and
+  will not (`OlderSchema`). Such a draft is *attempted*; it stands at the
   front of the lane until it has landed, and nothing overtakes it. Its handles are told
   `OutcomeUnknown` when their time is up; the lane goes on with it all the same, unless the queue
   says that nothing can tell any more (`Unsettled`): then it is left out;
@@ -28,12 +29,14 @@ import pyarrow as pa
 from headwater.buffer.batch import Batch, Times
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.draft import Draft
+from headwater.buffer.producer.known_stream import KnownStream
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.queue.contract import (
     Appender,
     BelowFloor,
     Encoded,
     NewBatch,
+    OlderSchema,
     Placed,
     Resumed,
     Unsettled,
@@ -88,6 +91,7 @@ class Carrier:
         settings: Settings,
         metrics: ProducerMetrics,
         desk: Desk,
+        known: KnownStream,
         defaults: Mapping[str, pa.Scalar],
         *,
         packs_calls: bool,
@@ -96,9 +100,12 @@ class Carrier:
         self.settings = settings
         self.metrics = metrics
         self.desk = desk
+        self.known = known
         self.defaults = defaults
         self.packs_calls = packs_calls
         self.stops_at_loss = stops_at_loss
+        self.schema_floor = 0
+        """What was fitted to an older version of the schema is not appended any more."""
         self.slots = asyncio.Semaphore(settings.max_in_flight)
 
 
@@ -153,7 +160,7 @@ class Lane:
         self._flights: deque[_Flight] = deque()
         self._next_sequence = resumed.producer_sequence + 1
         """The producer sequence of the first in the lane."""
-        self._resume_metadata = resumed.metadata
+        self._resume_metadata = self._landed_metadata = resumed.metadata
         self._appending: asyncio.Task[None] | None = None
         self._stopped: HeadwaterError | None = None
         self._broken: HeadwaterError | None = None
@@ -215,11 +222,16 @@ class Lane:
             flight.packed = pack_calls(flight.batch.calls)
 
     def _encode(self, flight: _Flight) -> Encoded:
+        draft = flight.draft
         if flight.batch is None:
-            flight.batch = flight.draft.build(
-                flight.batch_id, self._carrier.defaults, loose=self.appender.takes_loose
-            )
-            flight.times = flight.batch.times()
+            is_older = 0 < draft.schema_version < self._carrier.schema_floor
+            loose = self.appender.takes_loose and not is_older
+            built = draft.build(flight.batch_id, self._carrier.defaults, loose=loose)
+            if is_older:
+                records, draft.schema_version = self._carrier.known.refit(built.records)
+                built = built._replace(records=records)
+            flight.batch = built
+            flight.times = built.times()
         batch = flight.batch._replace(batch_id=flight.batch_id)
         return self.appender.encode(batch, self._carrier.settings.compression)
 
@@ -252,6 +264,8 @@ class Lane:
                     self._send_again(group, error)
                 except Unsettled as error:
                     self._leave_out(group, error)
+                except OlderSchema as error:
+                    await self._fit_again(group, entries, error)
                 except (Fenced, Damaged, Bug, NotFound) as error:
                     self._carrier.desk.stop(await self._carrier.desk.explain(error))
                     return
@@ -303,6 +317,7 @@ class Lane:
             metrics.bytes_flushed += draft.size_bytes
             metrics.bytes_written += flight.size_bytes
             metrics.flush_duration_seconds.observe(now_s - draft.sealed_s)
+            self._landed_metadata = flight.metadata
             self._let_go(flight)
             draft.accept(place)
             carrier.desk.told(draft)
@@ -330,6 +345,37 @@ class Lane:
             self._next_sequence += 1
             rows = flight.draft.rows
             self._fail(flight, OutcomeUnknown(f"{rows} records may be accepted or not: {error}"))
+
+    async def _fit_again(
+        self, group: list[_Flight], entries: list[NewBatch], refusal: OlderSchema
+    ) -> None:
+        """Fit what was refused to the schema that has taken the place of its own.
+
+        What landed is told so. Nothing else did, nor will: it is as if it had not been attempted,
+        and what does not fit any more is dropped.
+        """
+        landed = [one for one in entries if one.producer_sequence <= refusal.landed]
+        if landed:
+            self._land(group[: len(landed)], await self.appender.append(landed))
+        self._resume_metadata = self._landed_metadata
+        carrier = self._carrier
+        carrier.schema_floor = max(carrier.schema_floor, refusal.floor)
+        older: list[_Flight] = []
+        for flight in self._flights:
+            flight.attempted = False
+            if flight.is_ready and 0 < flight.draft.schema_version < carrier.schema_floor:
+                flight.is_ready, flight.batch, flight.cause = False, None, refusal
+                older.append(flight)
+        try:
+            await carrier.known.learn_schema(carrier.schema_floor)
+        except HeadwaterError as error:
+            carrier.desk.stop(await carrier.desk.explain(error))
+            return
+        for flight in older:
+            if flight in self._flights:
+                flight.task = runtime.spawn(
+                    self._prepare(flight, flight.batch_id), name=f"upload-{self.partition}"
+                )
 
     # Giving up
 

@@ -21,8 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.buffer.producer.about import AboutProducer
-from headwater.buffer.producer.engine import INLINE_ARRANGE_BYTES, Engine, Unrecorded
+from headwater.buffer.producer.engine import INLINE_ARRANGE_BYTES, Engine
 from headwater.buffer.producer.handle import Handle
+from headwater.buffer.producer.known_stream import Unrecorded
 from headwater.buffer.producer.parcel import (
     Entries,
     Extras,
@@ -146,7 +147,7 @@ class Producer(AboutProducer):
                 else:
                     parcel = engine.typed(data, metadata, partition)
             except Unrecorded as unrecorded:
-                await engine.record(unrecorded)
+                await engine.known.record(unrecorded)
             else:
                 return await engine.keep(parcel, data)
 

@@ -46,6 +46,20 @@ class Unsettled(OutcomeUnknown):
         self.batch_ids = batch_ids
 
 
+class OlderSchema(Refused):
+    """A column's type was replaced: what was fitted to an older version of the schema is refused.
+
+    Everything through the producer sequence `landed` is in the queue. Nothing after it is, nor will
+    be: the sequences are free again.
+    """
+
+    def __init__(self, message: str, *, floor: int, landed: int) -> None:
+        super().__init__(message)
+        self.floor = floor
+        """The version of the schema from which on batches are appended."""
+        self.landed = landed
+
+
 class NewBatch(msgspec.Struct, frozen=True):
     """A batch on its way into the queue."""
 

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.schema import difference, evolved, schema_version
+from headwater.buffer.stream.schema import arrow_schema, difference, evolved, schema_version
 from headwater.core.errors import AlreadyExists, Refused
 
 
@@ -67,14 +67,16 @@ def declaring(now: StreamConfig, declared: pa.Schema, added_ms: int) -> dict[str
             f"stream {now.name!r} carries opaque values, for its life: declare the schema of "
             "another stream, and write columns to that one"
         )
+    number = now.next_schema_version
     if not now.schemas:
-        return {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=added_ms)]}
+        first = schema_version(number, declared, added_ms=added_ms)
+        return {"shape": "typed", "schemas": [first]}
     latest = now.schemas[-1]
     schema = evolved(now.name, latest, declared)
     if schema is None and not now.is_inferred:
         return {}
-    following = schema_version(latest.version + 1, schema or declared, added_ms=added_ms)
-    return {"schemas": [*now.schemas, following]}
+    schema = arrow_schema(latest) if schema is None else schema
+    return {"schemas": [*now.schemas, schema_version(number, schema, added_ms=added_ms)]}
 
 
 def tombstone(now: StreamConfig, *, deleted_ms: int) -> StreamConfig:

@@ -102,6 +102,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What records carry, for the stream's life; None until the first that carries anything."""
     schemas: list[SchemaVersion] = []
     """Of inferred ones that follow each other, the last."""
+    schema_floor: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Above the latest version while a column's type is being replaced: the version that says how
+    that came out."""
     v1_reading: V1Reading | msgspec.UnsetType = msgspec.UNSET
     """How a published v1 stream is read: strictly, unless it says lenient."""
 
@@ -124,6 +127,11 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     def is_inferred(self) -> bool:
         """Whether the columns were inferred: then producers add to them."""
         return bool(self.schemas) and self.schemas[-1].origin == "inferred"
+
+    @property
+    def next_schema_version(self) -> int:
+        """The number of the next schema, which no other has had nor will have."""
+        return max(self.schema_floor, self.schemas[-1].version if self.schemas else 0) + 1
 
     @property
     def is_live(self) -> bool:

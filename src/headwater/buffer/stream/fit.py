@@ -33,7 +33,7 @@ from headwater.buffer.records import (
 from headwater.buffer.stream.config import Origin
 from headwater.buffer.stream.schema import difference
 from headwater.buffer.type_text import field_text, type_text
-from headwater.buffer.widening import accepts, relaxed
+from headwater.buffer.widening import Inexact, accepts, exact_cast, relaxed
 from headwater.core.errors import Refused
 
 
@@ -42,6 +42,9 @@ class Fits(Protocol):
 
     def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """The records as the stream carries them; `Refused` shows where they do not fit."""
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Records that were fitted before, to an older version of what the stream carries."""
 
 
 class OpaqueFitting:
@@ -66,6 +69,10 @@ class OpaqueFitting:
                 f"of stream {self._stream!r} nothing is recorded yet: record what it is to carry "
                 "before that is written (Stream.recording)"
             )
+        return records
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records themselves: opaque values have no versions."""
         return records
 
 
@@ -95,6 +102,23 @@ class Fitting:
         for field in self._strict:
             self._check_nulls(records, field)
         return records
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records of an older version, each value as it is in the type of this one."""
+        reserved = [field for field in records.schema if field.name in RESERVED]
+        columns = [records.column(field.name) for field in reserved]
+        for field in self._typed:
+            if field.name not in records.schema.names:
+                columns.append(pa.nulls(records.num_rows, field.type))
+                continue
+            try:
+                columns.append(exact_cast(records.column(field.name), field.type))
+            except Inexact as error:
+                raise self._refused(
+                    f"column {field.name!r} was declared as {type_text(field.type)} while these "
+                    f"records were on their way, and they were not accepted: {error}"
+                ) from error
+        return pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
 
     def _arranged(self, records: pa.RecordBatch) -> pa.RecordBatch:
         records = _carried(records)

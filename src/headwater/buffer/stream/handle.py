@@ -142,6 +142,13 @@ class Stream:
         """
         return self._fitting.fit(records)
 
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Records that were fitted to an older version of the schema, under this one.
+
+        `Refused` if a value is none of the type that its column has now.
+        """
+        return self._fitting.refit(records)
+
     async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
         """The stream, once its register says that it carries records of this schema.
 

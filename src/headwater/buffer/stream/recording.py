@@ -53,6 +53,18 @@ def _versions(now: StreamConfig, merged: pa.Schema, added_ms: int) -> list[Schem
 
     One for each of ten thousand columns that came one by one would be no register any more.
     """
-    number = now.schemas[-1].version + 1 if now.schemas else 1
-    latest = schema_version(number, merged, added_ms=added_ms, origin="inferred")
-    return [latest]
+    number = now.next_schema_version
+    return [schema_version(number, merged, added_ms=added_ms, origin="inferred")]
+
+
+def withdrawing(now: StreamConfig, floor: int, *, added_ms: int) -> StreamConfig:
+    """The stream with the columns it has, also where a replacement of types was to be `floor`.
+
+    Whoever was about to replace them finds that the version is taken.
+    """
+    latest = now.schemas[-1]
+    if now.schema_floor != floor or latest.version >= floor:
+        return now
+    again = SchemaVersion(floor, added_ms, latest.origin, latest.columns)
+    before = [one for one in now.schemas if one.origin == "declared"]
+    return msgspec.structs.replace(now, schemas=[*before, again])

@@ -70,11 +70,24 @@ def arrow_schema(version: SchemaVersion) -> pa.Schema:
     return pa.schema(fields)
 
 
+class Replaces(Exception):
+    """Types that were inferred are to be replaced by others, which are not wider."""
+
+    def __init__(self, schema: pa.Schema, columns: list[pa.Field]) -> None:
+        super().__init__(", ".join(field.name for field in columns))
+        self.schema = schema
+        """With the types in their place."""
+        self.columns = columns
+        """Those that every retained value has to fit."""
+
+
 def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schema | None:
     """The schema that follows `latest` if `declared` is asked for; None if that is the same.
 
-    Columns keep their place, and those that are added come last.
+    Columns keep their place, and those that are added come last. `Replaces`: it depends on the
+    records that are retained, because types that were inferred are to become others.
     """
+    replaced: list[pa.Field] = []
     before = arrow_schema(latest)
     given = {field.name: field for field in declared}
     fields: list[pa.Field] = []
@@ -86,14 +99,17 @@ def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schem
             wrong.append((field.name, f"{field_text(field)} → missing: no column goes{renamed}"))
             continue
         kind = merged_type(field.type, asked.type)
-        if kind is None:
-            change = f"{field_text(field)} → {field_text(asked)}: not a wider type"
-            wrong.append((field.name, change))
-        elif field.nullable != asked.nullable:
+        if field.nullable != asked.nullable:
             change = f"{field_text(field)} → {field_text(asked)}: whether it may be null stays"
             wrong.append((field.name, change))
-        else:
+        elif kind is not None:
             fields.append(pa.field(field.name, kind, field.nullable))
+        elif latest.origin == "inferred":
+            fields.append(asked)
+            replaced.append(asked)
+        else:
+            change = f"{field_text(field)} → {field_text(asked)}: not a wider type"
+            wrong.append((field.name, change))
     for asked in given.values():
         if not asked.nullable:
             wrong.append((asked.name, f"added as {field_text(asked)}: it must be nullable"))
@@ -105,6 +121,8 @@ def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schem
         )
     check_names("", [field.name for field in fields])
     schema = pa.schema(fields)
+    if replaced:
+        raise Replaces(schema, replaced)
     return None if schema == before else schema
 
 

@@ -72,6 +72,9 @@ class Holds(msgspec.Struct, frozen=True):
     holds: dict[str, Hold] = {}
     passes: int = 0
     """Counts passes that asked the store for the time."""
+    schema_floor: int = 0
+    """No hold is taken for records of an older version of the stream's schema. It rises while
+    there are no holds, so nothing is committed later that was fitted to an older one."""
 
     def with_hold(self, name: str, hold: Hold | None) -> Holds:
         """The same with another hold of this name, or without one."""
@@ -112,13 +115,22 @@ class Holder:
         self._attempt = attempt
         self._timeout_ms = check_timeout_ms(timeout_ms)
 
-    async def take(self) -> Hold:
-        """The hold, taken unless another task of the attempt already did."""
+    async def take(self, schema_version: int = 0) -> Hold:
+        """The hold, taken unless another task of the attempt already did.
+
+        `Refused` if the stream's columns have changed since this version in a way that a sink
+        cannot follow.
+        """
         name = self._attempt.hold
         token = runtime.new_token().hex()
 
         def change(now: Holds | None) -> Holds:
             now = now or Holds()
+            if 0 < schema_version < now.schema_floor:
+                raise Refused(
+                    f"{self._attempt}: a type of the stream's columns was replaced, or is being "
+                    "replaced, since its rows were made; nothing of it is written. Run it again"
+                )
             if name in now.holds:
                 return now
             if len(now.holds) >= limits.HOLDS_MAX:

@@ -146,7 +146,7 @@ class Uploader:
         self._gathered_bytes -= gathered.size_bytes
         self.sealed += 1
         if self._hold is None:
-            self._hold = await self._holder.take()
+            self._hold = await self._holder.take(gathered.schema_version)
             keeping = self._holder.keep(self._hold.token)
             self._renewing = runtime.spawn(keeping, name="headwater-hold")
         await self._slots.acquire()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -28,6 +29,7 @@ from headwater.buffer.queue.contract import (
     Counters,
     Encoded,
     NewBatch,
+    OlderSchema,
     Placed,
     Resumed,
 )
@@ -239,6 +241,7 @@ class NativeAppender(Appender):
             return
         await self._check_fence(last)
         self._refuse_below(last.batch_floor, todo)
+        todo = self._of_present_schema(last.schema_floor, todo)
         hurried = await self._keep_pace(last)
         base = last.follower() if last.closed else last
         room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
@@ -317,6 +320,24 @@ class NativeAppender(Appender):
                 "them again under ids above it",
                 floor=floor,
             )
+
+    def _of_present_schema(self, floor: int, todo: list[NewBatch]) -> list[NewBatch]:
+        """The first batches, up to one that was fitted to a schema that has been replaced since.
+
+        `OlderSchema` if the first one was. It is in no attempt whose outcome is open: such an
+        attempt was made on top of this content, and was not refused.
+        """
+        fits = list(itertools.takewhile(lambda one: not 0 < one.schema_version < floor, todo))
+        if not fits:
+            if self._doubt is not None:
+                raise Bug(f"{self._chunks.prefix}: attempted, and of an older schema")
+            raise OlderSchema(
+                f"{self._chunks.prefix}: from version {floor} of the schema on, and this batch has "
+                f"version {todo[0].schema_version}",
+                floor=floor,
+                landed=self._landed,
+            )
+        return fits
 
     def _note(self, chunk: Chunk) -> None:
         """Take in where this producer's entries of a chunk stand."""

@@ -150,6 +150,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """The last of those openings, newest first."""
     owners: Annotated[tuple[Owner, ...], _FEW] = ()
     entries: Annotated[tuple[ChunkEntry, ...], _FEW] = ()
+    schema_floor: int = 0
+    """No batch with columns of an older version of the stream's schema is appended from here on."""
 
     @property
     def next_sequence(self) -> int:
@@ -212,6 +214,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         closed: bool = False,
         opened: Sequence[Owner] = (),
         batch_floor: str = NO_BATCH_FLOOR,
+        schema_floor: int = 0,
     ) -> Chunk:
         """What a writer writes on top of this: the same chunk grown, or the one after it."""
         base = self.follower() if self.closed else self
@@ -224,6 +227,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
             token=token,
             closed=closed,
             batch_floor=max(base.batch_floor, batch_floor),
+            schema_floor=max(base.schema_floor, schema_floor),
             openings=base.openings + len(opened),
             recent_openings=(*opened, *base.recent_openings)[: limits.CHUNK_OPENINGS],
             owners=owners,

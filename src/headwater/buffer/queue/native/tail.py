@@ -19,7 +19,7 @@ has waited finds more to append, and groups grow. A writer that is alone never w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from headwater.buffer.queue.contract import Counters
@@ -195,3 +195,32 @@ async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget)
         # What was there before the wait is out of date: writing on top of it would lose again.
         with staying_unknown(unknown):
             await tail.find()
+
+
+async def raise_schema_floor(
+    tail: Tail, floor: int, check: Callable[[int], Awaitable[None]], budget: Budget
+) -> None:
+    """Let nothing be appended any more that was fitted to a schema older than `floor`.
+
+    `check` is given the sequence after the last batch, and raises if one before it must not be
+    there. It is called until nothing was appended between a check and the write that follows it:
+    that write is made on top of the content that was checked.
+    """
+    unknown: OutcomeUnknown | None = None
+    while True:
+        with staying_unknown(unknown):
+            last = await tail.find()
+            await check(last.next_sequence)
+            if last.schema_floor >= floor:
+                return
+        try:
+            with staying_unknown(unknown):
+                await tail.write(last.written(runtime.new_token(), schema_floor=floor))
+            return
+        except (LostRace, Dead):
+            pass
+        except OutcomeUnknown as error:
+            # Said twice, it means the same; and what was appended on top of it has been checked.
+            unknown = error
+        if not await budget.pause():
+            raise unknown or Contended(f"{tail.chunks.prefix}: others kept winning")
