@@ -15,7 +15,7 @@ import pytest
 
 from headwater.buffer.consumer import ConsumedBatch, Consumer
 from headwater.buffer.producer import Producer
-from headwater.buffer.stream import Stream, create_stream
+from headwater.buffer.stream import Stream, adopt_stream, create_stream
 from headwater.buffer.v1_manifest import Manifest, decode_manifest, encode_manifest
 from headwater.core.errors import Fenced, Refused
 from headwater.store import Store, Version, open_store
@@ -394,6 +394,34 @@ def test_a_queue_that_rust_dequeued_from_is_not_opened(rust: RustBuffer) -> None
             # It was refused before anybody was fenced.
             await other.ack_through(2)
             await other.close()
+
+    on(rust, scenario)
+
+
+def test_adopting_a_queue_fences_rust_and_goes_on_under_lsns_that_nobody_was_told(
+    rust: RustBuffer,
+) -> None:
+    async def scenario(store: Store) -> None:
+        stream = await v1_stream(store, rust)
+        await produced_by_us(stream)
+        told = {lsn for first in FIRST_LSNS[:-1] for lsn in (first, first + 1)}
+        async with rust.consumer() as other:
+            await other.rest()
+            await other.ack_through(1)
+            ((_, adopted),) = (await adopt_stream(stream)).items()
+            assert (adopted.sequence, adopted.left_out) == (2, 2)
+            with pytest.raises(RustError, match="fenced"):
+                await other.ack_through(2)
+        async with consuming(stream) as consumer:
+            batches = await rest_of(consumer)
+            assert [batch.sequence for batch in batches] == [2, 3]
+            assert [batch.entries for batch in batches] == [records_of(c) for c in BATCHES[2:]]
+            assert batches[0].first_lsn == adopted.lsn > max(told)
+            await consumer.ack_through(3)
+        # The library goes on with what ours left.
+        await produced_by_us(stream, first_sequence=4)
+        async with rust.consumer() as again:
+            assert [batch.sequence for batch in await again.rest()] == [4, 5, 6, 7]
 
     on(rust, scenario)
 

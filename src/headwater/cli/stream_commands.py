@@ -198,8 +198,9 @@ def adopt(
 ) -> None:
     """Go on with a published v1 stream that another implementation's consumer dequeued from.
 
-    What that one took is left out: it has no LSNs here. Stop it first, or it will take more. What
-    was acknowledged here before stays readable; if it cannot, that is said.
+    What that one took is left out: it has no LSNs here. It is fenced; stop it all the same, or it
+    will take more as soon as it is opened again. What was acknowledged here before stays readable;
+    if it cannot, that is said.
     """
     from headwater.buffer.stream import adopt_stream
     from headwater.cli.stream_view import adopted_line

@@ -293,7 +293,7 @@ def _time(time_ms: int) -> str:
 
 def adopted_line(partition: int, adopted: Adopted) -> str:
     """What became of a partition that was adopted."""
-    line = f"partition {partition} begins at sequence {adopted.sequence:,}"
+    line = f"partition {partition} begins at sequence {adopted.sequence:,}, LSN {adopted.lsn:,}"
     if adopted.left_out:
         line += f"; {_batches(adopted.left_out)} that another consumer took: left out"
     if adopted.readable:

@@ -28,7 +28,6 @@ from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, 
 from headwater.core.limits import (
     DECODE_INLINE_BYTES,
     LOG_READ_BYTES,
-    LOG_READ_RECORDS,
     LOG_TEND_EVERY_S,
     LSN_MAX,
 )
@@ -247,9 +246,13 @@ class Spool:
         return draft_of(_checked(records), group_bytes=group_bytes, schema=schema)
 
     async def read_since(
-        self, lsn: int, *, max_records: int = LOG_READ_RECORDS, max_bytes: int = LOG_READ_BYTES
+        self, lsn: int, *, max_records: int | None = None, max_bytes: int = LOG_READ_BYTES
     ) -> Sequence[Group]:
-        """Groups with LSNs above `lsn` and above the floor, in order and without gaps."""
+        """Groups with LSNs above `lsn` and above the floor, in order and without gaps.
+
+        With `max_records` they cover so many LSNs at most. Without, there are at most
+        LOG_READ_RECORDS records, and a range that is lost is one group, however long it is.
+        """
         self._ownership.check_open()
         taking = self._reader.taking(lsn, max_records, max_bytes)
         if not self._reader.read_tail(taking):
@@ -257,7 +260,7 @@ class Spool:
         return taking.groups
 
     def read_since_blocking(
-        self, lsn: int, *, max_records: int = LOG_READ_RECORDS, max_bytes: int = LOG_READ_BYTES
+        self, lsn: int, *, max_records: int | None = None, max_bytes: int = LOG_READ_BYTES
     ) -> Sequence[Group]:
         """As `read_since`, from a thread."""
         self._ownership.check_open()
