@@ -51,9 +51,7 @@ def replica_history(seed: int) -> str:
 class LivingReplica:
     """A replica over several lives on one disk, and what it promised in each."""
 
-    def __init__(
-        self, world: ReplicaWorld, name: str, kind: str, *, is_twin: bool = False
-    ) -> None:
+    def __init__(self, world: ReplicaWorld, name: str, kind: str, *, is_twin: bool = False) -> None:
         """`is_twin`: somebody started it by mistake under the name of another."""
         self.world = world
         self.name = name

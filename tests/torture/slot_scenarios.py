@@ -109,8 +109,9 @@ class ToyReplica:
         self._sync()
 
     async def _register(self, to: PrimaryService, life: LeaderLife) -> Registered:
-        life.holders[self.name] = self
-        return await to.register(self.name, self.applied_lsn)
+        told = await to.register(self.name, self.applied_lsn)
+        life.given[self.name, told.session] = self
+        return told
 
     def _check_resume(self, life: LeaderLife, resume: ResumeMode) -> None:
         if isinstance(resume, PartialResync):
@@ -124,8 +125,8 @@ class ToyReplica:
         progress = Acknowledgement(self.applied_lsn, self.durable_lsn)
         await self._ask(life, lambda to: to.acknowledge(self.name, progress, session=self.session))
         if self.session is not None:
-            holds = life.holders.get(self.name) is self
-            self.world.check(holds, f"two processes acknowledge as {self.name}")
+            is_mine = life.given.get((self.name, self.session)) is self
+            self.world.check(is_mine, f"two processes acknowledge as {self.name}")
 
     async def _pull(self, life: LeaderLife) -> bool:
         most = self.world.random.randint(1, 20)

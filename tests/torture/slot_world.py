@@ -111,8 +111,8 @@ class LeaderLife:
         self.process = process
         self.primary: PrimaryReplication | None = None
         self.service: PrimaryService | None = None
-        self.holders: dict[str, object] = {}
-        """By name: who registered here last."""
+        self.given: dict[tuple[str, str], object] = {}
+        """By name and session: whom it was given to."""
 
 
 class World:
