@@ -279,6 +279,10 @@ class History:
         assert manager is not None
         if world.one_disk:
             return
+        # A new disk may still be below what others made remote, where damage is no loss.
+        behind = manager.led.tiered_lsn() - wal.current_lsn()
+        if behind > 0:
+            wal.append(behind, term=last.epoch)
         for _ in range(3):
             wal.append(world.habits.randint(1, 9), term=last.epoch)
             wal.seal()

@@ -85,7 +85,7 @@ class ReplicaRegistry:
         """Add a replica, or take one back that comes again: it keeps what it acknowledged.
 
         One that says it has less than it acknowledged has lost the rest, and no longer counts
-        for it. One that is registered by its pull is told no session, and has none.
+        for it. One that is registered by its pull has no session.
         """
         now_ms = runtime.wall_ms()
         session = "" if by_pull else f"{self._leader_epoch}-{runtime.new_token().hex()}"

@@ -158,7 +158,8 @@ class PrimaryService:
         self._primary.unregister_replica(name)
 
     def _registered(self, name: str, session: str | None) -> str:
-        """The session of who asks, checked. Only who was never told one does without."""
+        """Check the session of a request, and return it. Only a replica that was registered by its
+        pull has none."""
         state = self._primary.replica(name, session=session)
         if session is None and state.session:
             raise Refused(

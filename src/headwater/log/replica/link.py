@@ -2,9 +2,9 @@
 
 Always holds: no answer is looked at before its term is heeded: one of a leader that was overtaken
 is `Fenced`, and one of a new leader is kept on disk first, and used only if it answers a
-registration: the copy was compared with another leader's log before. An answer that does not come is
-`Unavailable`, never awaited for ever; and so is whatever goes wrong at the source or on the way to
-it, be it a damaged log, a broken line or a mistake: none of it is a reason for a copy to end.
+registration: the copy was compared with another leader's log before. An answer that does not come
+is `Unavailable`, never awaited for ever; and so is whatever goes wrong at the source or on the way
+to it, be it a damaged log, a broken line or a mistake: none of it is a reason for a copy to end.
 """
 
 from __future__ import annotations

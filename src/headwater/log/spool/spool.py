@@ -114,8 +114,8 @@ class Spool:
     def discard(cls, path: str, *, disk: Disk | None = None) -> None:
         """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
 
-        The next `open` begins it again, wherever that says. Also its term is forgotten: whoever
-        writes to it then is known to lead by something else. A crash in the middle leaves what
+        The next `open` begins it again, at any LSN. The term is forgotten as well: the next writer
+        must know from elsewhere that it leads. A crash in the middle leaves what
         `open` refuses as `SpoolCorrupt`, or nothing; discard it again.
         """
         folder = Folder(disk or OsDisk(), os.path.abspath(path))

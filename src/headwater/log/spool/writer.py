@@ -74,7 +74,7 @@ class SegmentWriter:
         """The highest that has written."""
         self._schema: pa.Schema | None = recovered.schema
         self._used: set[str] = set()
-        """Columns that somebody gave for the active segment."""
+        """Columns that appends to the active segment had."""
         self._wish: pa.Schema | None = None
         """What the next append had best have, where the active segment is empty."""
         self._old_from_s = runtime.monotonic_s() - recovered.age_s + config.segment_age_s
@@ -354,7 +354,7 @@ class SegmentWriter:
         sealed = self._state.active
         segment, file = self._create(sealed.last_lsn + 1)
         self._keep_index(sealed)
-        # What was full or old goes on as it was, without the columns that nobody used any more.
+        # A segment that was full or old is followed by one with the columns that were in use.
         self._wish = self._in_use() if reason in ("size", "age") else None
         self._state.begin_segment(segment)
         self._use(segment, file)

@@ -306,7 +306,7 @@ class LedPartition:
                 at = error.lsns.stop
 
     def local_bytes(self, lsns: range) -> int:
-        """About how many bytes these LSNs have in the local log; 0 where that cannot be told."""
+        """About how many bytes these LSNs have in the local log; 0 if that cannot be read."""
         try:
             return self.local.bytes_since(lsns.start - 1) - self.local.bytes_since(lsns.stop - 1)
         except Damaged:

@@ -97,7 +97,7 @@ def check_before(
         most = min(newest + limits.EPOCH_STEP_MAX, LEADER_EPOCH_MAX)
         before = f"{newest} was the last, and EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}"
         if isinstance(event, PartitionDelete):
-            # Whoever deletes a stream speaks above its last leader, whatever epoch that had.
+            # The deletion of a stream is published above its last leader, whatever epoch that had.
             most = max(most, newest + 1)
     if mine > most:
         raise Refused(
