@@ -305,3 +305,17 @@ def test_a_stream_read_twice_in_one_query_needs_two_groups(world: World, queries
     both = queries.frame("a").unionAll(queries.frame("b"))
     assert queries.start(both, "two").awaitTermination(120)
     assert sorted(queries.values("two")) == sorted(values * 2)
+
+
+def test_a_batch_and_a_stream_begin_by_timestamp_and_show_the_ingestion(
+    spark: SparkSession, world: World, queries: Queries
+) -> None:
+    world.stream()
+    at = [datetime(year, 1, 1, tzinfo=UTC) for year in (2001, 2003, 2002)]
+    world.produce([b"1", b"2", b"3"], timestamps=at)
+    asked = {"startingTimestamp": "2002-01-01T00:00:00Z"}
+    frame = _read(spark, world, includeIngestionTimestamp="true", **asked)
+    assert [row[0] for row in frame.select("value").collect()] == [b"2", b"3"]
+    assert frame.selectExpr("min(ingestionTimestamp) > '2026-01-01'").collect()[0][0]
+    queries.start(queries.frame(**asked)).awaitTermination()
+    assert queries.values() == ["2", "3"]

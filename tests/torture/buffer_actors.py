@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import TypeVar
 
 import msgspec
@@ -34,6 +35,15 @@ T = TypeVar("T")
 GROUPS_EACH = 5
 RETRIES = 8
 STEPS_MAX = 30
+
+
+def _timestamps_us(batch_id: str, at_ms: int) -> tuple[int, int] | None:
+    """The timestamps of a batch, if its records have any: some far ahead, some out of order."""
+    draw = Random(batch_id)
+    if draw.random() < 0.5:
+        return None
+    least_us = at_ms * 1000 - draw.choice((0, 10**7, -(10**10)))
+    return least_us, least_us + draw.randint(0, 1000)
 
 
 def _latest_us(entry: ChunkEntry, by: TimeBy) -> int:
@@ -96,11 +106,7 @@ class ProducerActor:
         inline = b"inline " + batch_id.encode() if random.random() < 0.25 else None
         if inline is None:
             await self._upload(appender, batch_id)
-        times_us = None
-        if random.random() < 0.5:
-            # Some far ahead, and some out of order.
-            least_us = at_ms * 1000 - random.choice((0, 10**7, -(10**10)))
-            times_us = (least_us, least_us + random.randint(0, 1000))
+        times_us = _timestamps_us(batch_id, at_ms)
         return NewBatch(
             batch_id=batch_id,
             producer_sequence=sequence,
@@ -371,8 +377,9 @@ class LookerActor:
         truth, floor, end = self.truth, self._bounds()[0], self._bounds()[2]
         if not end:
             return
-        by: TimeBy = self.world.random.choice(("timestamp", "ingestion"))
-        time_us = _latest_us(truth.entered[self.world.random.randrange(end)].entry, by)
+        some = truth.entered[self.world.random.randrange(end)].entry
+        by: TimeBy = "timestamp" if some.rows % 2 else "ingestion"
+        time_us = _latest_us(some, by)
         time_us += self.world.random.randint(-10, 10) * 1000
         found = await looker.batch_at_time(time_us, by)
         # The floor and the end moved while it looked: the answer is right for some instant.
