@@ -10,12 +10,15 @@ import shutil
 import sys
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from headwater.core import errors
+
+if TYPE_CHECKING:
+    from headwater.store import Store
 
 EXIT_NO: Final = 1
 EXIT_COULD_NOT_RUN: Final = 2
@@ -53,6 +56,7 @@ _COMMAND: Final = re.compile(r"\bheadwater (stream|group) (\w+) URL\b")
 _HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group) ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
 """Of the stores that the command opened. A list: what an event loop sets does not leave it."""
+_STORES: Final[ContextVar[list[Store]]] = ContextVar("stores")
 _OUTPUT_FAILED: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
 
 
@@ -64,6 +68,16 @@ def advice_for(error: errors.HeadwaterError) -> str | None:
         return None
     words = NO_STREAM if kind is errors.NotFound and _NO_STREAM.match(str(error)) else ADVICE[kind]
     return words.replace("{command}", command()).replace("{address}", address())
+
+
+def remember_store(store: Store) -> None:
+    """Keep a store that a command uses, for whoever sees to it that it answers."""
+    _STORES.get([]).append(store)
+
+
+def opened_stores() -> list[Store]:
+    """The stores that the command uses, also those that it opens later."""
+    return _STORES.get([])
 
 
 def remember_address(url: str, options: list[str]) -> None:
@@ -133,6 +147,7 @@ class HeadwaterGroup(TyperGroup):
         """Run a command; an error of Headwater's own becomes a message and a status."""
         if ctx.parent is None:
             _ADDRESSES.set([])
+            _STORES.set([])
         try:
             return super().invoke(ctx)
         except errors.HeadwaterError as error:

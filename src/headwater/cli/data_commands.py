@@ -12,6 +12,7 @@ import typer
 
 from headwater.cli.advice import EXIT_NO, address, command
 from headwater.cli.byte_text import bytes_words
+from headwater.cli.loop import watching_stores
 from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core import portal
 
@@ -78,7 +79,11 @@ def produce(
     try:
         # Columns are larger in memory than in their files: how far one is cannot be told.
         total_bytes = input_bytes(files) if kind in (None, "json") else None
-        with Interrupt() as interrupt, ProduceView(total_bytes, quiet=typed_in) as view:
+        with (
+            Interrupt() as interrupt,
+            ProduceView(total_bytes, quiet=typed_in) as view,
+            watching_stores(),
+        ):
             producer = BlockingProducer.open(store, stream, producer_id=producer_id, **settings)
             _tell_resumed(producer, view, asked=producer_id)
             if typed_in:
@@ -227,7 +232,7 @@ def read(
     store = open_with_options(url, option)
     home = portal.shared()
     try:
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, watching_stores():
             reader = open_reader(
                 store,
                 stream,

@@ -16,6 +16,7 @@ from headwater.cli.advice import (
     EXIT_NO,
     HeadwaterGroup,
     remember_address,
+    remember_store,
 )
 from headwater.cli.loop import run as run_loop
 from headwater.core.backoff import RetryPolicy
@@ -148,6 +149,7 @@ def open_with_options(url: str, options: list[str]) -> Store:
     named = dict(_name_and_value(text) for text in options)
     store = open_store(url, policy=PATIENCE, **named)
     remember_address(url, options)
+    remember_store(store)
     return store
 
 

@@ -34,6 +34,8 @@ class OperationStats:
     bytes_sent: int = 0
     bytes_received: int = 0
     latency_s: Histogram = field(default_factory=Histogram)
+    in_flight: int = 0
+    """Attempts that were sent and are not answered yet."""
 
 
 @dataclass(slots=True)
@@ -54,6 +56,16 @@ class StoreStats:
     def requests(self) -> int:
         """Requests of every kind, retries included."""
         return sum(stats.requests for stats in self.operations.values())
+
+    @property
+    def answered(self) -> int:
+        """How many attempts have ended, however they did."""
+        return sum(stats.latency_s.count for stats in self.operations.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts of every kind that are not answered yet."""
+        return sum(stats.in_flight for stats in self.operations.values())
 
     @property
     def cost_usd(self) -> float:

@@ -396,6 +396,7 @@ class Store:
         stats.bytes_sent += sent
         timeout_s = budget.attempt_timeout_s
         started_s = runtime.monotonic_s()
+        stats.in_flight += 1
         try:
             async with asyncio.timeout(timeout_s):
                 return await call()
@@ -406,6 +407,7 @@ class Store:
             stats.failures += 1
             raise
         finally:
+            stats.in_flight -= 1
             stats.latency_s.observe(runtime.monotonic_s() - started_s)
 
     async def _pages(self, folder: str, after: str) -> AsyncIterator[Page]:
