@@ -43,7 +43,9 @@ from headwater.core.errors import (
     Contended,
     HeadwaterError,
     OutcomeUnknown,
+    Refused,
     RolledBack,
+    Unavailable,
 )
 from headwater.store import Parts, Store, Version
 
@@ -167,6 +169,21 @@ class NativeAppender(Appender):
             )
 
     async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+        before = self._landed
+        try:
+            return await self._append(batches)
+        except BelowFloor:
+            raise
+        except (Unavailable, Refused) as error:
+            # Which would say that nothing has changed, and nothing will.
+            if self._doubt is None and self._landed == before:
+                raise
+            raise OutcomeUnknown(
+                f"{self._chunks.prefix}: some of {len(batches)} batches may be appended, and what "
+                f"would tell cannot be read: append the same ones again: {error}"
+            ) from error
+
+    async def _append(self, batches: Sequence[NewBatch]) -> list[Placed]:
         if not self._is_open:
             raise Bug("append before open")
         known = [batch for batch in batches if batch.producer_sequence <= self._landed]
@@ -182,7 +199,9 @@ class NativeAppender(Appender):
                 self._doubt = None
                 continue
             if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
-                raise self._gave_up(budget.used, some=len(todo) < len(batches))
+                raise Contended(
+                    f"{self._chunks.prefix}: others won {budget.used} times: not appended"
+                )
             if look_first and self._doubt is None:
                 await runtime.sleep(self._tail.turns.wait_s(budget.used))
                 await self._tail.find()
@@ -236,20 +255,18 @@ class NativeAppender(Appender):
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
         # An earlier attempt still in doubt was made on top of the same content.
+        before = self._doubt
         self._doubt = Doubt(chunk.number, None if last.closed else self._tail.held.version)
         try:
             await self._tail.write(chunk)
         except Dead:
             return  # in doubt: whether it landed long ago, the mark tells
+        except (Unavailable, Refused):
+            self._doubt = before  # this one was not sent, or not taken
+            raise
         # Only from a chunk that counts: what others wrote into a dead one is not in this queue.
         self._doubt, self._openings = None, chunk.openings
         self._note(chunk)
-
-    def _gave_up(self, lost: int, *, some: bool) -> HeadwaterError:
-        told = f"{self._chunks.prefix}: others won {lost} times"
-        if self._doubt is not None or some:
-            return OutcomeUnknown(f"{told}: append the same batches again")
-        return Contended(f"{told}: not appended")
 
     async def _keep_pace(self, last: Chunk) -> bool:
         """Where a store allows few writes of one object: whether this chunk is written once."""
