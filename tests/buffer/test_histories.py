@@ -29,11 +29,18 @@ from headwater.core import limits, runtime
 from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import OutcomeUnknown
 from tests.planted import NOTICED, expect_noticed
-from tests.torture.buffer_scenarios import SCENARIOS, queue_clocks_history, queue_history
+from tests.torture.buffer_scenarios import (
+    SCENARIOS,
+    queue_clocks_history,
+    queue_history,
+    queue_outages_history,
+)
 from tests.torture.buffer_world import Parts
 
 HISTORIES_TO_CATCH_A_BUG = 300
 FIRST_SEEDS = {
+    "lease-by-the-monotonic-clock": 60,
+    "lease-by-the-wall-clock": 60,
     "floor-not-read-after-a-write": 46,
     "read-past-an-open-chunk": 120,
     "retention-by-its-own-clock": 24,
@@ -62,6 +69,13 @@ class UselessAppender(NativeAppender):
     async def append(self, batches: Any) -> Any:
         await super().append(batches)
         raise OutcomeUnknown("who knows")
+
+
+class BluntAppender(NativeAppender):
+    """Lets an error that says that nothing changed take the place of what is not known."""
+
+    async def append(self, batches: Any) -> Any:
+        return await self._append(batches)
 
 
 class UnfencedAppender(NativeAppender):
@@ -237,6 +251,14 @@ def test_a_bug_that_a_set_clock_shows_is_caught(bug: str) -> None:
         lambda seed: queue_clocks_history(seed, CLOCKS[bug]),
         within=HISTORIES_TO_CATCH_A_BUG,
         first=FIRST_SEEDS.get(bug, 0),
+        by=CAUGHT,
+    )
+
+
+def test_a_look_that_hides_the_unknown_is_caught() -> None:
+    expect_noticed(
+        lambda seed: queue_outages_history(seed, Parts(appender=BluntAppender)),
+        within=HISTORIES_TO_CATCH_A_BUG,
         by=CAUGHT,
     )
 

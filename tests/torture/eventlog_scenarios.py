@@ -45,7 +45,7 @@ from headwater.tier.eventlog import (
 )
 from headwater.tier.events import stamp
 from tests.torture.eventlog_truth import TrueEvents, follow
-from tests.torture.surroundings import USUAL, DAY_S, Failed, Hazards, Surroundings, require
+from tests.torture.surroundings import DAY_S, USUAL, Failed, Hazards, Surroundings, require
 
 CALLS_EACH = 8
 GRACE_S = 200.0

@@ -116,12 +116,12 @@ class SimRuntime(Runtime):
         return self._random
 
     async def sleep(self, seconds: float) -> None:
-        slept_s = self._slept_s
+        until_s, slept_s = self.monotonic_s() + seconds, self._slept_s
         await self._wait(seconds)
         # What the machine itself slept does not count on the clock by which this one waits.
-        while (more_s := self._slept_s - slept_s) > 0:
+        while self._slept_s != slept_s:
             slept_s = self._slept_s
-            await self._wait(more_s)
+            await self._wait(max(0.0, until_s - self.monotonic_s()))
 
     async def _wait(self, seconds: float) -> None:
         woken: asyncio.Future[None] = self._loop.create_future()
