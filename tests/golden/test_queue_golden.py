@@ -39,6 +39,7 @@ from headwater.buffer.queue.v1.segment import decode_segment, encode_segment
 from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
 from headwater.buffer.v1_manifest import Entry, MetadataItem
 from headwater.core import runtime
+from headwater.core.elapsed import Standing
 from headwater.core.errors import NotSupported
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
@@ -79,11 +80,12 @@ REGISTERS: dict[str, Any] = {
     "producers.2": Shard(
         {
             "größe": ProducerRecord("b" * 32, 42, AT_MS, MARK),
-            "p": ProducerRecord("a" * 32, 41, AT_MS, silent_since_ms=AT_MS + 9),
+            "p": ProducerRecord("a" * 32, 41, AT_MS, silent_looks=3, silent_looked_ms=AT_MS + 9),
             "silent": ProducerRecord("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
         },
         17,
     ),
+    "gc.1": Scanned(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, Standing(42, 61_500)),
 }
 
 SEGMENT_ENTRIES = [
@@ -164,17 +166,6 @@ def test_producers_whose_silence_nobody_noted_are_read_as_they_always_were() -> 
         "p": ProducerRecord("a" * 32, 41, AT_MS),
         "silent": ProducerRecord("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
     }
-
-
-def test_what_the_collector_noted_is_read_as_it_always_was() -> None:
-    async def read() -> Scanned:
-        store = Store(MemoryBackend())
-        await store.put("gc", (HERE / "gc.1.json").read_bytes())
-        return (await Register(store, "gc", Scanned).read()).value
-
-    found = asyncio.run(read())
-    assert (found.batch_floor, found.chunk, found.referenced) == (BATCH, 42, (BATCH,))
-    assert (found.full_ms, found.shard) == (AT_MS, "2bf")
 
 
 @pytest.mark.parametrize("name", ["batch.1", "batch.1.zstd", "batch.1.lz4"])

@@ -25,7 +25,9 @@ from tests.torture.store_scenarios import (
     SCENARIOS,
     Parts,
     register_history,
+    register_outages_history,
     sequence_history,
+    sequence_outages_history,
 )
 
 HISTORIES_TO_CATCH_A_BUG = 400
@@ -54,6 +56,28 @@ class BlindRegister(Register[Any]):
         if current is None:
             raise OutcomeUnknown("nothing there yet")
         return False
+
+
+class HidingRegister(Register[Any]):
+    """Looks once more after an unknown outcome; the error of that look takes its place."""
+
+    async def _write(self, *args: Any) -> Any:
+        try:
+            return await super()._write(*args)
+        except OutcomeUnknown:
+            await self._load()
+            raise
+
+
+class HidingSequence(Sequence):
+    """The same of entries."""
+
+    async def _settle(self, number: int, token: bytes, unknown: OutcomeUnknown) -> bool:
+        try:
+            return await super()._settle(number, token, unknown)
+        except OutcomeUnknown:
+            await self._exists(number)
+            raise
 
 
 class FloorlessWriter(Sequence):
@@ -107,6 +131,16 @@ def test_no_history_loses_doubles_or_invents_an_update(scenario: Any) -> None:
         ),
         pytest.param(sequence_history, Parts(sequence=UselessSequence), id="never-an-answer"),
         pytest.param(sequence_history, Parts(store=HastyStore), id="409-treated-as-conflict"),
+        pytest.param(
+            register_outages_history,
+            Parts(register=HidingRegister),
+            id="look-hides-the-unknown-register",
+        ),
+        pytest.param(
+            sequence_outages_history,
+            Parts(sequence=HidingSequence),
+            id="look-hides-the-unknown-sequence",
+        ),
     ],
 )
 def test_a_planted_bug_is_caught(history: Callable[[int, Parts], str], parts: Parts) -> None:

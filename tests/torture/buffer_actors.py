@@ -132,6 +132,8 @@ class ProducerActor:
         random, tries = self.world.random, 0
         while tries <= RETRIES:
             patience_s, was_calm = None, self.world.is_calm
+            before = self._landed_of(waiting)
+            self.truth.unappended -= {one.batch_id for one in waiting}
             if not was_calm and random.random() < 0.1:
                 patience_s = random.expovariate(5.0)
             try:
@@ -144,6 +146,8 @@ class ProducerActor:
                 pass
             except (Unavailable, OutcomeUnknown) as error:
                 self.truth.check(not was_calm, f"nothing was wrong, and yet {error!r}")
+                if isinstance(error, Unavailable):
+                    self._not_appended(waiting, before, error)
             else:
                 self._accepted(waiting, places)
                 return True
@@ -152,6 +156,15 @@ class ProducerActor:
                 return False
             await runtime.sleep(random.expovariate(1.0))
         return False
+
+    def _landed_of(self, waiting: list[NewBatch]) -> set[str]:
+        return {one.batch_id for one in waiting} & self.truth.sequence_of.keys()
+
+    def _not_appended(self, waiting: list[NewBatch], before: set[str], error: Unavailable) -> None:
+        """`Unavailable` means that nothing changed, and nothing will unless it is called again."""
+        landed = self._landed_of(waiting) - before
+        self.truth.check(not landed, f"{self.name}: {landed} landed, and {error!r} was told")
+        self.truth.unappended |= {one.batch_id for one in waiting} - before
 
     async def _upload_again(
         self, appender: NativeAppender, waiting: list[NewBatch], floor: str

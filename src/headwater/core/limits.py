@@ -103,6 +103,7 @@ FLOOR_LEASE_S: Final = 30.0
 """So long after a floor was asked for, no number at or above it has been deleted, because a
 collector waits for FLOOR_SETTLE_S between raising the floor and deleting chunks."""
 FLOOR_SETTLE_S: Final = 90.0
+"""Three leases: clocks of two machines may go so differently, and no more."""
 FLOOR_LOOK_S: Final = 600.0
 """Whoever adds to an open chunk sees thereby where the floor is not, and looks all the same so
 often: a stream that was deleted half-way has no other way to tell."""
@@ -294,5 +295,3 @@ COMPACT_BYTES_AN_EVENT: Final = 4 * KIB
 COMPACT_MAX_EVENTS: Final = 100_000
 """What one snapshot takes in; the next one goes on."""
 COMPACT_INTERVAL_S: Final = 300.0
-COMPACT_FLOORS_SEEN: Final = 64
-"""Floors that wait for their grace, of one partition."""

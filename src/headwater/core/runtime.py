@@ -23,7 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from headwater.core.ids import UlidFactory
 from headwater.core.limits import BLOCKING_THREADS
@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 TOKEN_BYTES = 16
 NATIVE_SETTLE_S = 0.05
+# Linux stops its monotonic clock while the machine sleeps, and has another one that goes on. The
+# one that macOS calls monotonic goes on.
+_BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # What the standard library says before it takes anything; it has no other sign for it.
 _NO_MORE_WORK = "cannot schedule new futures"
 
@@ -55,7 +58,12 @@ class Runtime(ABC):
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything."""
+        """Seconds on a clock that never goes back; only differences mean anything. It may stand
+        still while the machine sleeps."""
+
+    def boottime_s(self) -> float:
+        """The same on a clock that goes on while the machine sleeps, where there is another."""
+        return self.monotonic_s()
 
     @abstractmethod
     def random(self) -> _random.Random:
@@ -107,6 +115,9 @@ class RealRuntime(Runtime):
 
     def monotonic_s(self) -> float:
         return time.monotonic()
+
+    def boottime_s(self) -> float:
+        return time.clock_gettime(_BOOTTIME)
 
     def random(self) -> _random.Random:
         return self._random
@@ -184,6 +195,11 @@ def wall_ns() -> int:
 def monotonic_s() -> float:
     """Seconds on a clock that never goes back, from the current runtime."""
     return current().monotonic_s()
+
+
+def boottime_s() -> float:
+    """Seconds on a clock that goes on while the machine sleeps, from the current runtime."""
+    return current().boottime_s()
 
 
 def random() -> _random.Random:

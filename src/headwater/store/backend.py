@@ -99,5 +99,9 @@ class Backend(ABC):
     async def folders(self, prefix: str) -> Names:
         """The names of the folders that stand directly under the folder `prefix`, in any order."""
 
+    def clock_ms(self) -> int | None:
+        """The time by the clock that gives objects theirs, if it can be asked without a write."""
+        return None
+
     async def close(self) -> None:  # noqa: B027  most backends hold nothing
         """Give back what the backend holds."""

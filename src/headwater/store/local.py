@@ -149,6 +149,9 @@ class LocalBackend(Backend):
             finally:
                 self._discard(path, file)
 
+    def clock_ms(self) -> int:
+        return runtime.wall_ms()
+
     def _delete(self, key: str) -> None:
         path = self._path(key)
         with self._begin_again_if_gone():

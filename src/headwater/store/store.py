@@ -156,6 +156,16 @@ class Store:
             "head", key, budget, lambda: self._once("head", budget, lambda: self._backend.head(key))
         )
 
+    async def now_ms(self, just_written: str) -> int:
+        """The time by the store's clock: that of an object which the caller has just written.
+
+        A directory on this machine has the machine's clock. There an object that is written again
+        and again never gets an earlier time than it had: after the clock was set back by a day,
+        it would be a day ahead of everything.
+        """
+        asked_ms = self._backend.clock_ms()
+        return (await self.head(just_written)).modified_ms if asked_ms is None else asked_ms
+
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectMeta]:
         """Objects below the folder `prefix`, in the order of their keys, above `start_after`."""
         folder = check_prefix(prefix)

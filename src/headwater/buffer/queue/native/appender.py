@@ -171,6 +171,21 @@ class NativeAppender(Appender):
             )
 
     async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+        before = self._landed
+        try:
+            return await self._append(batches)
+        except (BelowFloor, OlderSchema):
+            raise
+        except (Unavailable, Refused) as error:
+            # Which would say that nothing has changed, and nothing will.
+            if self._doubt is None and self._landed == before:
+                raise
+            raise OutcomeUnknown(
+                f"{self._chunks.prefix}: some of {len(batches)} batches may be appended, and what "
+                f"would tell cannot be read: append the same ones again: {error}"
+            ) from error
+
+    async def _append(self, batches: Sequence[NewBatch]) -> list[Placed]:
         if not self._is_open:
             raise Bug("append before open")
         known = [batch for batch in batches if batch.producer_sequence <= self._landed]
@@ -179,19 +194,6 @@ class NativeAppender(Appender):
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
         self._forget_before(batches[0].producer_sequence if batches else 0)
-        try:
-            await self._append(batches)
-        except BelowFloor:
-            raise  # under the same producer sequences they are sent again, whatever landed
-        except (Unavailable, Refused) as error:
-            if self._doubt is not None:
-                told = f"{self._chunks.prefix}: an append may have landed"
-                raise OutcomeUnknown(f"{told}: append the same batches again: {error}") from error
-            raise
-        self._refresh_if_due()
-        return [self._places[batch.producer_sequence] for batch in batches]
-
-    async def _append(self, batches: Sequence[NewBatch]) -> None:
         budget = self._policy.start(attempts=limits.APPEND_ATTEMPTS)
         look_first = not self._tail.is_alone
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
@@ -199,7 +201,9 @@ class NativeAppender(Appender):
                 self._doubt = None
                 continue
             if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
-                raise self._gave_up(budget.used, some=len(todo) < len(batches))
+                raise Contended(
+                    f"{self._chunks.prefix}: others won {budget.used} times: not appended"
+                )
             if look_first and self._doubt is None:
                 await runtime.sleep(self._tail.turns.wait_s(budget.used))
                 await self._tail.find()
@@ -209,6 +213,8 @@ class NativeAppender(Appender):
             except LostRace:
                 budget.used += 1
                 look_first = budget.used % LOST_BEFORE_LOOKING == 0
+        self._refresh_if_due()
+        return [self._places[batch.producer_sequence] for batch in batches]
 
     async def stay_known(self) -> None:
         """Say that this producer lives."""
@@ -264,12 +270,6 @@ class NativeAppender(Appender):
         # Only from a chunk that counts: what others wrote into a dead one is not in this queue.
         self._doubt, self._openings = None, chunk.openings
         self._note(chunk)
-
-    def _gave_up(self, lost: int, *, some: bool) -> HeadwaterError:
-        told = f"{self._chunks.prefix}: others won {lost} times"
-        if self._doubt is not None or some:
-            return OutcomeUnknown(f"{told}: append the same batches again")
-        return Contended(f"{told}: not appended")
 
     async def _keep_pace(self, last: Chunk) -> bool:
         """Where a store allows few writes of one object: whether this chunk is written once."""

@@ -24,10 +24,11 @@ from typing import Final
 
 from headwater.buffer.queue.contract import Counters
 from headwater.buffer.queue.native.chunk import Chunk, encode_chunk
-from headwater.buffer.queue.native.chunks import Chunks, Held, both_clocks
+from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.turns import Turns
 from headwater.core import runtime
 from headwater.core.backoff import Budget
+from headwater.core.elapsed import Moment
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -63,7 +64,7 @@ class Tail:
         self.turns = Turns(producer)
         self._held: Held | None = None
         self._company_s: float | None = None
-        self._met_s = 0.0
+        self._met = Moment()
         """When the last chunk was first known here."""
         self.changed_s = runtime.monotonic_s()
         """When the last chunk was written, at the latest."""
@@ -122,17 +123,18 @@ class Tail:
 
     def _hold(self, held: Held) -> None:
         if self._held is None or held.chunk.number != self.chunk.number:
-            self._met_s = runtime.monotonic_s()
+            self._met = Moment()
         self._held = held
 
     async def write(self, chunk: Chunk) -> None:
         """Write the last chunk grown, or the one after it.
 
         `LostRace`: another write is there, which the tail knows; `Dead`: the number does not count
-        any more; `OutcomeUnknown`: it may have landed or may still land.
+        any more; `OutcomeUnknown`: it may have landed or may still land; `Unavailable`, `Refused`:
+        it has not and will not.
         """
         held = self.held
-        began = both_clocks()
+        began, began_s = Moment(), runtime.monotonic_s()
         self.counters.writes += 1
         key, data = self.chunks.key(chunk.number), encode_chunk(chunk)
         try:
@@ -147,7 +149,7 @@ class Tail:
             await self._adopt_current(chunk.number, conflict)
             raise LostRace from None
         if chunk.number == held.chunk.number:
-            self.chunks.grown(chunk.number, met_s=self._met_s, began=began)
+            self.chunks.grown(chunk.number, met=self._met, began=began)
         if await self.is_dead(chunk.number):
             raise Dead  # and left to the collector, who knows for how long it has been
         if chunk.number != held.chunk.number:
@@ -155,7 +157,7 @@ class Tail:
         self._hold(Held(chunk, version))
         self.changed_s = runtime.monotonic_s()
         self.turns.see(chunk)
-        self.turns.took(runtime.monotonic_s() - began[0])
+        self.turns.took(runtime.monotonic_s() - began_s)
 
     async def is_dead(self, number: int) -> bool:
         """Whether this number lies below the floor by now. Not knowing leaves the outcome open."""
@@ -171,8 +173,15 @@ class Tail:
         """Take what is there instead; look for the end if nothing is."""
         if conflict.current is not None:
             await self.go_on(self.chunks.held(number, conflict.current))
-        else:
-            await self.go_on(await self.chunks.last(number))
+            return
+        try:
+            last = await self.chunks.last(number)
+        except (Unavailable, Refused) as error:
+            raise OutcomeUnknown(
+                f"{self.chunks.key(number)} may have landed and be gone, and the end that would "
+                f"tell cannot be read: {error}"
+            ) from error
+        await self.go_on(last)
 
 
 async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget) -> Chunk:

@@ -123,7 +123,7 @@ class V1Collector(Collector):
     async def _store_time(self) -> int:
         """What time it is by the store's clock: that of an object it just wrote."""
         await self._clock.update(lambda asked: Asked((asked or Asked()).times + 1))
-        return (await self._store.head(self._clock.key)).modified_ms
+        return await self._store.now_ms(self._clock.key)
 
     async def _sweep(self, side: Side, found: Found, pending: set[str], done: Collected) -> Side:
         """Delete what lies between swept and floor.
