@@ -30,7 +30,7 @@ from headwater.testing import Simulation
 from tests.torture.buffer_truth import Entered, Truth
 from tests.torture.buffer_world import small_native_limits
 from tests.torture.recording import RecordingBackend, register_value
-from tests.torture.stack_truth import Log
+from tests.torture.stack_truth import Attempt, Log
 from tests.torture.surroundings import Hazards, Surroundings, replaced, require
 
 STREAM = "s"
@@ -49,7 +49,6 @@ class PartitionTruth:
         self.log._given, self.log._barred = world.given, world.barred
         self.processed = -1
         """The last batch that the owner has taken into its results."""
-        self.followed = -1
         prefix = layout.native_prefix(STREAM, partition, stream_id)
         self.truth = Truth(
             world.simulation,
@@ -162,7 +161,7 @@ class StreamsWorld(Surroundings):
     """What all actors of such a history share."""
 
     def __init__(self, simulation: Simulation, hazards: Hazards) -> None:
-        self.given: dict[bytes, tuple[object, int]] = {}
+        self.given: dict[bytes, tuple[Attempt, int]] = {}
         self.barred: dict[bytes, str] = {}
         self.meant_for: dict[bytes, int] = {}
         self.landed: set[bytes] = set()

@@ -1,9 +1,9 @@
 """Producers that were silent for long: closed, and later forgotten.
 
-Silence is counted in looks, each a day after the last by the store's clock: a pass that finds nothing
-of a producer kept writes the time into the record, a pass a day later counts one, and whatever the
-producer writes there begins from the start. Seven looks close it. A clock that is set forward by a
-year adds one look, and not fifty weeks of silence.
+Silence is counted in looks, each a day after the last by the store's clock: a pass that finds
+nothing of a producer kept writes the time into the record, a pass a day later counts one, and
+whatever the producer writes there begins from the start. Seven looks close it. A clock that is set
+forward by a year adds one look, and not fifty weeks of silence.
 
 A mark is dropped only once its producer would be refused. So a collector first does what a
 successor does: it puts an incarnation of its own into the record and an opening into the last
