@@ -49,7 +49,6 @@ class PartitionTruth:
         self.log._given, self.log._barred = world.given, world.barred
         self.processed = -1
         """The last batch that the owner has taken into its results."""
-        self.followed = -1
         prefix = layout.native_prefix(STREAM, partition, stream_id)
         self.truth = Truth(
             world.simulation,

@@ -150,6 +150,8 @@ class LocalBackend(Backend):
                 self._discard(path, file)
 
     def clock_ms(self) -> int:
+        # Not an object's time: one that is written again and again never gets an earlier one than
+        # it had. After the clock was set back by a day it would be a day ahead of everything.
         return runtime.wall_ms()
 
     def _delete(self, key: str) -> None:

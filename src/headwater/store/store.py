@@ -157,12 +157,7 @@ class Store:
         )
 
     async def now_ms(self, just_written: str) -> int:
-        """The time by the store's clock: that of an object which the caller has just written.
-
-        A directory on this machine has the machine's clock. There an object that is written again
-        and again never gets an earlier time than it had: after the clock was set back by a day,
-        it would be a day ahead of everything.
-        """
+        """The time by the store's clock: of an object just written, or see `Backend.clock_ms`."""
         asked_ms = self._backend.clock_ms()
         return (await self.head(just_written)).modified_ms if asked_ms is None else asked_ms
 

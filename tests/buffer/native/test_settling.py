@@ -49,15 +49,15 @@ async def test_a_step_of_the_stores_clock_loses_nothing_that_was_accepted(
     ahead_ms: int, then_ms: int
 ) -> None:
     queue = await Queue(NeverEarlier(versions_by_content=True)).create()
+    collector = queue.collector()
+    step_clock(ahead_ms)
+    await collector.collect(NOTHING_KEPT)
+    step_clock(-ahead_ms)
     backend, store = client(queue)
     stalled, other = await queue.opened(store=store), await queue.opened("other")
     await other.append([batch(1)])
     await queue.close_last(other)
     await stalled._tail.find()
-    collector = queue.collector()
-    step_clock(ahead_ms)
-    await collector.collect(NOTHING_KEPT)
-    step_clock(-ahead_ms)
 
     async def meanwhile() -> None:
         await other.append([batch(2)])
