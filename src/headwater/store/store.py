@@ -1,10 +1,8 @@
 """The store that every room uses: checked keys, bounded retries, resolved outcomes, counters.
 
-A write whose response is lost may have landed. Conditional writes are repeated with the same bytes
-under the same condition, which at most one attempt can satisfy. A refusal is settled by reading the
-object: if it holds exactly these bytes, with a token that no other writer uses, the write was ours.
-What a read cannot settle is raised as `OutcomeUnknown`. A write that landed and was then replaced
-looks like one that never landed; `Register` and `Sequence` remember recent writers to tell.
+Conditional writes are repeated with the same bytes under the same condition, which at most one
+attempt can satisfy. A refusal is settled by a read: if the object holds exactly these bytes, with a
+token of this writer, the write was ours. What a read cannot settle is raised as `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -316,10 +314,8 @@ class Store:
                 current = await self._look(key)
                 if current is not None and self._is_ours(key, current, data, token):
                     return current.version
-                compared = isinstance(refusal, PreconditionFailed) and refusal.compared
-                taken = self._taken_by(
-                    key, current, condition, nothing_landed=is_first and compared
-                )
+                is_clean = is_first and isinstance(refusal, PreconditionFailed) and refusal.compared
+                taken = self._taken_by(key, current, condition, nothing_landed=is_clean)
                 if taken is not None:
                     raise taken from refusal
                 # Refused although the condition holds: a concurrent request was under way, which

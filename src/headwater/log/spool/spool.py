@@ -38,7 +38,7 @@ from headwater.log.spool.config import SpoolConfig
 from headwater.log.spool.draft import Draft, draft_of
 from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.metrics import SpoolMetrics
-from headwater.log.spool.ownership import Ownership
+from headwater.log.spool.ownership import Ownership, clear
 from headwater.log.spool.reader import SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
 from headwater.log.spool.state import Segment, SpoolState
@@ -115,17 +115,9 @@ class Spool:
         """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
 
         The next `open` begins it again, at any LSN. The term is forgotten as well: the next writer
-        must know from elsewhere that it leads. A crash in the middle leaves what
-        `open` refuses as `SpoolCorrupt`, or nothing; discard it again.
+        must know from elsewhere that it leads. A crash leaves what `open` refuses: discard it again.
         """
-        folder = Folder(disk or OsDisk(), os.path.abspath(path))
-        folder.make()
-        ownership = Ownership(folder)
-        try:
-            with signals.held():
-                folder.clear()
-        finally:
-            ownership.release()
+        clear(Folder(disk or OsDisk(), os.path.abspath(path)))
 
     def __enter__(self) -> Spool:
         return self
