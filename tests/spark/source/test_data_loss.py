@@ -10,7 +10,9 @@ import pytest
 from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
+from headwater.spark.options import ReadOptions
 from headwater.spark.source import StreamReader
+from headwater.spark.source.shape import shape_of
 from tests.spark.source.asked import ALL, next_rows, rows_between
 from tests.spark.source.engine import Checkpoint, Engine, places
 from tests.spark.source.given import Standing, World, rows_of, wait
@@ -155,9 +157,8 @@ def test_a_checkpoint_ahead_of_its_stream_is_refused(world: World) -> None:
     reader = world.stream_reader()
     start = reader.initialOffset()
     reader.latestOffset(start, ALL)
-    ahead = json.loads(
-        json.dumps(start).replace('"lsn": 1', '"lsn": 9').replace('"sequence": 0', '"sequence": 8')
-    )
+    text = json.dumps(start).replace('"lsn": 1', '"lsn": 9').replace('"step": 0', '"step": 1')
+    ahead = json.loads(text.replace('"sequence": 0', '"sequence": 8'))
     with pytest.raises((Refused, RolledBack), match=r"earlier state|lies ahead|only 1"):
         world.stream_reader().partitions(start, ahead)
     with pytest.raises((Refused, RolledBack), match=r"lies ahead|only 1"):
@@ -179,6 +180,14 @@ def test_a_stream_deleted_under_a_query_is_told(world: World, clock: Standing) -
     clock.pass_s(1)
     with pytest.raises(NotFound, match="was deleted"):
         reader.latestOffset(start, ALL)
+
+
+def test_a_stream_deleted_while_its_columns_are_looked_up_is_told(world: World) -> None:
+    stream = world.stream()
+    wait(delete_stream(world.store, "orders"))
+    options = ReadOptions(url=world.url, subscribe=("orders",))
+    with pytest.raises(NotFound, match="was deleted"):
+        wait(shape_of([stream], options))
 
 
 def test_a_partition_that_is_not_there_is_refused(world: World) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from headwater.buffer.consumer import FetchHandle, UnreadableBatch
 from headwater.buffer.records import HEADERS_TYPE
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.core.errors import Refused
 from headwater.spark.options import ReadOptions
 
@@ -126,7 +127,8 @@ async def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
                 "carries opaque values alone"
             )
         return Shape()
-    found = await _shape_of_first_batch(stream)
+    async with telling_of_deletion(stream):
+        found = await _shape_of_first_batch(stream)
     if asked == "raw":
         if found.typed and options.columns is None:
             raise Refused(
