@@ -154,5 +154,5 @@ async def _outside(world: SparkWorld) -> None:
 
 
 RESTARTS = Scenario(room="spark", name="restarts", run=restarts, rounds=2000, sample=15)
-SOURCE = Scenario(room="spark", name="source", run=source, rounds=2000, sample=25)
+SOURCE = Scenario(room="spark", name="source", run=source, rounds=2000, sample=8)
 SCENARIOS = [RESTARTS, SOURCE]
