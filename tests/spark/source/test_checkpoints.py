@@ -174,6 +174,21 @@ def test_a_stream_that_was_made_again_under_a_running_query_is_refused(
     assert again.values == [b"new"]
 
 
+def test_a_run_that_comes_late_with_a_micro_batch_is_refused_before_it_reads(
+    world: World,
+) -> None:
+    follow(filled(world))
+    checkpoint = Checkpoint()
+    late = reader(world)
+    start = late.initialOffset()
+    end = late.latestOffset(start, late.getDefaultReadLimit())
+    checkpoint.offsets[0] = json.dumps(end)
+    # The run stands still; another one of the same checkpoint goes on.
+    Engine(reader(world), checkpoint).run(max_batches=2)
+    with pytest.raises(Refused, match="older copy"):
+        late.partitions(start, end)
+
+
 # Spark 4.1, which does not say where a micro-batch begins
 
 
@@ -240,3 +255,31 @@ def test_spark_4_1_with_an_older_copy_is_refused_before_it_reads(world: World) -
     with pytest.raises(Refused, match=f"older copy.*{CURE}"):
         Unasked(world.stream_reader(), copy).step()
     assert copy.values == []
+
+
+def test_spark_4_1_reads_a_partition_that_was_added_while_it_was_away_from_its_first_record(
+    world: World,
+) -> None:
+    filled(world, count=2)
+    checkpoint = Checkpoint()
+    Unasked(world.stream_reader(), checkpoint).step()
+    wait(alter_stream(world.store, "orders", partitions=2))
+    world.produce([b"new"], partition=1)
+    with pytest.raises(Killed):
+        Unasked(world.stream_reader(), checkpoint).step(kill="planned")
+    Unasked(world.stream_reader(), checkpoint).step()
+    assert checkpoint.values == [b"0", b"1", b"new"]
+
+
+def test_spark_4_1_does_not_take_a_stream_that_was_made_again_for_the_old_one(
+    world: World,
+) -> None:
+    filled(world, count=2)
+    checkpoint = Checkpoint()
+    Unasked(world.stream_reader(), checkpoint).step()
+    wait(delete_stream(world.store, "orders"))
+    filled(world, count=4)
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"was deleted and made again.*new checkpoint"):
+            Unasked(world.stream_reader(), checkpoint).step()
+    assert checkpoint.values == [b"0", b"1"]

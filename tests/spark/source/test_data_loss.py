@@ -155,9 +155,8 @@ def test_a_checkpoint_ahead_of_its_stream_is_refused(world: World) -> None:
     reader = world.stream_reader()
     start = reader.initialOffset()
     reader.latestOffset(start, ALL)
-    ahead = json.loads(
-        json.dumps(start).replace('"lsn": 1', '"lsn": 9').replace('"sequence": 0', '"sequence": 8')
-    )
+    text = json.dumps(start).replace('"lsn": 1', '"lsn": 9').replace('"step": 0', '"step": 1')
+    ahead = json.loads(text.replace('"sequence": 0', '"sequence": 8'))
     with pytest.raises((Refused, RolledBack), match=r"earlier state|lies ahead|only 1"):
         world.stream_reader().partitions(start, ahead)
     with pytest.raises((Refused, RolledBack), match=r"lies ahead|only 1"):

@@ -8,7 +8,7 @@ group that had come further, and reads again what that one acknowledged.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -38,6 +38,8 @@ class GroupPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int = 0
     """How many micro-batches that query has planned, where this is the partition that counts them.
     A checkpoint with fewer is an older copy."""
+    closed: bool = False
+    """Whether the last of them had no rows, and let the one before it be committed."""
 
 
 class OtherQuery(Fenced):
@@ -56,6 +58,17 @@ class Place(NamedTuple):
     sequence: int
     """The batch with the record that comes next, or the next batch."""
     lsn: int
+
+
+class Step(NamedTuple):
+    """A micro-batch among those of its query."""
+
+    number: int
+    closed: bool = False
+    """Whether it has no rows, and lets the one before it be committed."""
+
+
+NO_STEP: Final = Step(0)
 
 
 class GroupRegister:
@@ -90,7 +103,7 @@ class GroupRegister:
         return (await self._register.update(lambda now: first if now is None else now)).value
 
     async def advance(
-        self, place: Place, *, behind: bool = False, query: str = "", step: int = 0
+        self, place: Place, *, behind: bool = False, query: str = "", step: Step = NO_STEP
     ) -> GroupPosition:
         """Move forward to this place; a position past it stays.
 
@@ -105,7 +118,7 @@ class GroupRegister:
             if now is None:
                 return later
             if _order(now) < _order(later):
-                return msgspec.structs.replace(later, query=now.query, step=now.step)
+                return _with_claim(later, now)
             if _order(now) == _order(later) and now.behind != behind:
                 return msgspec.structs.replace(now, behind=behind)
             return now
@@ -125,18 +138,31 @@ class GroupRegister:
                 return now
             if _order(now) > tuple(place):
                 raise OtherQuery(self._key, query, now)
-            return msgspec.structs.replace(now, query=query, step=0)
+            return msgspec.structs.replace(now, query=query, step=0, closed=False)
 
         return (await self._register.update(claimed)).value
 
-    async def count(self, query: str, step: int) -> GroupPosition:
-        """The query has planned so many micro-batches. `OtherQuery` if it is another one's."""
-        return (await self._register.update(lambda now: self._counted(now, query, step))).value
+    async def count(self, query: str, step: Step) -> GroupPosition:
+        """The query has planned so many micro-batches.
 
-    def _counted(self, now: GroupPosition | None, query: str, step: int) -> GroupPosition:
+        `OtherQuery` if the position is another one's, or if the query has planned more than that:
+        then another run of it has come further.
+        """
+
+        def counted(now: GroupPosition | None) -> GroupPosition:
+            found = self._counted(now, query, step)
+            if found.step > step.number:
+                raise OtherQuery(self._key, query, now)
+            return found
+
+        return (await self._register.update(counted)).value
+
+    def _counted(self, now: GroupPosition | None, query: str, step: Step) -> GroupPosition:
         if now is None or now.query != query:
             raise OtherQuery(self._key, query, now)
-        return msgspec.structs.replace(now, step=max(now.step, step))
+        if step.number <= now.step:
+            return now
+        return msgspec.structs.replace(now, step=step.number, closed=step.closed)
 
     async def owned_until(self, acked: Place) -> GroupPosition:
         """The group owned the queue, acknowledged so far, and does not any more."""
@@ -146,7 +172,7 @@ class GroupRegister:
             if now is None:
                 return last
             if not now.behind and _order(now) < _order(last):
-                return msgspec.structs.replace(last, query=now.query, step=now.step)
+                return _with_claim(last, now)
             return now
 
         return (await self._register.update(leave)).value
@@ -164,6 +190,12 @@ class GroupRegister:
 
 def _kept(place: Place, *, behind: bool = False) -> GroupPosition:
     return GroupPosition(place.sequence, runtime.wall_ms(), place.lsn, behind)
+
+
+def _with_claim(position: GroupPosition, before: GroupPosition) -> GroupPosition:
+    """The position, as that of the query that had it before."""
+    query, step, closed = before.query, before.step, before.closed
+    return msgspec.structs.replace(position, query=query, step=step, closed=closed)
 
 
 def _order(position: GroupPosition) -> tuple[int, int]:

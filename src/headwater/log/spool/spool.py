@@ -115,7 +115,7 @@ class Spool:
         """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
 
         The next `open` begins it again, at any LSN. The term is forgotten as well: the next writer
-        must know from elsewhere that it leads. A crash leaves what `open` refuses: discard it again.
+        must know from elsewhere that it leads. After a crash, discard it again.
         """
         clear(Folder(disk or OsDisk(), os.path.abspath(path)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headwater.buffer.consumer import GroupRegister, Ownership, Place, place_at_time, shipped
-from headwater.buffer.consumer.group import GroupPosition
+from headwater.buffer.consumer.group import NO_STEP, GroupPosition, Step
 from headwater.buffer.queue import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
@@ -125,17 +125,21 @@ class BufferFeed:
     async def claim_of(self, group: str) -> Claim:
         """From the group's register."""
         kept = await self._register(group).read()
-        return Claim("", 0) if kept is None else Claim(kept.query, kept.step)
+        return (
+            Claim("", NO_STEP) if kept is None else Claim(kept.query, Step(kept.step, kept.closed))
+        )
 
     async def claim(self, group: str, place: Place, query: str) -> None:
         """In the group's register, an owner's too."""
-        await self._register(group).claim(place, query)
+        async with telling_of_deletion(self._stream):
+            await self._register(group).claim(place, query)
 
-    async def count(self, group: str, query: str, step: int) -> None:
+    async def count(self, group: str, query: str, step: Step) -> None:
         """In the group's register, an owner's too."""
-        await self._register(group).count(query, step)
+        async with telling_of_deletion(self._stream):
+            await self._register(group).count(query, step)
 
-    async def commit(self, group: str, place: Place, *, query: str, step: int) -> None:
+    async def commit(self, group: str, place: Place, *, query: str, step: Step) -> None:
         """An owner acknowledges whole batches; what goes beyond them stands in the register.
 
         The register comes before the queue: whichever is ahead counts, so nothing is read twice
@@ -143,7 +147,8 @@ class BufferFeed:
         """
         caught_up = self._catching_up is None or place >= self._catching_up
         register = self._register(group)
-        await register.advance(place, behind=not caught_up, query=query, step=step)
+        async with telling_of_deletion(self._stream):
+            await register.advance(place, behind=not caught_up, query=query, step=step)
         if caught_up:
             self._catching_up = None
         if self._ownership is not None and place.sequence:

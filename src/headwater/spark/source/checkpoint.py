@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from headwater.buffer.consumer.group import OtherQuery
+from headwater.buffer.consumer.group import OtherQuery, Step
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused
 from headwater.spark.source.feed import Claim, Feed
 from headwater.spark.source.membership import at_once
 from headwater.spark.source.offset import Offset, Part
 
+BEFORE_ALL: Final = Step(0, closed=True)
 CURE: Final = (
     "To go on where the group stands, give the query a new checkpoint; to read again, a new "
     "checkpoint, a groupId of its own and startingOffsets"
@@ -54,10 +55,12 @@ class CheckpointGuard:
         group's. The offset that it comes with later says whether that was right.
         """
         claims = await self._claims(feeds)
-        first = claims[min(claims)] if claims else Claim("", 0)
-        self._own = first.query or self.token()
-        steps = [one.step for one in claims.values() if one.query == self._own]
-        return Claim(self._own, max(steps, default=0))
+        first = claims[min(claims)].query if claims else ""
+        if not first:
+            return Claim(self.token(), BEFORE_ALL)
+        self._own = first
+        step = max(one.step for one in claims.values() if one.query == first)
+        return Claim(first, step if step.number else BEFORE_ALL)
 
     async def enter(self, start: Offset, feeds: Mapping[Part, Feed]) -> None:
         """Before the first micro-batch from here on: claim what is new, check what was kept."""
@@ -67,12 +70,20 @@ class CheckpointGuard:
             await self.check(start, feeds)
             return
         here = {part: place for part, place in start.places.items() if part in feeds}
-        await at_once(self._claim(feeds[part], start) for part in sorted(here))
+        await at_once(self.claim(feeds[part], start) for part in sorted(here))
         self._entered = start.query
 
-    async def join(self, feed: Feed, offset: Offset) -> None:
-        """Claim a partition that was added, at its place in this offset."""
-        await self._claim(feed, offset)
+    async def claim(self, feed: Feed, offset: Offset) -> None:
+        """Claim a partition at its place in this offset: one that is new to the checkpoint."""
+        place = offset.places[feed.part]
+        try:
+            await feed.claim(self._group, place, offset.query)
+        except OtherQuery as error:
+            raise Fenced(
+                f"{feed.part}: another query of group {self._group!r} has gone on from offset "
+                f"{place.lsn:,} while this one was starting, and nothing was read. Start it again "
+                "to go on where the group stands; if both are to run, give one a groupId of its own"
+            ) from error
 
     async def check(self, offset: Offset, feeds: Mapping[Part, Feed]) -> None:
         """Refuse the offset of another checkpoint, or of an older copy of this one."""
@@ -83,7 +94,7 @@ class CheckpointGuard:
             if part in offset.places and claim.query != offset.query:
                 raise Refused(self._by_another(part))
         for part, claim in claims.items():
-            if claim.query == offset.query and claim.step > offset.step:
+            if claim.query == offset.query and claim.step.number > offset.step:
                 raise self._older(part)
         known = [feed for part, feed in feeds.items() if part in offset.places]
         stood = await at_once(feed.place_of(self._group) for feed in known)
@@ -95,17 +106,16 @@ class CheckpointGuard:
     def check_follows(self, start: Offset, end: Offset) -> None:
         """Refuse a micro-batch whose two ends do not belong together.
 
-        They do if one step lies between them. Without a checkpoint the start is this process's
-        own, whatever process the end is of: Spark asks again where the first micro-batch begins.
-        Spark 4.1 may run one without a step, which closes what is done.
+        They do if one step lies between them, or if they are one place. Without a checkpoint the
+        start is this process's own, whatever process the end is of: Spark asks again where the
+        first micro-batch begins.
         """
-        if start.query == end.query and end.step - start.step in (0, 1):
+        if start == end or (start.query == end.query and end.step == start.step + 1):
             return
-        part = min(end.places)
         if start.query == end.query:
-            raise self._older(part)
+            raise self._older(min(end.places, default=None))
         if start.query != self._own:
-            raise Refused(self._by_another(part))
+            raise Refused(self._by_another(min(end.places, default=None)))
 
     async def count(self, end: Offset, feeds: Mapping[Part, Feed]) -> None:
         """A micro-batch is in the checkpoint, and is about to be read."""
@@ -113,8 +123,10 @@ class CheckpointGuard:
         if counting is None or (end.query, end.step) == self._counted:
             return
         try:
-            await feeds[counting].count(self._group, end.query, end.step)
+            await feeds[counting].count(self._group, end.query, end.last_step)
         except OtherQuery as error:
+            if error.found is not None and error.found.query == end.query:
+                raise self._older(counting) from error
             raise self.fenced(counting) from error
         self.counted(end)
 
@@ -130,31 +142,21 @@ class CheckpointGuard:
         """The error of a query whose position another one has claimed."""
         return Fenced(self._by_another(part))
 
-    async def _claim(self, feed: Feed, offset: Offset) -> None:
-        place = offset.places[feed.part]
-        try:
-            await feed.claim(self._group, place, offset.query)
-        except OtherQuery as error:
-            raise Fenced(
-                f"{feed.part}: another query of group {self._group!r} has gone on from offset "
-                f"{place.lsn:,} while this one was starting, and nothing was read. Start it again "
-                "to go on where the group stands; if both are to run, give one a groupId of its own"
-            ) from error
-
     async def _claims(self, feeds: Mapping[Part, Feed]) -> dict[Part, Claim]:
         found = await at_once(feed.claim_of(self._group) for feed in feeds.values())
         return dict(zip(feeds, found, strict=True))
 
-    def _by_another(self, part: Part) -> str:
+    def _by_another(self, part: Part | None) -> str:
         return (
-            f"{part}: group {self._group!r} goes on with another checkpoint, which was started "
-            f"after this one, or with a consumer in Python. {CURE}. If one query reads the stream "
-            "twice, give the second read a groupId of its own"
+            f"{part or 'no stream yet'}: group {self._group!r} goes on with another checkpoint, "
+            f"which was started after this one, or with a consumer in Python. {CURE}. If one query "
+            "reads the stream twice, give the second read a groupId of its own"
         )
 
-    def _older(self, part: Part) -> Refused:
+    def _older(self, part: Part | None) -> Refused:
         return Refused(
-            f"{part}: group {self._group!r} has come further than the checkpoint, which is an "
-            "older copy. From it, micro-batches would get other rows under the same numbers, and "
-            f"sinks that know them by their numbers would take those rows for written. {CURE}"
+            f"{part or 'no stream yet'}: group {self._group!r} has come further than the "
+            "checkpoint, which is an older copy. From it, micro-batches would get other rows under "
+            "the same numbers, and sinks that know them by their numbers would take those rows for "
+            f"written. {CURE}"
         )

@@ -19,6 +19,7 @@ from headwater.spark.source.slice_reading import SliceReading
 from headwater.spark.source.slices import SlicePartition
 from headwater.spark.stores import store_at
 from headwater.spark.versions import arrow_schema
+from headwater.store import Store
 
 
 class Executor:
@@ -40,8 +41,18 @@ class Executor:
     @plain
     def read(self, partition: SlicePartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
+        reading, rows = self.open(partition, store_at(self._options.url))
+        outside = portal.shared()
+        try:
+            while pieces := outside.call(reading.next_pieces()):
+                yield from rows.of(pieces)
+        finally:
+            outside.call(reading.close())
+
+    def open(self, partition: SlicePartition, store: Store) -> tuple[SliceReading, Rows]:
+        """What fetches the batches of one task, and what makes rows of them."""
         config = decode_config(partition.stream, msgspec.Raw(partition.origin), writing=False)
-        stream = Stream(store_at(self._options.url), config)
+        stream = Stream(store, config)
         rows = Rows(
             arrow_schema(self._schema),
             stream=partition.stream,
@@ -57,9 +68,4 @@ class Executor:
             on_bad_batch=self._options.on_bad_batch,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        outside = portal.shared()
-        try:
-            while pieces := outside.call(reading.next_pieces()):
-                yield from rows.of(pieces)
-        finally:
-            outside.call(reading.close())
+        return reading, rows

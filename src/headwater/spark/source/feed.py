@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from headwater.buffer.consumer import Place
+from headwater.buffer.consumer.group import Step
 from headwater.buffer.queue import TimeBy
 from headwater.spark.source.offset import Part
 from headwater.spark.source.slices import Slice
@@ -36,8 +37,8 @@ class Claim(NamedTuple):
 
     query: str
     """The token of the checkpoint that was started last; empty if there is none."""
-    step: int
-    """How many micro-batches it has planned, if this partition counts them."""
+    step: Step
+    """The last micro-batch that it has planned, if this partition counts them."""
 
 
 class Feed(Protocol):
@@ -93,8 +94,8 @@ class Feed(Protocol):
     async def claim(self, group: str, place: Place, query: str) -> None:
         """The group's position is this query's from here on; `OtherQuery` if it has moved on."""
 
-    async def count(self, group: str, query: str, step: int) -> None:
+    async def count(self, group: str, query: str, step: Step) -> None:
         """The query has so many micro-batches in its checkpoint, and is about to read the last."""
 
-    async def commit(self, group: str, place: Place, *, query: str, step: int) -> None:
+    async def commit(self, group: str, place: Place, *, query: str, step: Step) -> None:
         """Everything before this place is processed, by a query that has planned so many."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from headwater.buffer.consumer import Place
-from headwater.buffer.consumer.group import OtherQuery
+from headwater.buffer.consumer.group import NO_STEP, OtherQuery
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.spark.options import ReadOptions
@@ -96,7 +96,9 @@ class MicroBatches:
             await self._refresh()
             places = await self._begin(list(self._feeds.values()))
             claim = await self._guard.stored(self._feeds)
-            self._initial = Offset(places, dict(self._ids), True, claim.query, claim.step)
+            self._initial = Offset(
+                places, dict(self._ids), claim.step.closed, claim.query, claim.step.number
+            )
         return await self.latest(self._planned or await self.initial(), Limits())
 
     async def _next(self, start: Offset, limits: Limits) -> Offset:
@@ -116,7 +118,7 @@ class MicroBatches:
         if ends:
             self._quiet_since_s = runtime.monotonic_s()
             found = start.moved(ends, self._ids)
-            await at_once(self._guard.join(feed, found) for feed in added)
+            await at_once(self._guard.claim(feed, found) for feed in added)
             return found
         quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
         if start.closed or not (quiet or self._fixed is not None):
@@ -126,6 +128,7 @@ class MicroBatches:
     async def plan(self, start: Offset, end: Offset) -> list[SlicePartition]:
         """The tasks that read everything from `start` to `end`."""
         await self._refresh()
+        self._check_ids(start)
         self._check_ids(end)
         self._check_order(start, end)
         self._guard.check_follows(start, end)
@@ -133,7 +136,11 @@ class MicroBatches:
         planned: list[tuple[Feed, list[Slice]]] = []
         for part, until in sorted(end.places.items()):
             since = start.places.get(part)
-            if since is None or since == until:
+            if since is None and part in self._feeds:
+                # Added since. It begins at its end, but on Spark 4.1: there the end was found
+                # without knowing that the checkpoint lacks it, and the group's place is the start.
+                since = await self._feeds[part].place_of(self._options.group_id)
+            if since is None or since >= until:
                 continue
             if part not in self._feeds:
                 raise Refused(f"{part}: the checkpoint asks for it, and the options do not")
@@ -145,7 +152,7 @@ class MicroBatches:
     async def commit(self, end: Offset) -> None:
         """Everything before `end` is processed. Spark has the next micro-batch written down."""
         await self._refresh()
-
+        self._check_ids(end)
         # Told and written down by now: counted with the same write.
         told = end if self._told is None or self._told.query != end.query else self._told
         counting = self._guard.counting(end, self._feeds)
@@ -153,7 +160,7 @@ class MicroBatches:
         async def one(part: Part, place: Place) -> None:
             if self._committed.get(part) == place:
                 return
-            step = told.step if part == counting else 0
+            step = told.last_step if part == counting else NO_STEP
             try:
                 await self._membership.commit(self._feeds[part], place, query=end.query, step=step)
             except OtherQuery as error:

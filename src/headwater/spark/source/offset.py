@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.buffer.consumer import Place
+from headwater.buffer.consumer.group import Step
 from headwater.core.errors import Refused
 
 FORMAT: Final = 2
@@ -49,6 +50,11 @@ class Offset(msgspec.Struct, frozen=True):
     """The token of the checkpoint; empty in what is only reported."""
     step: int = 0
     """How many micro-batches led here."""
+
+    @property
+    def last_step(self) -> Step:
+        """The micro-batch that led here."""
+        return Step(self.step, self.closed)
 
     def to_json(self) -> dict[str, Any]:
         """What Spark is given: always in the same order."""
