@@ -43,7 +43,7 @@ FIRST_SEEDS = {
     "lease-by-the-wall-clock": 60,
     "floor-not-read-after-a-write": 46,
     "read-past-an-open-chunk": 120,
-    "retention-by-its-own-clock": 24,
+    "retention-by-its-own-clock": 480,
     "sweep-deletes-batches": 28,
 }
 """Where not to begin at 0: most histories are blind to the bug, or it shows as one without end."""
