@@ -22,7 +22,7 @@ help:
 	@echo
 	@echo "  demo         run the main job end to end, on this machine, with nothing else installed"
 	@echo "  test         a fair sample of everything, with coverage      (ARGS='tests/store -k name')"
-	@echo "  check        ruff, mypy --strict, layers, tidy, exports"
+	@echo "  check        ruff, mypy --strict, layers, tidy, pins, exports"
 	@echo "  format       let ruff put right what it can"
 	@echo
 	@echo "  bench        measure Headwater                               (ARGS=… to each program)"
@@ -56,6 +56,7 @@ check: venv
 	@$(BIN)/mypy --strict $(TREES)
 	@$(BIN)/python scripts/check_layers.py
 	@$(BIN)/python scripts/tidy.py
+	@$(BIN)/python scripts/check_pins.py
 	@$(BIN)/python -m pytest -q --no-header tests/project/test_exports.py
 
 .PHONY: format
@@ -100,13 +101,15 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --
 
 .PHONY: pins
 pins: venv
-	$(UV_COMPILE) --all-extras pyproject.toml requirements/all.in -o requirements/all.txt
+	$(UV_COMPILE) --all-extras pyproject.toml requirements/all.in requirements/build.in -o requirements/all.txt
+	$(UV_COMPILE) -c requirements/all.txt requirements/build.in -o requirements/build.txt
 	$(UV_COMPILE) -c requirements/all.txt pyproject.toml -o requirements/base.txt
 	$(UV_COMPILE) -c requirements/all.txt --extra dev pyproject.toml -o requirements/dev.txt
 	$(UV_COMPILE) -c requirements/all.txt --extra demo pyproject.toml -o requirements/spark.txt
 	$(UV_COMPILE) -c requirements/all.txt requirements/java.in -o requirements/java.txt
 	$(UV_COMPILE) -c requirements/all.txt requirements/interop.in -o requirements/interop.txt
 	$(UV_COMPILE) -c requirements/all.txt requirements/peers.in -o requirements/peers.txt
+	$(BIN)/python scripts/check_pins.py --record
 	@if grep -nE '://|index-url|find-links' requirements/*; then echo "pins name no address"; exit 1; fi
 
 .PHONY: clean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from bench._findings import Goal, Section
 from bench._report import seconds
@@ -27,10 +28,20 @@ Figures = tuple[float, float, float]
 """Requests, bytes and seconds of one operation."""
 
 
-def new_batch(sequence: int) -> NewBatch:
+def new_batch(sequence: int, timestamp_us: int | None = None) -> NewBatch:
     """A batch that is nowhere: the native queue does not look."""
     at_ms = runtime.wall_ms()
-    return NewBatch(runtime.new_ulid(), sequence, ROWS, BATCH_BYTES, at_ms, at_ms, b"offset")
+    return NewBatch(
+        runtime.new_ulid(),
+        sequence,
+        ROWS,
+        BATCH_BYTES,
+        at_ms,
+        at_ms,
+        timestamp_us,
+        timestamp_us,
+        metadata=b"offset",
+    )
 
 
 async def growth(format_: str, pending: tuple[int, ...]) -> Section:
@@ -54,7 +65,7 @@ async def growth(format_: str, pending: tuple[int, ...]) -> Section:
     return section
 
 
-class _Meter:
+class Meter:
     """Requests, bytes and time of what a store does while it is looked at."""
 
     def __init__(self, store: Store) -> None:
@@ -78,18 +89,24 @@ async def _at(format_: str, length: int) -> dict[str, Figures]:
     stream = await create_stream(store, "growth", format=format_)
     appender = stream.appender(0, "producer")
     await appender.open()
-    await _fill(appender, range(1, length + 1), GROUP)
+    await fill(appender, range(1, length + 1), GROUP)
     measured = min(MEASURED, length)
-    meter = _Meter(store)
-    await _fill(appender, range(length + 1, length + 1 + measured), 1)
+    meter = Meter(store)
+    await fill(appender, range(length + 1, length + 1 + measured), 1)
     appends = meter.each(measured)
     polls, dequeues = await _consume(stream, measured)
     return {"append": appends, "poll": polls, "dequeue": dequeues}
 
 
-async def _fill(appender: Appender, numbers: range, group: int) -> None:
+async def fill(
+    appender: Appender,
+    numbers: range,
+    group: int,
+    make: Callable[[int], NewBatch] = new_batch,
+) -> None:
+    """Append batches of these producer sequences, so many at a time."""
     for first in numbers[::group]:
-        batches = [new_batch(number) for number in range(first, min(first + group, numbers.stop))]
+        batches = [make(number) for number in range(first, min(first + group, numbers.stop))]
         if isinstance(appender, V1Appender):
             # A v1 consumer reads the rows from the end of the object: there has to be one.
             await asyncio.gather(*(appender.upload(one.batch_id, V1_BATCH) for one in batches))
@@ -99,14 +116,14 @@ async def _fill(appender: Appender, numbers: range, group: int) -> None:
 async def _consume(stream: Stream, measured: int) -> tuple[Figures, Figures]:
     taker = stream.taker(0)
     cursor = await taker.open("bench")
-    meter = _Meter(stream.store)
+    meter = Meter(stream.store)
     polled: list[int] = []
     for _ in range(measured):
         (found,) = await taker.after(cursor, 1)
         cursor = found.sequence
         polled.append(cursor)
     polls = meter.each(measured)
-    meter = _Meter(stream.store)
+    meter = Meter(stream.store)
     for sequence in polled:
         await taker.dequeue(sequence)
     return polls, meter.each(measured)

@@ -1,9 +1,15 @@
-"""Requests and their price on S3, for a steady stream and for a reader to which nothing comes."""
+"""Requests and their price on S3, for a steady stream and for a reader to which nothing comes.
+
+And requests per batch once a stream carries what it carries: what is recorded of its columns costs
+the first call, and nothing after it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+
+import pyarrow as pa
 
 from bench._buffer_distance import in_virtual_time
 from bench._findings import Goal, Section
@@ -23,6 +29,7 @@ PRODUCER_GOAL_USD = 30.0
 READER_GOAL_USD = 1.0
 IDLE_S = 3600.0
 POLL_S = 1.0
+DECLARED = {"id": "int64", "text": "string"}
 
 
 def price(rates: tuple[int, ...]) -> Section:
@@ -84,6 +91,52 @@ async def _stream(rate: int) -> tuple[float, dict[str, StoreStats]]:
     took_s = runtime.monotonic_s() - began_s
     await consumer.close()
     return took_s, {"producer": ours.stats, "consumer": theirs.stats}
+
+
+def steady(batches: int) -> Section:
+    """Requests of a producer per batch, by what the stream says of its columns."""
+    section = Section(
+        f"Requests per batch on the steady path, {batches:,} batches (virtual time)",
+        ["stream", "batches of", "to open", "first batch", "per batch after it"],
+    )
+    for what, schema in (("opaque values", None), ("declared", DECLARED), ("undeclared", None)):
+        for size, goal in (("4 KiB", 1.0), ("64 KiB", 2.0)):
+            records = 32 if size == "4 KiB" else 512
+            opening, first, later = in_virtual_time(
+                lambda what=what, schema=schema, records=records: _batches(  # type: ignore[misc]
+                    what, schema, records, batches
+                )
+            )
+            per_batch = later / batches
+            section.rows.append([what, size, f"{opening}", f"{first}", f"{per_batch:.3f}"])
+            wanted = f"{what}, batches of {size}: requests per batch"
+            section.goals.append(Goal(wanted, goal * 1.1, per_batch, at_least=False))
+    section.notes.append("the first batch of an undeclared stream records what it carries")
+    return section
+
+
+async def _batches(
+    what: str, schema: dict[str, str] | None, records: int, batches: int
+) -> tuple[int, int, int]:
+    """Requests to open, of the first batch, and of all others together."""
+    backend = SlowBackend()
+    await create_stream(Store(backend), "steady", schema=schema)
+    store = Store(backend)
+    producer = await Producer.open(store, "steady", linger_ms=0)
+    values = [bytes(120)] * records
+    rows = pa.table({"id": pa.array(range(records)), "text": [bytes(100).hex()[:112]] * records})
+    marks = [store.stats.requests]
+    for number in range(batches + 1):
+        if what == "opaque values":
+            handle = await producer.produce(values)
+        else:
+            handle = await producer.produce_arrow(rows)
+        await handle
+        if number == 0:
+            marks.append(store.stats.requests)
+    marks.append(store.stats.requests)
+    await producer.close()
+    return marks[0], marks[1] - marks[0], marks[2] - marks[1]
 
 
 async def _idle() -> StoreStats:

@@ -7,7 +7,9 @@
 - a store at 50 ms a request, in the simulator's virtual time: what several uploads in flight and
   grouped appends bring, and what 1, 4, 16 and 64 producers on one partition cost each other;
 - what an append, a poll and a dequeue move at 10, 1,000 and 100,000 pending batches;
+- what finding a time takes among as many, against reading every entry;
 - requests and their S3 price per million records, and a month of them;
+- requests per batch on the steady path, whatever the stream says of its columns;
 - memory while a producer outruns its store.
 
 Each section prints its goals beside what was measured. Times depend on the machine, and the disk
@@ -33,7 +35,8 @@ from bench._buffer_distance import contention, pipelining
 from bench._buffer_growth import growth
 from bench._buffer_local import Load, local
 from bench._buffer_memory import memory
-from bench._buffer_price import price
+from bench._buffer_price import price, steady
+from bench._buffer_times import times
 from bench._findings import Section
 from bench._report import machine
 from headwater.core.limits import KIB, MIB
@@ -99,7 +102,9 @@ def sections(scale: Scale, root: Path) -> dict[str, Callable[[], list[Section]]]
         "pipelining": lambda: [pipelining(scale.batches)],
         "contention": lambda: [contention(scale.flushes)],
         "growth": by_pending,
+        "times": lambda: [asyncio.run(times(scale.pending))],
         "price": lambda: [price(scale.rates)],
+        "steady": lambda: [steady(scale.batches)],
         "memory": lambda: [memory(scale.memory_bytes)],
     }
 

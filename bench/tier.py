@@ -12,6 +12,7 @@
   segments as Python objects in a dict, which is what one would write first;
 - the log to segments, and ranges of LSNs back, against pyarrow writing and reading the same table;
 - a reader that catches up from the tier, against pyarrow and bare gets (`_tier_reader.py`);
+- for how long copying, comparing and reading hold up the event loop (`_tier_loop.py`);
 - the log of events in object storage: publishing, catching up, high-water marks
   (`_tier_eventlog.py`).
 
@@ -38,6 +39,7 @@ from typing import Any
 from bench._findings import Goal, Section
 from bench._report import machine
 from bench._tier_eventlog import sections as event_log_sections
+from bench._tier_loop import section as loop_section
 from bench._tier_reader import sections as reader_sections
 from bench._tier_segments import copying, fetching
 from headwater.tier import (
@@ -311,6 +313,7 @@ def main() -> None:
     records = QUICK_RECORDS if options.quick else RECORDS
     sections = [copying(records, rounds), fetching(records, rounds)]
     sections += reader_sections(records, rounds)
+    sections.append(loop_section(records))
     if not options.segments:
         replayed = QUICK_REPLAYED if options.quick else REPLAYED
         sections += [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds)]

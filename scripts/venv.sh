@@ -73,7 +73,7 @@ is_current() { # is_current STAMP FILE...
 
 is_everything_current() {
     [ ! -e "$stamps/installing" ] && is_current project pyproject.toml || return 1
-    for set in "$@"; do
+    for set in build "$@"; do
         is_current "$set" "requirements/$set.txt" || return 1
     done
 }
@@ -137,11 +137,12 @@ take_lock
 is_everything_current "$@" && exit 0
 is_usable || make_environment
 mkdir -p "$stamps"
-for set in "$@"; do
+# The sets are closed (scripts/check_pins.py), so nothing is resolved: an installer that resolves asks
+# the index, and a release newer than the pins makes it refuse. For the same reason nothing is built
+# in isolation: the build set, which comes first, holds what builds need.
+for set in build "$@"; do
     is_current "$set" "requirements/$set.txt" || say "installing requirements/$set.txt"
-    install "$set" "requirements/$set.txt" --no-deps --require-hashes -r "requirements/$set.txt"
+    install "$set" "requirements/$set.txt" --no-deps --no-build-isolation --require-hashes \
+        -r "requirements/$set.txt"
 done
-# Building the project needs its build backend, which the dev set holds.
-if [ -f "$stamps/dev" ]; then
-    install project pyproject.toml --no-deps --no-build-isolation -e .
-fi
+install project pyproject.toml --no-deps --no-build-isolation -e .

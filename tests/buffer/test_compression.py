@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headwater.buffer.compression import (
     STREAM_OVERHEAD_BYTES,
+    ZSTD_FRAMES_MAX,
     Compression,
     compress,
     decompress,
@@ -210,6 +211,43 @@ def test_skippable_frames_before_the_frame_are_passed_over() -> None:
             decompress(ZSTD, nothing, max_bytes=MIB)
 
 
+SKIPPED = bytes.fromhex("502a4d1803000000") + b"abc"
+
+
+@pytest.mark.parametrize("write", [whole, streamed])
+def test_several_zstd_frames_are_read_where_they_may_be(
+    write: Callable[[Compression, bytes], bytes],
+) -> None:
+    parts = [TEXT[:3], b"", TEXT * 9, bytes(70_000)]
+    frames = [write(ZSTD, part) for part in parts]
+    for data in (b"".join(frames), SKIPPED + SKIPPED.join(frames) + SKIPPED):
+        assert decompress(ZSTD, data, max_bytes=MIB, several=True) == b"".join(parts)
+        with pytest.raises(Corrupt, match="a block is one frame"):
+            decompress(ZSTD, data, max_bytes=MIB)
+        for cut in (len(data) - 1, len(data) - 6):
+            with pytest.raises(Corrupt):
+                decompress(ZSTD, data[:cut], max_bytes=MIB, several=True)
+        with pytest.raises(Corrupt):
+            decompress(ZSTD, data + b"x", max_bytes=MIB, several=True)
+    size = len(b"".join(parts))
+    assert len(decompress(ZSTD, b"".join(frames), max_bytes=size, several=True)) == size
+    with pytest.raises(LimitExceeded):
+        decompress(ZSTD, b"".join(frames), max_bytes=size - 1, several=True)
+
+
+def test_skippable_frames_alone_hold_nothing_and_no_frame_at_all_is_damage() -> None:
+    assert decompress(ZSTD, SKIPPED * 2, max_bytes=0, several=True) == b""
+    with pytest.raises(Corrupt, match="cut off"):
+        decompress(ZSTD, b"", max_bytes=MIB, several=True)
+
+
+@pytest.mark.parametrize("frame", [SKIPPED, bytes.fromhex("28b52ffd2000010000")])
+def test_frames_without_end_are_refused(frame: bytes) -> None:
+    data = whole(ZSTD, TEXT) + frame * (ZSTD_FRAMES_MAX + 1)
+    with pytest.raises(LimitExceeded, match="65,536"):
+        decompress(ZSTD, data, max_bytes=MIB, several=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "frame", "reason"),
     [
@@ -284,11 +322,12 @@ def test_changed_frames_give_bytes_or_documented_errors(
         changed[place % len(changed)] = value
     data = bytes(changed[:cut]) + after
 
-    try:
-        found = decompress(kind, data, max_bytes=MIB)
-    except (Corrupt, LimitExceeded):
-        return
-    assert len(found) <= MIB
+    for several in (False, kind is ZSTD):
+        try:
+            found = decompress(kind, data * (1 + several), max_bytes=MIB, several=several)
+        except (Corrupt, LimitExceeded):
+            continue
+        assert len(found) <= MIB
 
 
 @FRAMED

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.buffer.queue import Collected
@@ -22,18 +23,27 @@ from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.expiring import Expiring
 from headwater.buffer.queue.native.forgetting import Forgetting
 from headwater.buffer.queue.native.orphans import Orphans
+from headwater.buffer.queue.native.records import Scanned
 from headwater.buffer.queue.native.tail import Tail
-from headwater.core import runtime
+from headwater.core import limits, runtime
+from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import OutcomeUnknown
 from tests.planted import NOTICED, expect_noticed
-from tests.torture.buffer_scenarios import SCENARIOS, queue_history
+from tests.torture.buffer_scenarios import (
+    SCENARIOS,
+    queue_clocks_history,
+    queue_history,
+    queue_outages_history,
+)
 from tests.torture.buffer_world import Parts
 
 HISTORIES_TO_CATCH_A_BUG = 300
 FIRST_SEEDS = {
+    "lease-by-the-monotonic-clock": 60,
+    "lease-by-the-wall-clock": 60,
     "floor-not-read-after-a-write": 46,
     "read-past-an-open-chunk": 120,
-    "retention-by-its-own-clock": 24,
+    "retention-by-its-own-clock": 480,
     "sweep-deletes-batches": 28,
 }
 """Where not to begin at 0: most histories are blind to the bug, or it shows as one without end."""
@@ -59,6 +69,13 @@ class UselessAppender(NativeAppender):
     async def append(self, batches: Any) -> Any:
         await super().append(batches)
         raise OutcomeUnknown("who knows")
+
+
+class BluntAppender(NativeAppender):
+    """Lets an error that says that nothing changed take the place of what is not known."""
+
+    async def append(self, batches: Any) -> Any:
+        return await self._append(batches)
 
 
 class UnfencedAppender(NativeAppender):
@@ -113,7 +130,7 @@ def passes_pending(self: Expiring, held: Held, since_ms: int, queue: Any) -> int
 def over_when_silent(self: Forgetting, one: Any) -> bool:
     """Drops the mark of whoever was silent, without telling it to stop."""
     stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
-    return bool(stands_at < self._floor and 0 < one.silent_since_ms < self._horizon_ms)
+    return bool(stands_at < self._floor and one.silent_looks > 0)
 
 
 class ThoroughCollector(NativeCollector):
@@ -127,6 +144,30 @@ class ThoroughCollector(NativeCollector):
                 for entry in held.chunk.entries if held else ():
                     await self._store.delete(self._chunks.batch_key(entry.batch_id))
         await super()._sweep(floor, report)
+
+
+class BelievingCollector(NativeCollector):
+    """Takes a floor for settled when the store wrote it long ago, by the store's clock."""
+
+    async def _begin(self, chunk_floor: int) -> tuple[Scanned, int]:
+        scanned, now_ms = await super()._begin(chunk_floor)
+        raised_ms = (await self._store.head(self._chunks.register.key)).modified_ms
+        if now_ms - raised_ms > 1000 * (limits.FLOOR_SETTLE_S + 1):
+            scanned = msgspec.structs.replace(scanned, settled_chunk=chunk_floor)
+        return scanned, now_ms
+
+
+def counts_twice(self: StandingClock, stored: Standing) -> Standing:
+    """Adds what it saw pass to what others have counted meanwhile."""
+    if stored.floor != self._seen.floor:
+        return stored
+    passed_ms = int((runtime.monotonic_s() - self._seen_s) * 1000)
+    return Standing(stored.floor, stored.stood_ms + passed_ms)
+
+
+def leased_by_the_wall_clock(self: Moment, seconds: float) -> bool:
+    """Believes its wall clock alone."""
+    return (runtime.wall_ms() - self.at_wall_ms) / 1000 < seconds
 
 
 class UnfencedTaker(NativeTaker):
@@ -178,6 +219,16 @@ PLANTED = {
 }
 
 
+CLOCKS = {
+    "settled-by-the-stores-clock": Parts(collector=BelievingCollector),
+    "time-counted-twice": _replacing(StandingClock, "count", counts_twice),
+    "lease-by-the-wall-clock": _replacing(Moment, "is_within", leased_by_the_wall_clock),
+    # The monotonic clock stands still while the machine sleeps.
+    "lease-by-the-monotonic-clock": _replacing(runtime, "boottime_s", runtime.monotonic_s),
+}
+"""Mistakes that show only where clocks are set."""
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
@@ -190,6 +241,24 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
         lambda seed: queue_history(seed, PLANTED[bug]),
         within=HISTORIES_TO_CATCH_A_BUG,
         first=first,
+        by=CAUGHT,
+    )
+
+
+@pytest.mark.parametrize("bug", CLOCKS)
+def test_a_bug_that_a_set_clock_shows_is_caught(bug: str) -> None:
+    expect_noticed(
+        lambda seed: queue_clocks_history(seed, CLOCKS[bug]),
+        within=HISTORIES_TO_CATCH_A_BUG,
+        first=FIRST_SEEDS.get(bug, 0),
+        by=CAUGHT,
+    )
+
+
+def test_a_look_that_hides_the_unknown_is_caught() -> None:
+    expect_noticed(
+        lambda seed: queue_outages_history(seed, Parts(appender=BluntAppender)),
+        within=HISTORIES_TO_CATCH_A_BUG,
         by=CAUGHT,
     )
 

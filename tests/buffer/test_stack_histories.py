@@ -18,12 +18,19 @@ from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.lane import Lane
 from headwater.buffer.queue import NewBatch
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.native import NativeAppender, NativeCollector
+from headwater.buffer.queue.native.records import Scanned
 from headwater.buffer.queue.v1 import V1Appender
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Unavailable
 from tests.planted import expect_noticed
-from tests.torture.stack_scenarios import SCENARIOS, native_history, v1_history
+from tests.torture.stack_scenarios import (
+    SCENARIOS,
+    clocks_history,
+    native_history,
+    outages_history,
+    v1_history,
+)
 from tests.torture.surroundings import Replacement
 
 HISTORIES_TO_CATCH_A_BUG = 100
@@ -131,6 +138,20 @@ def counts_from_its_batch(self: Handle) -> list[Any]:
 _accepted = Handle.accepted
 
 
+async def settles_by_the_stores_clock(
+    self: NativeCollector, chunk_floor: int
+) -> tuple[Scanned, int]:
+    """Takes a floor for settled when the store wrote it long ago, by the store's clock."""
+    scanned, now_ms = await _begin(self, chunk_floor)
+    raised_ms = (await self._store.head(self._chunks.register.key)).modified_ms
+    if now_ms - raised_ms > 1000 * (limits.FLOOR_SETTLE_S + 1):
+        scanned = msgspec.structs.replace(scanned, settled_chunk=chunk_floor)
+    return scanned, now_ms
+
+
+_begin = NativeCollector._begin
+
+
 EITHER: dict[str, Replacement] = {
     "ack-before-dequeue": (Consumer, "_dequeue", acknowledges_first),
     "cursor-before-fetch": (Delivery, "next_batch", moves_first),
@@ -165,6 +186,15 @@ def test_a_bug_planted_above_a_native_queue_is_caught(bug: str) -> None:
 @pytest.mark.parametrize("bug", V1)
 def test_a_bug_planted_above_a_v1_queue_is_caught(bug: str) -> None:
     _expect_caught(v1_history, V1[bug], first=FIRST_V1.get(bug, 0))
+
+
+def test_a_floor_that_settles_by_the_stores_clock_is_caught() -> None:
+    bug = (NativeCollector, "_begin", settles_by_the_stores_clock)
+    _expect_caught(clocks_history, bug, first=0)
+
+
+def test_an_outage_that_makes_no_answer_a_no_is_caught() -> None:
+    _expect_caught(outages_history, NATIVE["unknown-is-a-failure"], first=0)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -268,14 +268,33 @@ def test_what_is_wrong_is_said(data: bytes, kind: type[Exception], reason: str) 
         decode_manifest(data)
 
 
-def test_calls_without_records_share_a_start_and_gaps_are_left_alone() -> None:
+def test_calls_without_records_share_a_start() -> None:
     items = packed_item(0) + packed_item(0, b"x")
-    data = packed_entry(3, items=items, count=2) + packed_entry(7) + footer(2, 9)
 
-    found = decode_manifest(data)
+    found = decode_manifest(packed_entry(3, items=items, count=2) + footer(1, 4))
 
-    assert [entry.sequence for entry in found.entries] == [3, 7]
     assert item_for(found.entries[0], 0) == MetadataItem(0, 0, b"x")
+
+
+@pytest.mark.parametrize(
+    ("sequences", "next_sequence"),
+    [((3, 7), 8), ((3, 4, 6), 7), ((3, 4), 6), ((3,), 9), ((0, 2), 3)],
+)
+def test_a_gap_between_sequences_is_a_loss(sequences: tuple[int, ...], next_sequence: int) -> None:
+    entries = b"".join(packed_entry(sequence) for sequence in sequences)
+    data = entries + footer(len(sequences), next_sequence)
+
+    with pytest.raises(Corrupt, match="entries were lost"):
+        decode_manifest(data)
+
+    found = decode_manifest(data, lenient=True)
+    assert tuple(entry.sequence for entry in found.entries) == sequences
+    assert encode_manifest(found) == data
+
+
+@pytest.mark.parametrize("next_sequence", [0, 5, 2**64 - 1])
+def test_an_empty_queue_may_have_given_any_number_of_sequences(next_sequence: int) -> None:
+    assert decode_manifest(footer(0, next_sequence)).next_sequence == next_sequence
 
 
 def test_leniently_items_may_come_in_any_order() -> None:
@@ -291,7 +310,9 @@ def test_leniently_items_may_come_in_any_order() -> None:
     ("manifest", "kind", "reason"),
     [
         (Manifest((Entry(1, "a"), Entry(1, "b")), 2), Refused, "1 does not follow 1"),
-        (Manifest((Entry(1, "a"),), 1), Refused, "not below next_sequence"),
+        (Manifest((Entry(1, "a"), Entry(3, "b")), 4), Refused, "3 does not follow 1"),
+        (Manifest((Entry(1, "a"),), 3), Refused, "not the one before"),
+        (Manifest((Entry(1, "a"),), 1), Refused, "not the one before"),
         (Manifest((Entry(-1, "a"),), 1), LimitExceeded, "sequence: -1"),
         (
             Manifest((Entry(0, "a", (MetadataItem(2, 0), MetadataItem(1, 0))),), 1),

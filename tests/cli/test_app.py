@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextvars
+import json
+import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from headwater.cli import advice
 from headwater.cli.advice import ADVICE, advice_for, command
@@ -36,6 +40,79 @@ def test_version_names_what_is_installed(invoke: Invoke) -> None:
         "pyspark",
         "python",
     ]
+
+
+def test_version_as_json(invoke: Invoke) -> None:
+    found = json.loads(invoke("version", "--json").stdout)
+    assert list(found) == ["headwater", "obstore", "pyarrow", "pyspark", "python", "platform"]
+    assert found["headwater"] == metadata.version("headwater")
+
+
+def test_the_usual_options_ask_for_version_and_help(invoke: Invoke) -> None:
+    assert invoke("--version").stdout == f"headwater {metadata.version('headwater')}\n"
+    assert invoke("-h").stdout == invoke("--help").stdout
+    assert invoke("stream", "create", "-h").stdout == invoke("stream", "create", "--help").stdout
+
+
+def test_help_shows_words_in_brackets() -> None:
+    sample = typer.Typer(rich_markup_mode=app.rich_markup_mode)
+
+    @sample.command()
+    def only(servers: str = typer.Option("", help="Needs headwater[kafka].")) -> None:
+        """Reads [kafka] topics."""
+
+    shown = CliRunner().invoke(sample, ["--help"]).stdout
+    assert "headwater[kafka]" in shown
+    assert "Reads [kafka] topics." in shown
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        assert group.typer_instance.rich_markup_mode == app.rich_markup_mode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "shown"),
+    [
+        (["--show-completion", "bash"], {}, "_HEADWATER_COMPLETE=complete_bash"),
+        ([], {"_HEADWATER_COMPLETE": "complete_bash", "COMP_WORDS": "headwater str"}, "stream"),
+    ],
+)
+def test_shells_complete_commands(
+    arguments: list[str], environment: dict[str, str], shown: str
+) -> None:
+    code = "import sys; from headwater.cli import main; sys.argv[0] = 'headwater'; main()"
+    typer_reads = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **typer_reads, **environment},
+        capture_output=True,
+        check=True,
+    )
+    assert shown in done.stdout.decode()
+
+
+def test_the_address_may_come_from_the_environment(invoke: Invoke, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    invoke("stream", "create", url, "orders")
+    given = {"HEADWATER_URL": url}
+    assert "orders" in invoke("stream", "list", **given).stdout
+    assert "orders" in invoke("stream", "describe", "orders", **given).stdout
+    described = invoke("stream", "describe", "--json", "orders", **given).stdout
+    assert json.loads(described)["name"] == "orders"
+    assert "Usage" in invoke("stream", "describe", "--help", **given).stdout
+
+
+def test_an_address_that_is_given_wins_over_the_environment(invoke: Invoke, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    invoke("stream", "create", url, "orders")
+    other = {"HEADWATER_URL": f"file://{tmp_path}/other"}
+    assert "orders" in invoke("stream", "list", url, **other).stdout
+    assert invoke("stream", "list", **other).exit_code == 1
+
+
+def test_without_the_environment_the_address_is_asked_for(invoke: Invoke) -> None:
+    done = invoke("stream", "describe", "orders", HEADWATER_URL="")
+    assert done.exit_code == 2
+    assert "Missing argument" in done.output
 
 
 def test_no_command_shows_the_help(invoke: Invoke) -> None:

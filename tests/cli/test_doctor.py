@@ -53,15 +53,15 @@ def test_good_packages_are_good() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "status", "cure"),
     [
-        ("pandas", "3.0.1", "wrong", "pip install 'pandas<3'"),
-        ("pyspark", "3.5.1", "wrong", "pip install 'headwater[spark]'"),
-        ("pyspark", "5.0.0", "wrong", "pip install 'pyspark<5'"),
-        ("pyspark", None, "note", "pip install 'headwater[spark]'"),
-        ("pyarrow", "20.0", "wrong", "pip install 'headwater'"),
-        ("pyarrow", None, "wrong", "pip install 'headwater'"),
-        ("pyiceberg", None, "note", "pip install 'headwater[iceberg]'"),
-        ("pyiceberg", "0.13.1", "wrong", "pip install 'pyiceberg<0.13'"),
-        ("pyiceberg", "0.9", "wrong", "pip install 'headwater[iceberg]'"),
+        ("pandas", "3.0.1", "wrong", "pip install 'pandas>=2,<3'"),
+        ("pyspark", "3.5.1", "wrong", "pip install 'pyspark>=4.1,<5'"),
+        ("pyspark", "5.0.0", "wrong", "pip install 'pyspark>=4.1,<5'"),
+        ("pyspark", None, "note", "pip install 'pyspark>=4.1,<5'"),
+        ("pyarrow", "20.0", "wrong", "pip install 'pyarrow>=21'"),
+        ("pyarrow", None, "wrong", "pip install 'pyarrow>=21'"),
+        ("pyiceberg", None, "note", "pip install 'pyiceberg>=0.12,<0.13'"),
+        ("pyiceberg", "0.13.1", "wrong", "pip install 'pyiceberg>=0.12,<0.13'"),
+        ("pyiceberg", "0.9", "wrong", "pip install 'pyiceberg>=0.12,<0.13'"),
     ],
 )
 def test_a_package_that_does_not_fit(

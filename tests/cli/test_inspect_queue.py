@@ -84,7 +84,7 @@ def last_chunk(queue: Path) -> Path:
 
 def test_a_chunk(told: Told, invoke: Invoke, queue: Path) -> None:
     found = told(last_chunk(queue))
-    assert found["kind"] == "chunk of a native queue, HWC1"
+    assert found["kind"] == "chunk of a native queue, HWC2"
     assert (found["first_sequence"], found["next_sequence"], found["next_lsn"]) == (0, 3, 7)
     entries = found["chunk_entries"]
     assert [entry["producer"] for entry in entries] == ["p1", "p2", "p1"]
@@ -92,6 +92,10 @@ def test_a_chunk(told: Told, invoke: Invoke, queue: Path) -> None:
     assert [entry["metadata"] for entry in entries] == ["at 0", "at 1", "at 2"]
     assert [entry["stands_in"] for entry in entries] == ["this chunk", "an object", "this chunk"]
     assert [opening["producer"] for opening in found["recent_openings"]] == ["p1"]
+    stamps = [(e["earliest_timestamp_us"], e["latest_timestamp_us"]) for e in entries]
+    assert stamps == [(None, None)] * 3
+    [block] = found["times_before"]
+    assert block == {"chunks": "0 to 0", "latest_ingested_ms": None, "latest_timestamp_us": None}
     words = invoke("inspect", "queue", str(last_chunk(queue)), "--entries=1").stdout
     assert "chunk entries, 1 of 3" in words
     assert "open: it may grow" in words
@@ -115,7 +119,10 @@ def test_a_damaged_chunk_names_check_and_offset(told: Told, queue: Path, tmp_pat
     assert (cut["check"], cut["offset"]) == ("length", 4)
     assert "10 are missing" in cut["message"]
     assert problem(data[:7])["check"] == "length"
-    assert "Upgrade" in problem(b"HWC2" + data[4:])["message"]
+    assert "Upgrade" in problem(b"HWC3" + data[4:])["message"]
+    older = problem(b"HWC1" + data[4:])
+    assert (older["check"], older["error"]) == ("magic", "NotSupported")
+    assert "with the version that wrote it" in older["message"]
 
 
 def test_a_chunk_in_another_chunks_place(told: Told, queue: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import Appending, Attempt, Committer
-from headwater.core.errors import Unavailable
+from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import open_store
 from tests.buffer.transaction.given import upload
 from tests.cli.conftest import Invoke
@@ -42,7 +42,7 @@ def given(root: Path, *attempts: Attempt, appends: bool = True) -> None:
         asyncio.run(go())
         return
     lost = mock.patch.object(Appending, "finish", side_effect=Unavailable("the driver is lost"))
-    with lost, pytest.raises(Unavailable):
+    with lost, pytest.raises(OutcomeUnknown):
         asyncio.run(go())
 
 

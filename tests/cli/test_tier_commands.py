@@ -358,7 +358,7 @@ def test_a_log_in_kafka_needs_its_client(
     )
     result = invoke("tier", "list", url, "orders", "--bootstrap-servers", "127.0.0.1:1")
     assert result.exit_code == 2
-    assert "pip install 'headwater[kafka]'" in result.stderr
+    assert "pip install 'confluent-kafka>=2.16'" in result.stderr
 
 
 def test_settings_of_kafkas_client_stand_in_a_file_that_is_not_repeated(

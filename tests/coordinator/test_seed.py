@@ -100,8 +100,9 @@ async def test_should_include_all_pending_writes_in_flush() -> None:
         *_, last = [handle.try_write(Put(key, n)) for n, key in enumerate("abc", start=1)]
         await handle.flush()
         await last.wait(WRITTEN)
-        assert len(flusher.flushed) == 1
-        assert c.view().snapshot == {"a": (0, 1), "b": (1, 2), "c": (2, 3)}
+        assert [len(one.view) for one in flusher.flushed] == [3]
+        assert flusher.kept == {"a": (0, 1), "b": (1, 2), "c": (2, 3)}
+        assert c.view().snapshot == flusher.kept
 
 
 @virtual
@@ -136,7 +137,8 @@ async def test_should_flush_on_flush_interval() -> None:
         await c.handle("default").try_write(Put("a", 1)).wait(APPLIED)
         assert flusher.flushed == []
         await runtime.sleep(0.15)
-        assert c.view().snapshot == {"a": (0, 1)}
+        assert len(flusher.flushed) == 1
+        assert c.view().snapshot == flusher.kept == {"a": (0, 1)}
         assert c.metrics.flushes == {"interval": 1}
 
 
@@ -277,8 +279,9 @@ async def test_should_flush_pending_writes_on_shutdown() -> None:
     c = coordinator(flusher)
     c.start()
     write = c.handle("default").try_write(Put("a", 1))
-    await write.epoch()
+    epoch = await write.epoch()
     await c.stop()
+    assert [list(one.epochs) for one in flusher.flushed] == [[epoch]]
     assert flusher.kept == {"a": (0, 1)}
     assert c.metrics.flushes == {"stop": 1}
 
@@ -354,13 +357,15 @@ async def test_should_preserve_context_across_flushes() -> None:
 
 @virtual
 async def test_should_receive_view_on_subscribe() -> None:
-    async with coordinator(KeyFlusher()) as c:
-        subscriber, _ = c.subscribe()
-        assert subscriber.initialize().frozen == ()
-        c.handle("default").try_write(Put("a", 1))
-        await c.handle("default").flush()
-        view = await subscriber.recv()
-        assert [one.view for one in view.frozen] == [{"a": (0, 1)}]
+    c = coordinator(KeyFlusher())
+    subscriber, _ = c.subscribe()
+    assert subscriber.initialize().frozen == ()
+    c.start()
+    c.handle("default").try_write(Put("a", 1))
+    await c.handle("default").flush()
+    view = await subscriber.recv()
+    assert [one.view for one in view.frozen] == [{"a": (0, 1)}]
+    await c.stop()
 
 
 @virtual
@@ -482,11 +487,13 @@ async def test_should_advance_durable_watermark() -> None:
 
 @virtual
 async def test_should_flush_writes_from_multiple_channels() -> None:
-    async with coordinator(KeyFlusher(), "ch1", "ch2") as c:
+    flusher = KeyFlusher()
+    async with coordinator(flusher, "ch1", "ch2") as c:
         for value, (name, key) in enumerate([("ch1", "a"), ("ch2", "b"), ("ch1", "c")], 1):
             await c.handle(name).try_write(Put(key, 10 * value)).wait(APPLIED)
         await (await c.handle("ch1").flush()).wait(WRITTEN)
-        assert c.view().snapshot == {"a": (0, 10), "b": (1, 20), "c": (2, 30)}
+        assert flusher.kept == {"a": (0, 10), "b": (1, 20), "c": (2, 30)}
+        assert c.view().snapshot == flusher.kept
 
 
 @virtual

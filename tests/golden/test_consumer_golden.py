@@ -21,7 +21,7 @@ from tests.golden.fixed_runtime import FixedRuntime
 
 HERE = Path(__file__).parent
 BATCH = "01J5T4R3KXBMZ7QV9N2WSP8YDH"
-LOST = Descriptor(17, f"batches/{BATCH}", 101, 3, 400, 5, 9, BATCH, "größe", 4)
+LOST = Descriptor(17, f"batches/{BATCH}", 101, 3, 400, 5, 9, None, None, BATCH, "größe", 4)
 
 
 class FixedClock(FixedRuntime):

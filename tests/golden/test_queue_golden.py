@@ -18,6 +18,7 @@ from headwater.buffer.calls import Call, Calls
 from headwater.buffer.queue.native.chunk import (
     Chunk,
     ChunkEntry,
+    Newest,
     Owner,
     decode_chunk,
     encode_chunk,
@@ -38,6 +39,8 @@ from headwater.buffer.queue.v1.segment import decode_segment, encode_segment
 from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
 from headwater.buffer.v1_manifest import Entry, MetadataItem
 from headwater.core import runtime
+from headwater.core.elapsed import Standing
+from headwater.core.errors import NotSupported
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
@@ -54,15 +57,18 @@ CHUNK = Chunk(
     first_sequence=1000,
     first_lsn=123_456_789_012,
     bytes_before=2**40,
-    max_ms_before=AT_MS,
+    newest_before=(Newest(AT_MS, AT_MS * 1000), Newest(), Newest(AT_MS + 1, -1)),
     batch_floor=BATCH,
     openings=3,
     recent_openings=(Owner("größe", "b" * 32), Owner("p", "a" * 32)),
+    schema_floor=2,
     owners=(Owner("p", "a" * 32), Owner("größe", "b" * 32)),
     entries=(
-        ChunkEntry(0, b"\x01" * 16, 7, 4096, AT_MS, AT_MS + 5, 1, 2),
-        ChunkEntry(1, b"\x02" * 16, 0, 0, 0, 0, 9, 0, b"", b"HWB1 and so on"),
-        ChunkEntry(0, b"\x03" * 16, 1, 70_000, AT_MS, AT_MS, 2, 2, b"offset \xff", None),
+        ChunkEntry(0, b"\x01" * 16, 7, 4096, AT_MS, AT_MS + 5, None, None, 1, 2),
+        ChunkEntry(1, b"\x02" * 16, 0, 0, 0, 0, None, None, 9, 0, b"", b"HWB1 and so on"),
+        ChunkEntry(
+            0, b"\x03" * 16, 2, 70_000, AT_MS, AT_MS, -5, AT_MS * 1000 + 7, 2, 2, b"offset \xff"
+        ),
     ),
 )
 
@@ -74,11 +80,12 @@ REGISTERS: dict[str, Any] = {
     "producers.2": Shard(
         {
             "größe": ProducerRecord("b" * 32, 42, AT_MS, MARK),
-            "p": ProducerRecord("a" * 32, 41, AT_MS, silent_since_ms=AT_MS + 9),
+            "p": ProducerRecord("a" * 32, 41, AT_MS, silent_looks=3, silent_looked_ms=AT_MS + 9),
             "silent": ProducerRecord("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
         },
         17,
     ),
+    "gc.1": Scanned(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, Standing(42, 61_500)),
 }
 
 SEGMENT_ENTRIES = [
@@ -109,12 +116,18 @@ async def _register(name: str) -> bytes:
 
 
 def test_a_chunk_is_written_and_read_as_it_always_was() -> None:
-    golden = (HERE / "chunk.1").read_bytes()
+    golden = (HERE / "chunk.2").read_bytes()
     assert encode_chunk(CHUNK) == golden
     assert decode_chunk(golden, queue_id=QUEUE, number=42) == CHUNK
-    first = (HERE / "first_chunk.1").read_bytes()
+    first = (HERE / "first_chunk.2").read_bytes()
     assert encode_chunk(first_chunk(QUEUE)) == first
     assert decode_chunk(first, queue_id=QUEUE, number=0) == first_chunk(QUEUE)
+
+
+@pytest.mark.parametrize("name", ["chunk.1", "first_chunk.1"])
+def test_a_chunk_without_timestamps_is_refused_and_the_error_says_what_to_do(name: str) -> None:
+    with pytest.raises(NotSupported, match="with the version that wrote it"):
+        decode_chunk((HERE / name).read_bytes(), queue_id=QUEUE, number=None)
 
 
 @pytest.mark.parametrize("name", REGISTERS)
@@ -153,17 +166,6 @@ def test_producers_whose_silence_nobody_noted_are_read_as_they_always_were() -> 
         "p": ProducerRecord("a" * 32, 41, AT_MS),
         "silent": ProducerRecord("c" * 32, 3, AT_MS, Mark(1, 2, 3, 3), 40),
     }
-
-
-def test_what_the_collector_noted_is_read_as_it_always_was() -> None:
-    async def read() -> Scanned:
-        store = Store(MemoryBackend())
-        await store.put("gc", (HERE / "gc.1.json").read_bytes())
-        return (await Register(store, "gc", Scanned).read()).value
-
-    found = asyncio.run(read())
-    assert (found.batch_floor, found.chunk, found.referenced) == (BATCH, 42, (BATCH,))
-    assert (found.full_ms, found.shard) == (AT_MS, "2bf")
 
 
 @pytest.mark.parametrize("name", ["batch.1", "batch.1.zstd", "batch.1.lz4"])

@@ -21,11 +21,13 @@ OFFSET = Offset(
         "bills": "6f1b2c3d-0000-4000-8000-000000000002",
     },
     closed=True,
+    query="9c41d0e2000040008000000000000003",
+    step=7,
 )
 
 
 def test_an_offset_is_spelled_and_read_as_it_always_was() -> None:
-    kept = (HERE / "spark_offset.1.json").read_text().rstrip("\n")
+    kept = (HERE / "spark_offset.2.json").read_text().rstrip("\n")
     assert json.dumps(OFFSET.to_json()) == kept
     assert Offset.from_json(json.loads(kept)) == OFFSET
     assert json.dumps(OFFSET.to_json(), sort_keys=True) == kept

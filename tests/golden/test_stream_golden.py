@@ -16,7 +16,7 @@ from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
-GOLDEN = Path(__file__).parent / "stream.1.json"
+GOLDEN = Path(__file__).parent / "stream.2.json"
 KEY = "streams/orders/stream.json"
 
 
@@ -65,7 +65,7 @@ def test_a_stream_is_written_and_read_as_it_always_was() -> None:
     stream = asyncio.run(read())
     config = stream.config
     assert (config.name, config.partitions, config.format) == ("orders", 2, "native")
-    assert (config.reader_version, config.writer_version, config.state) == (1, 1, "live")
+    assert (config.reader_version, config.writer_version, config.state) == (2, 2, "live")
     assert (config.retention_ms, config.linger_ms, config.batch_bytes) == (-1, 50, 2**20)
     assert stream.schema_version == 2
     assert stream.schema == pa.schema(

@@ -25,7 +25,7 @@ AT_MS = 1_767_225_600_000
 QUERY = Attempt.of_query("3f2b-größe", 7, "run-1")
 
 REGISTERS: dict[str, Any] = {
-    "holds": Holds(
+    "holds.1": Holds(
         BATCH,
         {
             QUERY.hold: Hold(QUERY.application, "a" * 32, LATER, 86_400_000, 3, 2, AT_MS),
@@ -33,19 +33,26 @@ REGISTERS: dict[str, Any] = {
         },
         12,
     ),
-    "commit_record": Application(
+    "commit_record.2": Application(
         "query",
         "3f2b-größe",
         7,
         "run-1",
         "appending",
         (
-            Share(0, 41, (Upload(BATCH, 10_000, 33_554_432, AT_MS, AT_MS + 5, 2),)),
-            Share(3, 1, (Upload(LATER, 1, 900, AT_MS, AT_MS, 0), Upload(BATCH, 2, 9, 0, 0, 0))),
+            Share(0, 41, (Upload(BATCH, 10_000, 33_554_432, AT_MS, AT_MS + 5, -5, 7, 2),)),
+            Share(
+                3,
+                1,
+                (
+                    Upload(LATER, 1, 900, AT_MS, AT_MS, None, None, 0),
+                    Upload(BATCH, 2, 9, 0, 0, None, None, 0),
+                ),
+            ),
         ),
         revocations=2,
     ),
-    "commit_record_of_jobs": Application(
+    "commit_record_of_jobs.1": Application(
         "jobs", "5", 99, "job-3", "done", revocations=1, recent=("job-2", "job-1")
     ),
 }
@@ -65,7 +72,7 @@ async def _read(name: str, golden: bytes) -> object:
 
 @pytest.mark.parametrize("name", REGISTERS)
 def test_the_registers_of_transactions_are_written_and_read_as_they_always_were(name: str) -> None:
-    golden = (HERE / f"{name}.1.json").read_bytes()
+    golden = (HERE / f"{name}.json").read_bytes()
     with runtime.installed(FixedRuntime()):
         assert asyncio.run(_written(name)) == golden
     assert asyncio.run(_read(name, golden)) == REGISTERS[name]

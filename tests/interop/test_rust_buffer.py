@@ -15,10 +15,12 @@ import pytest
 
 from headwater.buffer.consumer import ConsumedBatch, Consumer
 from headwater.buffer.producer import Producer
-from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.v1_manifest import Manifest, decode_manifest
+from headwater.buffer.stream import Stream, adopt_stream, create_stream
+from headwater.buffer.v1_manifest import Manifest, decode_manifest, encode_manifest
 from headwater.core.errors import Fenced, Refused
-from headwater.store import Store, open_store
+from headwater.store import Store, Version, open_store
+from headwater.store.backend import Condition
+from headwater.store.objects import Buffer
 from tests.interop.rust_tool import Consumed, RustBuffer, RustError
 from tests.interop.test_rust_codecs import BATCHES, BOTH, S3, Calls, items_of, records_of
 from tests.interop.test_store_conformance import reaching
@@ -197,11 +199,12 @@ async def rust_sends(rust: RustBuffer, name: str) -> None:
 async def headwater_sends(stream: Stream, name: str) -> None:
     async with await Producer.open(stream, linger_ms=60_000) as producer:
         for records in numbered(name):
-            await producer.produce(records, name.encode())
+            handle = await producer.produce(records, name.encode())
             await producer.flush()
+            assert (await handle).rows == len(records)
 
 
-async def received(stream: Stream, sending: asyncio.Task[None]) -> list[ConsumedBatch]:
+async def received_by_us(stream: Stream, sending: asyncio.Task[None]) -> list[list[bytes]]:
     """Everything that comes while they send and after they have sent, acknowledged as it comes."""
     batches: list[ConsumedBatch] = []
     async with consuming(stream) as consumer:
@@ -213,38 +216,98 @@ async def received(stream: Stream, sending: asyncio.Task[None]) -> list[Consumed
                 if len(batches) % 20 == 0:
                     await consumer.ack_through(batch.sequence)
             elif is_over:
-                return batches
+                break
+    assert [batch.sequence for batch in batches] == list(range(len(batches)))
+    assert batches[0].first_lsn == 1
+    assert all(after.first_lsn == before.last_lsn + 1 for before, after in pairwise(batches))
+    return [[record or b"" for record in batch.entries] for batch in batches]
 
 
-def test_both_produce_at_once_and_nothing_is_lost_doubled_or_out_of_order(rust: RustBuffer) -> None:
+async def received_by_rust(rust: RustBuffer, sending: asyncio.Task[None]) -> list[list[bytes]]:
+    """The same, and every batch is out of the manifest as soon as it is there: it keeps up."""
+    batches: list[Consumed] = []
+    async with rust.consumer() as consumer:
+        while True:
+            is_over = sending.done()
+            batch = await consumer.next()
+            if batch is not None:
+                batches.append(batch)
+                await consumer.ack_through(batch.sequence)
+            elif is_over:
+                break
+        await consumer.close()
+    assert [batch.sequence for batch in batches] == list(range(len(batches)))
+    return [list(batch.records) for batch in batches]
+
+
+@pytest.mark.parametrize("consumer", ["ours", "rust"])
+@pytest.mark.parametrize(
+    "names",
+    [("ours-a", "ours-b"), ("rust-a", "rust-b"), ("rust-a", "rust-b", "ours-a", "ours-b")],
+    ids=["ours", "rust", "both"],
+)
+def test_who_produces_and_consumes_at_once_loses_doubles_and_reorders_nothing(
+    rust: RustBuffer, names: tuple[str, ...], consumer: str
+) -> None:
     if rust.server.name == "gofakes3":
         pytest.skip(
             "gofakes3 answers a read with parts of two versions if the object is replaced meanwhile"
         )
-    names = ("rust-a", "rust-b", "ours-a", "ours-b")
 
     async def scenario(store: Store) -> None:
         stream = await v1_stream(store, rust)
 
         async def send() -> None:
             async with asyncio.TaskGroup() as group:
-                for name in names[:2]:
-                    group.create_task(rust_sends(rust, name))
-                for name in names[2:]:
-                    group.create_task(headwater_sends(stream, name))
+                for name in names:
+                    is_ours = name.startswith("ours")
+                    group.create_task(
+                        headwater_sends(stream, name) if is_ours else rust_sends(rust, name)
+                    )
 
         sending = asyncio.create_task(send())
-        batches = await received(stream, sending)
+        batches = (
+            await received_by_rust(rust, sending)
+            if consumer == "rust"
+            else await received_by_us(stream, sending)
+        )
         await sending
-
-        assert [batch.sequence for batch in batches] == list(range(len(batches)))
-        assert batches[0].first_lsn == 1
-        assert all(after.first_lsn == before.last_lsn + 1 for before, after in pairwise(batches))
-        records = [record for batch in batches for record in batch.entries]
+        records = [record for batch in batches for record in batch]
         assert Counter(records).most_common(1)[0][1] == 1
         for name in names:
             sent = [record for flush in numbered(name) for record in flush]
-            assert [r for r in records if r is not None and r.startswith(name.encode())] == sent
+            assert [record for record in records if record.startswith(name.encode())] == sent
+
+    on(rust, scenario)
+
+
+def test_every_race_that_headwater_loses_beside_rust_s_consumer_is_run_again(
+    rust: RustBuffer,
+) -> None:
+    """Each time before our write arrives, the library appends a batch and takes it out."""
+
+    async def scenario(store: Store) -> None:
+        stream = await v1_stream(store, rust)
+        async with rust.producer() as theirs, rust.consumer() as consumer:
+            put, races = store._backend.put, 0
+
+            async def lose_first(key: str, data: Buffer, condition: Condition = None) -> Version:
+                nonlocal races
+                if key == rust.manifest_key and isinstance(condition, Version) and races < 5:
+                    races += 1
+                    await theirs.produce([b"theirs"])
+                    await theirs.flush()
+                    for batch in await consumer.rest():
+                        await consumer.ack_through(batch.sequence)
+                return await put(key, data, condition)
+
+            async with await Producer.open(stream, linger_ms=0) as ours:
+                store._backend.put = lose_first  # type: ignore[method-assign]
+                accepted = await (await ours.produce([b"ours"]))
+                del store._backend.put
+                assert (races, accepted.sequence) == (5, 5)
+            (batch,) = await consumer.rest()
+            assert (batch.sequence, batch.records) == (5, (b"ours",))
 
     on(rust, scenario)
 
@@ -335,6 +398,34 @@ def test_a_queue_that_rust_dequeued_from_is_not_opened(rust: RustBuffer) -> None
     on(rust, scenario)
 
 
+def test_adopting_a_queue_fences_rust_and_goes_on_under_lsns_that_nobody_was_told(
+    rust: RustBuffer,
+) -> None:
+    async def scenario(store: Store) -> None:
+        stream = await v1_stream(store, rust)
+        await produced_by_us(stream)
+        told = {lsn for first in FIRST_LSNS[:-1] for lsn in (first, first + 1)}
+        async with rust.consumer() as other:
+            await other.rest()
+            await other.ack_through(1)
+            ((_, adopted),) = (await adopt_stream(stream)).items()
+            assert (adopted.sequence, adopted.left_out) == (2, 2)
+            with pytest.raises(RustError, match="fenced"):
+                await other.ack_through(2)
+        async with consuming(stream) as consumer:
+            batches = await rest_of(consumer)
+            assert [batch.sequence for batch in batches] == [2, 3]
+            assert [batch.entries for batch in batches] == [records_of(c) for c in BATCHES[2:]]
+            assert batches[0].first_lsn == adopted.lsn > max(told)
+            await consumer.ack_through(3)
+        # The library goes on with what ours left.
+        await produced_by_us(stream, first_sequence=4)
+        async with rust.consumer() as again:
+            assert [batch.sequence for batch in await again.rest()] == [4, 5, 6, 7]
+
+    on(rust, scenario)
+
+
 def test_a_stream_is_not_made_over_a_queue_that_rust_dequeued_from(rust: RustBuffer) -> None:
     async def scenario(store: Store) -> None:
         await produced_by_rust(rust)
@@ -404,5 +495,23 @@ def test_rust_s_gc_leaves_alone_what_headwater_keeps_beside_the_queue(rust: Rust
             rest = await rest_of(consumer)
             assert [batch.sequence for batch in rest] == [2, 3]
             assert [batch.first_lsn for batch in rest] == FIRST_LSNS[2:4]
+
+    on(rust, scenario)
+
+
+@pytest.mark.parametrize("last", [2**64 - 2, 2**64 - 1])
+def test_the_epoch_wraps_for_both_alike(rust: RustBuffer, last: int) -> None:
+    async def scenario(store: Store) -> None:
+        stream = await v1_stream(store, rust)
+        await produced_by_rust(rust)
+        wrapping = encode_manifest((await manifest_of(store, rust)).with_epoch(last))
+        await store.put(rust.manifest_key, wrapping)
+        async with rust.consumer() as theirs:
+            assert (await manifest_of(store, rust)).epoch == 0
+            await store.put(rust.manifest_key, wrapping)
+            async with consuming(stream) as ours:
+                assert ours.epoch == (await manifest_of(store, rust)).epoch == 0
+                assert len(await rest_of(ours)) == len(BATCHES)
+            assert len(await theirs.rest()) == len(BATCHES), "to the library it is the same epoch"
 
     on(rust, scenario)

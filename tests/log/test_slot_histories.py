@@ -70,12 +70,21 @@ async def begins_without(self: SlotRegister, leader_epoch: int, **how: Any) -> S
         return msgspec.structs.replace(table.EMPTY, leader_epoch=leader_epoch)
 
 
+def numbers_sessions(self: ReplicaRegistry, name: str, **about: Any) -> ReplicaState:
+    """Gives sessions that the next leader gives as well."""
+    state = _register(self, name, **about)
+    self._given = getattr(self, "_given", 0) + 1  # type: ignore[attr-defined]
+    self._replicas[name] = msgspec.structs.replace(state, session=f"{self._given}")  # type: ignore[attr-defined]
+    return self._replicas[name]
+
+
 _stamp = SlotRegister.stamp
 _register, _create = ReplicaRegistry.register, SlotBook.create
 _oldest_lsn = LogRetention.oldest_lsn
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "new-replica-counts": (ReplicaRegistry, "register", counts_at_once),
+    "sessions-are-numbers": (ReplicaRegistry, "register", numbers_sessions),
     "unreadable-slots-are-none": (SlotRegister, "stamp", begins_without),
     "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
     "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),

@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.spark import versions
+from headwater.spark.table import load
+from tests.project.test_docs import FENCE
 from tests.spark.source.engine import places
 from tests.spark.source.given import World
 
@@ -36,7 +38,7 @@ class Queries:
         self._spark = spark
         self._world = world
         self._folder = folder
-        self._started: list[StreamingQuery] = []
+        self.started: list[StreamingQuery] = []
         self.fail: Callable[[int], None] = lambda batch: None
 
     def frame(self, group: str = "g", **options: str) -> DataFrame:
@@ -44,6 +46,11 @@ class Queries:
         reader = self._spark.readStream.format("headwater").option("groupId", group)
         asked = {"subscribe": "orders", "startingOffsets": "earliest"} | options
         return reader.options(**asked).load(self._world.url)
+
+    def read(self, **options: str) -> DataFrame:
+        """What is retained."""
+        asked = {"subscribe": "orders"} | options
+        return self._spark.read.format("headwater").options(**asked).load(self._world.url)
 
     def start(
         self, frame: DataFrame, name: str = "one", *, available_now: bool = True
@@ -61,7 +68,7 @@ class Queries:
         if available_now:
             writer = writer.trigger(availableNow=True)
         query = writer.start()
-        self._started.append(query)
+        self.started.append(query)
         return query
 
     def values(self, name: str = "one") -> list[str]:
@@ -71,7 +78,7 @@ class Queries:
 
     def stop(self) -> None:
         """End whatever runs."""
-        for query in self._started:
+        for query in self.started:
             query.stop()
 
 
@@ -209,6 +216,58 @@ def test_a_sink_that_fails_after_it_wrote_gets_the_same_micro_batch_again(
     assert sorted(queries.values()) == values
 
 
+def test_an_error_begins_with_the_sentence_that_says_what_to_do(
+    spark: SparkSession, world: World, queries: Queries
+) -> None:
+    world.stream()
+    world.produce([b"x" * 200_000])
+    refused: dict[str, Callable[[], object]] = {
+        "read": lambda: queries.read(columns="nope").collect(),
+        "plan": lambda: queries.read(startingOffsets='{"orders": {"0": 9}}').collect(),
+        "write": lambda: spark.range(1).write.format("headwater").mode("append").save(world.url),
+        "start": lambda: queries.start(queries.frame(""), "start").awaitTermination(),
+        "begin": lambda: queries.start(
+            queries.frame(startingOffsets='{"orders": {"0": 9}}'), "begin"
+        ).awaitTermination(),
+    }
+    told = {
+        "read": "Refused: columns: there is no 'nope'",
+        "plan": "Refused: stream 'orders', partition 0: offset 9 lies ahead",
+        "write": "Refused: which stream?",
+        "start": "Refused: groupId is empty",
+        "begin": "Refused: stream 'orders', partition 0: offset 9 lies ahead",
+    }
+    for path in Path(world.url.removeprefix("file://")).glob("**/batches/*"):
+        path.unlink()
+    refused["execute"] = lambda: queries.read().collect()
+    told["execute"] = "UnreadableBatch: stream 'orders', partition 0: batch 0"
+    for name, ask in refused.items():
+        with pytest.raises(PySparkException) as error:
+            ask()
+        text = str(error.value)
+        assert "Traceback" not in text, f"{name}: {text}"
+        assert told[name] in "".join(text.splitlines()[:2]), f"{name}: {text}"
+    failed = queries.started[-1].exception()
+    assert failed is not None
+    assert "lies ahead" in str(failed).splitlines()[0]
+
+
+def test_the_block_on_the_first_page_runs(
+    spark: SparkSession, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = [code for code in FENCE.findall(page) if "readStream" in code]
+    shown: dict[str, Any] = {}
+    exec(block.replace("/tmp/headwater", f"{tmp_path}/store"), shown)
+    world.stream()
+    world.produce([b'{"id": 1, "amount": 2.5}', b'{"id": 2, "amount": 5}'])
+    shown["read"](spark)
+    assert "timestamp" in capsys.readouterr().out
+    shown["keep"](spark)
+    rows = load("shop.orders", warehouse=f"file://{tmp_path}/store-lake").scan().to_arrow()
+    assert sorted(rows.column("amount").to_pylist()) == [2.5, 5.0]
+
+
 def test_two_queries_read_one_stream_as_it_grows_and_both_have_all_of_it(
     world: World, queries: Queries
 ) -> None:
@@ -246,3 +305,17 @@ def test_a_stream_read_twice_in_one_query_needs_two_groups(world: World, queries
     both = queries.frame("a").unionAll(queries.frame("b"))
     assert queries.start(both, "two").awaitTermination(120)
     assert sorted(queries.values("two")) == sorted(values * 2)
+
+
+def test_a_batch_and_a_stream_begin_by_timestamp_and_show_the_ingestion(
+    spark: SparkSession, world: World, queries: Queries
+) -> None:
+    world.stream()
+    at = [datetime(year, 1, 1, tzinfo=UTC) for year in (2001, 2003, 2002)]
+    world.produce([b"1", b"2", b"3"], timestamps=at)
+    asked = {"startingTimestamp": "2002-01-01T00:00:00Z"}
+    frame = _read(spark, world, includeIngestionTimestamp="true", **asked)
+    assert [row[0] for row in frame.select("value").collect()] == [b"2", b"3"]
+    assert frame.selectExpr("min(ingestionTimestamp) > '2026-01-01'").collect()[0][0]
+    queries.start(queries.frame(**asked)).awaitTermination()
+    assert queries.values() == ["2", "3"]

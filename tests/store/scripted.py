@@ -121,6 +121,10 @@ class Scripted(Backend):
         """What is done with the next requests of an operation."""
         self._steps.setdefault(operation, deque()).extend(steps)
 
+    def forget_steps(self, operation: str) -> None:
+        """What is done with requests of an operation is done as ever again."""
+        self._steps.pop(operation, None)
+
     def count(self, operation: str) -> int:
         """How many requests of an operation arrived."""
         return sum(name == operation for name, _ in self.calls)

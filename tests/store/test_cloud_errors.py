@@ -322,6 +322,23 @@ def test_a_landed_write_that_a_gateway_called_failed_is_found_by_looking() -> No
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "compared"),
+    [(412, "PreconditionFailed", True), (409, "ConditionalRequestConflict", False)],
+)
+@pytest.mark.parametrize("call", CONDITIONAL)
+def test_412_compared_the_condition_and_409_may_not_have(
+    call: str, status: int, code: str, compared: bool
+) -> None:
+    async def main(server: Server) -> None:
+        server.next(says(status, code))
+        with pytest.raises(PreconditionFailed) as raised:
+            await CALLS[call](server.store()._backend)
+        assert raised.value.compared is compared
+
+    run(main)
+
+
 def test_anothers_object_is_anothers() -> None:
     async def main(server: Server) -> None:
         server.objects["a"] = b"others"

@@ -14,7 +14,6 @@ import pytest
 from headwater.core.errors import (
     AlreadyExists,
     Conflict,
-    HeadwaterError,
     OutcomeUnknown,
     RolledBack,
 )
@@ -26,7 +25,9 @@ from tests.torture.store_scenarios import (
     SCENARIOS,
     Parts,
     register_history,
+    register_outages_history,
     sequence_history,
+    sequence_outages_history,
 )
 
 HISTORIES_TO_CATCH_A_BUG = 400
@@ -57,6 +58,28 @@ class BlindRegister(Register[Any]):
         return False
 
 
+class HidingRegister(Register[Any]):
+    """Looks once more after an unknown outcome; the error of that look takes its place."""
+
+    async def _write(self, *args: Any) -> Any:
+        try:
+            return await super()._write(*args)
+        except OutcomeUnknown:
+            await self._load()
+            raise
+
+
+class HidingSequence(Sequence):
+    """The same of entries."""
+
+    async def _settle(self, number: int, token: bytes, unknown: OutcomeUnknown) -> bool:
+        try:
+            return await super()._settle(number, token, unknown)
+        except OutcomeUnknown:
+            await self._exists(number)
+            raise
+
+
 class FloorlessWriter(Sequence):
     """Believes that a number it could create is an entry."""
 
@@ -74,16 +97,12 @@ class FloorlessReader(Sequence):
 class HastyStore(Store):
     """Takes a 409 for a conflict, though the key is absent."""
 
-    def _raise_if_taken(
-        self,
-        key: str,
-        current: Object | None,
-        condition: IfAbsent | Version,
-        refusal: HeadwaterError,
-    ) -> None:
-        if condition is IF_ABSENT:
-            raise AlreadyExists(f"{key} exists", current=current) from refusal
-        raise Conflict(f"{key} was changed", current=current) from refusal
+    @staticmethod
+    def _taken_by(
+        key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
+    ) -> Conflict:
+        kind = AlreadyExists if condition is IF_ABSENT else Conflict
+        return kind(f"{key} was changed", current=current, nothing_landed=nothing_landed)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
@@ -112,6 +131,16 @@ def test_no_history_loses_doubles_or_invents_an_update(scenario: Any) -> None:
         ),
         pytest.param(sequence_history, Parts(sequence=UselessSequence), id="never-an-answer"),
         pytest.param(sequence_history, Parts(store=HastyStore), id="409-treated-as-conflict"),
+        pytest.param(
+            register_outages_history,
+            Parts(register=HidingRegister),
+            id="look-hides-the-unknown-register",
+        ),
+        pytest.param(
+            sequence_outages_history,
+            Parts(sequence=HidingSequence),
+            id="look-hides-the-unknown-sequence",
+        ),
     ],
 )
 def test_a_planted_bug_is_caught(history: Callable[[int, Parts], str], parts: Parts) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.disk import DiskFile, FileStat, OsDisk
-from headwater.store import IF_ABSENT, LocalBackend, PreconditionFailed
+from headwater.store import IF_ABSENT, LocalBackend, PreconditionFailed, Store
 from headwater.testing import FaultyDisk
 from tests.store.directory import backend_at, unfinished
 from tests.store.scripted import virtual
@@ -181,3 +181,29 @@ def test_each_kind_of_content_gets_the_version_that_a_reader_sees(tmp_path: Path
     assert backend._head("a").version == created
     replaced = backend._put("a", b"two", created)
     assert backend._get("a", None).version == replaced
+
+
+def test_the_time_is_the_clocks_also_after_that_was_set_back(tmp_path: Path) -> None:
+    class Clock(runtime.RealRuntime):
+        ahead_ms = 0
+
+        def wall_ns(self) -> int:
+            return super().wall_ns() + self.ahead_ms * 1_000_000
+
+        def wall_ms(self) -> int:
+            return self.wall_ns() // 1_000_000
+
+    async def told() -> tuple[int, int]:
+        store = Store(backend_at(tmp_path))
+        clock.ahead_ms = 86_400_000
+        await store.put("clock", b"1")
+        clock.ahead_ms = 0
+        await store.put("clock", b"2")
+        return (await store.head("clock")).modified_ms, await store.now_ms("clock")
+
+    clock = Clock()
+    with runtime.installed(clock):
+        before_ms = clock.wall_ms()
+        stamped_ms, now_ms = asyncio.run(told())
+        assert stamped_ms - before_ms > 86_000_000  # no version comes back
+        assert before_ms <= now_ms <= clock.wall_ms()

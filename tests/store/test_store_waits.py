@@ -102,3 +102,38 @@ async def test_a_large_object_gets_the_time_it_needs_once_that_is_known() -> Non
 
     backend.next("get", slowly, slowly)
     assert len((await store.get("a")).data) == 10 * limits.MIB
+
+
+@virtual
+async def test_a_store_that_does_not_answer_is_named_while_the_caller_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend, store = given(policy=RetryPolicy(attempt_timeout_s=20.0))
+    backend.next("head", stalls(limits.SLOW_ANSWER_S + 1))
+    await store.put("a", b"")
+    await store.head("a")
+    (record,) = caplog.records
+    assert record.getMessage() == f"{store.url} has not answered a head for 5 s; waiting"
+
+
+@virtual
+async def test_a_slow_store_is_named_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    backend, store = given()
+    await store.put("a", b"")
+    for _ in range(5):
+        backend.next("head", stalls(limits.SLOW_ANSWER_S + 1))
+        await store.head("a")
+    assert len(caplog.records) == 1
+    await runtime.sleep(limits.SLOW_AGAIN_S)
+    backend.next("head", stalls(limits.SLOW_ANSWER_S + 1))
+    await store.head("a")
+    assert len(caplog.records) == 2
+
+
+@virtual
+async def test_an_answer_in_time_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    backend, store = given()
+    backend.next("put", stalls(limits.SLOW_ANSWER_S + 1))
+    await store.put("large", bytes(2 * limits.SLOWEST_BYTES_PER_S))
+    await runtime.sleep(limits.SLOW_AGAIN_S)
+    assert caplog.records == []

@@ -19,9 +19,9 @@ from headwater.core.errors import (
 from headwater.store import Object, PreconditionFailed, Store, Version
 from headwater.store.backend import Unreachable
 from tests.store.answers import DOWN, MINE, OTHERS, SLOW_DOWN, TOKEN, given
-from tests.store.scripted import LOST, fails, lands_then, lands_then_after, virtual
+from tests.store.scripted import LOST, Step, fails, lands_then, lands_then_after, virtual
 
-REFUSED = PreconditionFailed("412 PreconditionFailed")
+REFUSED = PreconditionFailed("412 PreconditionFailed", compared=True)
 CONFLICT = PreconditionFailed("409 ConditionalRequestConflict")
 UNREACHABLE = Unreachable("connection refused")
 
@@ -264,3 +264,39 @@ async def test_a_landed_write_that_others_deleted_is_not_reported_as_theirs() ->
     )
     with pytest.raises(OutcomeUnknown):
         await store.put_if_absent("a", MINE, token=TOKEN)
+
+
+# Whether a conflict says that nothing landed
+
+
+@pytest.mark.parametrize(
+    ("before", "refusal", "nothing_landed"),
+    [
+        ([], REFUSED, True),
+        ([fails(UNREACHABLE)], REFUSED, True),
+        ([fails(UNREACHABLE), fails(UNREACHABLE)], REFUSED, True),
+        ([fails(LOST)], REFUSED, False),
+        ([fails(DOWN)], REFUSED, False),
+        ([fails(SLOW_DOWN)], REFUSED, False),
+        ([fails(LOST), fails(UNREACHABLE)], REFUSED, False),
+        ([], CONFLICT, False),
+        ([], NotFound("404 NoSuchKey"), False),
+    ],
+)
+@pytest.mark.parametrize("creating", [False, True])
+@virtual
+async def test_nothing_landed_only_if_the_one_request_that_was_sent_was_refused(
+    creating: bool, before: list[Step], refusal: Exception, nothing_landed: bool
+) -> None:
+    backend, store = given()
+    await store.put("a", OTHERS)
+    operation = "put_if_absent" if creating else "put_if_unchanged"
+    backend.next(operation, *before, fails(refusal))
+    writing = (
+        store.put_if_absent("a", MINE, token=TOKEN)
+        if creating
+        else store.put_if_unchanged("a", MINE, Version("gone"), token=TOKEN)
+    )
+    with pytest.raises(Conflict) as raised:
+        await writing
+    assert raised.value.nothing_landed is nothing_landed

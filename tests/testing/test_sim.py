@@ -193,6 +193,44 @@ class TestClocks:
 
         simulate(scenario)
 
+    def test_a_machine_that_sleeps_stops_its_monotonic_clock_alone(self) -> None:
+        async def sleeper() -> tuple[float, float, int]:
+            clocks = runtime.monotonic_s(), runtime.boottime_s(), runtime.wall_ms()
+            await runtime.sleep(10)
+            return (
+                runtime.monotonic_s() - clocks[0],
+                runtime.boottime_s() - clocks[1],
+                runtime.wall_ms() - clocks[2],
+            )
+
+        async def scenario(sim: Simulation) -> None:
+            process = sim.process("laptop")
+            asleep = process.spawn(sleeper())
+            await runtime.sleep(2)
+            process.suspend(3600)
+            process.suspend(1800)  # which it sleeps through already
+            monotonic_s, boottime_s, wall_ms = await asleep
+            assert monotonic_s == pytest.approx(10, abs=0.1)
+            assert boottime_s == pytest.approx(3610, abs=0.1)
+            assert wall_ms == pytest.approx(3_610_000, abs=100)
+
+        simulate(scenario, stall_max_s=0)
+
+    def test_the_clock_of_one_process_is_set_while_its_others_go_on(self) -> None:
+        async def read() -> tuple[float, int]:
+            return runtime.monotonic_s(), runtime.wall_ms()
+
+        async def scenario(sim: Simulation) -> None:
+            one, other = sim.process("one"), sim.process("other")
+            before, beside = await one.spawn(read()), await other.spawn(read())
+            one.step_clock(-60_000)
+            after, unmoved = await one.spawn(read()), await other.spawn(read())
+            assert after[0] == pytest.approx(before[0], abs=0.1)
+            assert after[1] - before[1] == pytest.approx(-60_000, abs=100)
+            assert unmoved[1] - beside[1] == pytest.approx(0, abs=100)
+
+        simulate(scenario, stall_max_s=0)
+
     def test_a_wall_clock_may_be_set_back_and_ids_still_rise(self) -> None:
         async def scenario(sim: Simulation) -> None:
             before_ms, monotonic_s = runtime.wall_ms(), runtime.monotonic_s()

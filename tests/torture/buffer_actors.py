@@ -8,12 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import TypeVar
 
 import msgspec
 
-from headwater.buffer.queue import BelowFloor, Descriptor, NewBatch, Placed, Resumed, Retention
+from headwater.buffer.calls import micros
+from headwater.buffer.queue import (
+    BelowFloor,
+    Descriptor,
+    NewBatch,
+    Placed,
+    Resumed,
+    Retention,
+    TimeBy,
+)
 from headwater.buffer.queue.native import NativeAppender, NativeLooker, NativeTaker
+from headwater.buffer.queue.native.chunk import ChunkEntry
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Trimmed, Unavailable
 from tests.torture.buffer_world import World
@@ -24,6 +35,21 @@ T = TypeVar("T")
 GROUPS_EACH = 5
 RETRIES = 8
 STEPS_MAX = 30
+
+
+def _timestamps_us(batch_id: str, at_ms: int) -> tuple[int, int] | None:
+    """The timestamps of a batch, if its records have any: some far ahead, some out of order."""
+    draw = Random(batch_id)
+    if draw.random() < 0.5:
+        return None
+    least_us = at_ms * 1000 - draw.choice((0, 10**7, -(10**10)))
+    return least_us, least_us + draw.randint(0, 1000)
+
+
+def _latest_us(entry: ChunkEntry, by: TimeBy) -> int:
+    if by == "ingestion" or entry.max_timestamp_us is None:
+        return micros(entry.max_ms)
+    return entry.max_timestamp_us
 
 
 class ProducerActor:
@@ -80,6 +106,7 @@ class ProducerActor:
         inline = b"inline " + batch_id.encode() if random.random() < 0.25 else None
         if inline is None:
             await self._upload(appender, batch_id)
+        times_us = _timestamps_us(batch_id, at_ms)
         return NewBatch(
             batch_id=batch_id,
             producer_sequence=sequence,
@@ -87,6 +114,8 @@ class ProducerActor:
             size_bytes=random.randint(0, 100),
             min_ms=at_ms - random.randint(0, 1000),
             max_ms=at_ms,
+            min_timestamp_us=None if times_us is None else times_us[0],
+            max_timestamp_us=None if times_us is None else times_us[1],
             metadata=batch_id.encode() if random.random() < 0.8 else None,
             inline=inline,
         )
@@ -103,6 +132,8 @@ class ProducerActor:
         random, tries = self.world.random, 0
         while tries <= RETRIES:
             patience_s, was_calm = None, self.world.is_calm
+            before = self._landed_of(waiting)
+            self.truth.unappended -= {one.batch_id for one in waiting}
             if not was_calm and random.random() < 0.1:
                 patience_s = random.expovariate(5.0)
             try:
@@ -115,6 +146,8 @@ class ProducerActor:
                 pass
             except (Unavailable, OutcomeUnknown) as error:
                 self.truth.check(not was_calm, f"nothing was wrong, and yet {error!r}")
+                if isinstance(error, Unavailable):
+                    self._not_appended(waiting, before, error)
             else:
                 self._accepted(waiting, places)
                 return True
@@ -123,6 +156,15 @@ class ProducerActor:
                 return False
             await runtime.sleep(random.expovariate(1.0))
         return False
+
+    def _landed_of(self, waiting: list[NewBatch]) -> set[str]:
+        return {one.batch_id for one in waiting} & self.truth.sequence_of.keys()
+
+    def _not_appended(self, waiting: list[NewBatch], before: set[str], error: Unavailable) -> None:
+        """`Unavailable` means that nothing changed, and nothing will unless it is called again."""
+        landed = self._landed_of(waiting) - before
+        self.truth.check(not landed, f"{self.name}: {landed} landed, and {error!r} was told")
+        self.truth.unappended |= {one.batch_id for one in waiting} - before
 
     async def _upload_again(
         self, appender: NativeAppender, waiting: list[NewBatch], floor: str
@@ -348,15 +390,25 @@ class LookerActor:
         truth, floor, end = self.truth, self._bounds()[0], self._bounds()[2]
         if not end:
             return
-        time_ms = truth.entered[self.world.random.randrange(end)].entry.max_ms
-        time_ms += self.world.random.randint(-10, 10)
-        found = await looker.sequence_at_time(time_ms)
+        some = truth.entered[self.world.random.randrange(end)].entry
+        by: TimeBy = "timestamp" if some.rows % 2 else "ingestion"
+        time_us = _latest_us(some, by)
+        time_us += self.world.random.randint(-10, 10) * 1000
+        found = await looker.batch_at_time(time_us, by)
         # The floor and the end moved while it looked: the answer is right for some instant.
         late = truth.queue.floor_sequence
-        before = [one for one in truth.entered[late:end] if one.entry.max_ms >= time_ms]
+        before = [
+            one
+            for one in truth.entered[late:end]
+            if one.entry.rows and _latest_us(one.entry, by) >= time_us
+        ]
         if found is None:
-            truth.check(not before, f"a batch of {time_ms} was there and not found")
+            truth.check(not before, f"a batch of {time_us} was there and not found")
             return
-        truth.check(found >= floor, f"batch {found} is not kept any more")
-        truth.check(truth.entered[found].entry.max_ms >= time_ms, f"batch {found} is too early")
-        truth.check(not before or found <= before[0].place.sequence, f"not the first: {found}")
+        truth.check_descriptor(found)
+        truth.check(found.sequence >= floor, f"batch {found.sequence} is not kept any more")
+        entry = truth.entered[found.sequence].entry
+        truth.check(entry.rows > 0, f"batch {found.sequence} has no records")
+        truth.check(_latest_us(entry, by) >= time_us, f"batch {found.sequence} is too early")
+        first = not before or found.sequence <= before[0].place.sequence
+        truth.check(first, f"not the first: {found.sequence}")

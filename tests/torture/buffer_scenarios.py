@@ -14,12 +14,11 @@ ever applied; the actors (`buffer_actors`) compare with it whatever they are tol
 from __future__ import annotations
 
 from headwater.buffer.queue import Retention
-from headwater.core import runtime
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_actors import CollectorActor, ConsumerActor, LookerActor, ProducerActor
 from tests.torture.buffer_truth import check_nothing_left
 from tests.torture.buffer_world import SOUND, Parts, World
-from tests.torture.surroundings import DAY_S
+from tests.torture.surroundings import USUAL, Hazards
 
 STEPS_MAX = 400_000
 """Ten times what the longest history takes."""
@@ -28,15 +27,29 @@ LIVES = 3
 
 def queue_history(seed: int, parts: Parts = SOUND) -> str:
     """One history of a native queue; returns its fingerprint."""
+    return _history("queue", seed, parts)
 
+
+def queue_clocks_history(seed: int, parts: Parts = SOUND) -> str:
+    """The same, and everybody's clock is set now and then, the store's too."""
+    return _history("queue-clocks", seed, parts, Hazards(clocks=True))
+
+
+def queue_outages_history(seed: int, parts: Parts = SOUND) -> str:
+    """The same, and whoever would look what became of a write often cannot."""
+    return _history("queue-outages", seed, parts, Hazards(outages=True))
+
+
+def _history(name: str, seed: int, parts: Parts, hazards: Hazards = USUAL) -> str:
     async def main(simulation: Simulation) -> None:
-        world = World(simulation, parts)
+        world = World(simulation, parts, hazards)
         with world.small_limits():
             await world.create()
+            world.step_clocks()
             producers = await _run(world)
             await _settle(world, producers)
 
-    replay = "make torture ROOM=buffer SCENARIO=queue SEED={seed} ROUNDS=1"
+    replay = f"make torture ROOM=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
     with parts.installed():
         return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
 
@@ -73,8 +86,7 @@ async def _run(world: World) -> list[ProducerActor]:
 async def _settle(world: World, producers: list[ProducerActor]) -> None:
     """No more faults, and every request under way has landed or failed: everybody goes on."""
     truth = world.truth
-    world.network.calm = True
-    await runtime.sleep(30 * DAY_S)
+    await world.until_late()
     for one in producers:
         before = truth.next_sequence
         await one.work(groups=2)
@@ -102,4 +114,8 @@ async def _drain(world: World) -> None:
     truth.check(start == truth.next_sequence, "not everything was delivered")
 
 
-SCENARIOS = [Scenario("buffer", "queue", queue_history, rounds=5000, sample=30)]
+SCENARIOS = [
+    Scenario("buffer", "queue", queue_history, rounds=5000, sample=30),
+    Scenario("buffer", "queue-clocks", queue_clocks_history, rounds=2000, sample=15),
+    Scenario("buffer", "queue-outages", queue_outages_history, rounds=2000, sample=15),
+]

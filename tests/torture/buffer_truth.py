@@ -82,6 +82,8 @@ class Truth:
         self.lives: dict[str, list[str]] = {}
         """By producer: incarnations in the order in which they wrote themselves into its record,
         from the latest whose opening stands in the queue."""
+        self.unappended: set[str] = set()
+        """Ids of what was told not to be appended, and was not tried again since."""
         self.refused_ids: set[str] = set()
         """Told to be below the floor before they were appended."""
         self.forgotten: dict[str, int] = {}
@@ -205,7 +207,7 @@ class Truth:
             after.recent_openings[opened:] == before.recent_openings[:kept],
             f"{what} lost openings",
         )
-        fields = ("number", "first_sequence", "first_lsn", "bytes_before", "max_ms_before")
+        fields = ("number", "first_sequence", "first_lsn", "bytes_before", "newest_before")
         for name in fields:
             self.check(getattr(after, name) == getattr(before, name), f"{what}: {name} changed")
 
@@ -241,6 +243,8 @@ class Truth:
             f"{what} has producer sequence {entry.producer_sequence}, not {expected}",
         )
         self.check(entry.batch_id not in self.sequence_of, f"{what} is there twice")
+        told = entry.batch_id not in self.unappended
+        self.check(told, f"{what} landed, and its producer was told that it will not")
         self.check(entry.batch_id not in self.refused_ids, f"{what} was told to be refused")
         if entry.inline is None:
             above = entry.batch_id > before.batch_floor
@@ -368,6 +372,8 @@ class Truth:
             and told.rows == entry.rows
             and told.size_bytes == entry.size_bytes
             and (told.min_ms, told.max_ms) == (entry.min_ms, entry.max_ms)
+            and told.min_timestamp_us == entry.min_timestamp_us
+            and told.max_timestamp_us == entry.max_timestamp_us
             and told.producer == real.producer
             and told.producer_sequence == entry.producer_sequence
             and told.metadata == entry.metadata

@@ -23,7 +23,7 @@ from headwater.core.ids import encode_ulid
 from headwater.testing import Simulation
 from tests.torture.buffer_truth import PREFIX, QUEUE_ID, Truth
 from tests.torture.recording import RecordingBackend
-from tests.torture.surroundings import DAY_MS, Replacement, Surroundings, replaced
+from tests.torture.surroundings import DAY_MS, Hazards, Replacement, Surroundings, replaced
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ def small_native_limits(random: _random.Random, *, haunted: bool) -> list[Replac
 class World(Surroundings):
     """What all actors of a history of a queue share."""
 
-    def __init__(self, simulation: Simulation, parts: Parts) -> None:
+    def __init__(self, simulation: Simulation, parts: Parts, hazards: Hazards) -> None:
         self.parts = parts
         self.truth = Truth(simulation, self.may_expire)
         self.backend = RecordingBackend(self.truth)
-        super().__init__(simulation, self.backend)
+        super().__init__(simulation, self.backend, hazards)
         self.hold_below = self._draw_hold()
 
     def _draw_hold(self) -> str | None:

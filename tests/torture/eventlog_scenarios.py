@@ -45,7 +45,7 @@ from headwater.tier.eventlog import (
 )
 from headwater.tier.events import stamp
 from tests.torture.eventlog_truth import TrueEvents, follow
-from tests.torture.surroundings import DAY_S, Failed, Surroundings, require
+from tests.torture.surroundings import DAY_S, USUAL, Failed, Hazards, Surroundings, require
 
 CALLS_EACH = 8
 GRACE_S = 200.0
@@ -65,9 +65,11 @@ class Told:
 class World(Surroundings):
     """One history's log."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.truth = TrueEvents(lambda holds, message: require(simulation, holds, message))
-        super().__init__(simulation, self.truth)
+    def __init__(self, simulation: Simulation, hazards: Hazards) -> None:
+        self.truth = TrueEvents(
+            lambda holds, message: require(simulation, holds, message), simulation, GRACE_S
+        )
+        super().__init__(simulation, self.truth, hazards)
         self.partitions = self.random.choice((1, 1, 2))
         self.told = Told()
         self.segments = 0
@@ -281,6 +283,7 @@ async def _run(world: World) -> None:
     sleeper.log = await world.open()
     await sleeper.work()
     world.network.calm = False
+    world.step_clocks()
     publishers = [Publisher(world, CALLS_EACH) for _ in range(world.random.randint(1, 3))]
     followers = [Follower(world) for _ in range(world.random.randint(1, 3))]
     tending = [Tending(world) for _ in range(world.random.randint(1, 3))]
@@ -301,8 +304,7 @@ async def _run(world: World) -> None:
 
 async def _settle(world: World, sleeper: Publisher, followers: list[Follower]) -> None:
     """No more faults, and nothing is under way: everybody is answered and knows everything."""
-    world.network.calm = True
-    await runtime.sleep(30 * DAY_S)
+    await world.until_late()
     landed = len(world.told.landed)
     sleeper.calls_left = 1
     await sleeper.work()
@@ -332,11 +334,29 @@ def _check_told(world: World) -> None:
 
 def eventlog_history(seed: int) -> str:
     """One history; returns its fingerprint."""
+    return _history("eventlog", seed)
 
+
+def clocks_history(seed: int) -> str:
+    """The same, and everybody's clock is set now and then, the store's too."""
+    return _history("eventlog-clocks", seed, Hazards(clocks=True))
+
+
+def outages_history(seed: int) -> str:
+    """The same, and whoever would look what became of a write often cannot."""
+    return _history("eventlog-outages", seed, Hazards(outages=True))
+
+
+def _history(name: str, seed: int, hazards: Hazards = USUAL) -> str:
     async def main(simulation: Simulation) -> None:
-        await _run(World(simulation))
+        await _run(World(simulation, hazards))
 
-    return simulate(main, seed=seed, replay=SCENARIOS[0].replay).fingerprint
+    replay = f"make torture ROOM=tier SCENARIO={name} SEED={{seed}} ROUNDS=1"
+    return simulate(main, seed=seed, replay=replay).fingerprint
 
 
-SCENARIOS = [Scenario("tier", "eventlog", eventlog_history, rounds=2000, sample=12)]
+SCENARIOS = [
+    Scenario("tier", "eventlog", eventlog_history, rounds=2000, sample=12),
+    Scenario("tier", "eventlog-clocks", clocks_history, rounds=2000, sample=8),
+    Scenario("tier", "eventlog-outages", outages_history, rounds=2000, sample=8),
+]

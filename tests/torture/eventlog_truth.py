@@ -16,6 +16,7 @@ from headwater.store import MemoryBackend, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
+from headwater.testing import Simulation
 from headwater.tier import TierCache, decode_event
 from headwater.tier.cache import PartitionDump, dump_all
 from headwater.tier.eventlog.stored.event_object import HEAD_BYTES
@@ -32,9 +33,13 @@ Check = Callable[[bool, str], None]
 class TrueEvents(MemoryBackend):
     """A store that knows which events there are, and ends the history when one is lost."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, simulation: Simulation, grace_s: float) -> None:
         super().__init__(versions_by_content=True)
         self._check = check
+        self._simulation = simulation
+        self._grace_s = grace_s
+        self._floor_since_s: dict[int, list[tuple[int, float]]] = {}
+        """By partition: floors, and when each became one."""
         self.payloads: dict[int, list[bytes]] = {}
         """By partition, the events in the order of their offsets."""
         self.floors: dict[int, Floor] = {}
@@ -91,6 +96,15 @@ class TrueEvents(MemoryBackend):
             self._check(floor.floor >= before.floor, f"the floor went down from {before.floor}")
             self._check(floor.trimmed >= before.trimmed, f"trimmed fell from {before.trimmed}")
         self._check(floor.trimmed <= floor.floor, f"{floor.trimmed} is above {floor.floor}")
+        since = self._floor_since_s.setdefault(partition, [])
+        since.append((floor.floor, self._simulation.now_s))
+        if before is not None and floor.trimmed > before.trimmed:
+            passed_s = next(at_s for passed, at_s in since if passed >= floor.trimmed)
+            for_s = self._simulation.now_s - passed_s
+            self._check(
+                for_s > 0.99 * self._grace_s,
+                f"{floor.trimmed} was given up {for_s} s after the floor passed it",
+            )
         self._check_snapshot(partition)
 
     def _check_snapshot(self, partition: int) -> None:

@@ -115,6 +115,7 @@ class ForkHistory(ReplicaHistory):
 
     world: ForkWorld
     replicas_are = ForkedReplica
+    reopens = False  # two that write differently have two epochs
 
     def _lead(self) -> LeaderLife:
         if self.world.leaders and self.world.only_power_fails:

@@ -51,9 +51,11 @@ def replica_history(seed: int) -> str:
 class LivingReplica:
     """A replica over several lives on one disk, and what it promised in each."""
 
-    def __init__(self, world: ReplicaWorld, name: str, kind: str) -> None:
+    def __init__(self, world: ReplicaWorld, name: str, kind: str, *, is_twin: bool = False) -> None:
+        """`is_twin`: somebody started it by mistake under the name of another."""
         self.world = world
         self.name = name
+        self.is_twin = is_twin
         self.kind = kind
         self.replica: Replica | None = None
         self.process: Process | None = None
@@ -79,7 +81,7 @@ class LivingReplica:
     async def run(self) -> None:
         world = self.world
         try:
-            while not world.over:
+            while not self._is_over():
                 await self._live()
                 self._end()
                 if world.random.random() < 0.1 and not world.network.calm:
@@ -90,6 +92,9 @@ class LivingReplica:
             if self.process is not None:
                 self.process.kill()
 
+    def _is_over(self) -> bool:
+        return self.world.over or (self.is_twin and self.world.network.calm)
+
     async def _live(self) -> None:
         world = self.world
         skew_ms = world.random.choice((0, 0, 3_600_000, -3_600_000))
@@ -97,7 +102,7 @@ class LivingReplica:
         living = self.process.spawn(self._follow())
         lives_s = world.random.expovariate(1 / 120.0)
         began_s = runtime.monotonic_s()
-        while not world.over and not living.done():
+        while not self._is_over() and not living.done():
             await pause(world, 5.0)
             if not world.network.calm and runtime.monotonic_s() - began_s > lives_s:
                 return
@@ -231,6 +236,7 @@ class ReplicaHistory(History):
         ]
         super().__init__(world, replicas)
         self.living = replicas
+        self.twin = self.replicas_are(world, "r0", "log", is_twin=True)
 
     async def run(self) -> None:
         self._spawn(self._retain(), "retention")

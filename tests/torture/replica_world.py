@@ -241,11 +241,12 @@ class Line:
         self._told = told
         self._slow_s = slow_s
         self._life: LeaderLife | None = None
+        self._registered_at: LeaderLife | None = None
         self._answers: list[Pulled] = []
 
     async def register(self, name: str, position_lsn: int, **options: Any) -> Registered:
-        self._life = self._choose()
-        return await self._ask(lambda to: to.register(name, position_lsn, **options))
+        self._life = self._registered_at = self._choose()
+        return await self._carried(lambda to: to.register(name, position_lsn, **options))
 
     async def pull(self, name: str, since_lsn: int, **options: Any) -> Pulled:
         await self._world.idle(self._slow_s)
@@ -276,6 +277,17 @@ class Line:
         return self._world.random.choice(serving) if stale else serving[-1]
 
     async def _ask(self, request: Callable[[PrimaryService], Awaitable[T]]) -> T:
+        """Ask in the session that there is, where the address may lead elsewhere by now."""
+        world, registered_at = self._world, self._registered_at
+        serving = [life for life in world.leaders if life.service is not None]
+        if serving and not world.network.calm and world.twins.random() < 0.03:
+            self._life = serving[-1]
+        life = self._life
+        answer = await self._carried(request)
+        world.check(life is registered_at, "a leader answers to a session that it did not give")
+        return answer
+
+    async def _carried(self, request: Callable[[PrimaryService], Awaitable[T]]) -> T:
         """Ask a leader in its own process: whichever of the two dies, the other does not notice."""
         world, life = self._world, self._life
         if life is None or life.service is None or not life.process.alive:

@@ -3,6 +3,8 @@
 - a leader prunes nothing that a valid stored slot of its own needs;
 - stored positions of a generation only rise, and a slot that was dropped does not come back;
 - slots that cannot be read are neither written over nor taken for none: nothing is pruned;
+- of two processes under one name only the one that registered last is listened to, also at the next
+  leader, and at another opening under the same epoch;
 - what a replica is sent follows what it has, without a gap;
 - whoever is told that so many replicas have a record can find them;
 - in the end every replica that lives has everything, and no slot holds more than its limit.
@@ -29,6 +31,7 @@ from headwater.log.primary import (
     CommitUnknown,
     PrimaryReplication,
     PrimaryService,
+    Registered,
 )
 from headwater.log.slots import FullRebootstrap, PartialResync, ResumeMode
 from headwater.testing import Scenario, Simulation, simulate
@@ -54,17 +57,19 @@ def slot_history(seed: int) -> str:
 class ToyReplica:
     """What a replica has, and whether it was ever sent over a gap."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, *, is_twin: bool = False) -> None:
+        """`is_twin`: somebody started it by mistake under the name of another."""
         self.world = world
         self.name = name
+        self.is_twin = is_twin
         self.applied_lsn = 0
         self.durable_lsn = 0
-        self.session: int | None = None
+        self.session: str | None = None
         self.bootstraps = 0
 
     async def run(self) -> None:
         world = self.world
-        while not world.over:
+        while not world.over and not (self.is_twin and world.network.calm):
             life = self._choose()
             if life is not None:
                 # Whatever a leader answers, and whether it does, a replica tries again.
@@ -82,9 +87,10 @@ class ToyReplica:
 
     async def _replicate(self, life: LeaderLife) -> None:
         world = self.world
-        self.session = None
-        if world.random.random() < 0.8:
-            told = await self._ask(life, lambda to: to.register(self.name, self.applied_lsn))
+        if self.session is None or world.network.calm or world.twins.random() < 0.7:
+            self.session = None  # else it goes on as if whoever leads were who led before
+        if self.session is None and world.random.random() < 0.8:
+            told = await self._ask(life, lambda to: self._register(to, life))
             self.session = told.session
             self._check_resume(life, told.resume)
             if isinstance(told.resume, FullRebootstrap):
@@ -102,6 +108,11 @@ class ToyReplica:
             await world.idle(0.5)
         self._sync()
 
+    async def _register(self, to: PrimaryService, life: LeaderLife) -> Registered:
+        told = await to.register(self.name, self.applied_lsn)
+        life.given[self.name, told.session] = self
+        return told
+
     def _check_resume(self, life: LeaderLife, resume: ResumeMode) -> None:
         if isinstance(resume, PartialResync):
             self.world.check(
@@ -113,6 +124,9 @@ class ToyReplica:
     async def _acknowledge(self, life: LeaderLife) -> None:
         progress = Acknowledgement(self.applied_lsn, self.durable_lsn)
         await self._ask(life, lambda to: to.acknowledge(self.name, progress, session=self.session))
+        if self.session is not None:
+            is_mine = life.given.get((self.name, self.session)) is self
+            self.world.check(is_mine, f"two processes acknowledge as {self.name}")
 
     async def _pull(self, life: LeaderLife) -> bool:
         most = self.world.random.randint(1, 20)
@@ -194,6 +208,8 @@ class Follower(Protocol):
 class History:
     """Leaders that follow each other over replicas that come and go."""
 
+    reopens = True
+    """Whether a leader may be opened a second time under its epoch."""
     bootstraps_in_the_end = 1
     """That one who had everything may need: for a slot that was given up before."""
 
@@ -203,6 +219,7 @@ class History:
         self.replicas: Sequence[Follower] = replicas or [
             ToyReplica(world, f"r{number}") for number in range(REPLICAS)
         ]
+        self.twin: Follower = ToyReplica(world, "r0", is_twin=True)
 
     async def run(self) -> None:
         world = self.world
@@ -210,6 +227,8 @@ class History:
         self._spawn(self._produce(), "producer")
         self._spawn(self._operate(), "operator")
         running = [self._spawn(one.run(), one.name) for one in self.replicas]
+        if world.twins.random() < 0.5:
+            self._spawn(self.twin.run(), "twin")
         for _ in range(self.random.randint(1, 4)):
             self._lead()
             await world.idle(300.0)
@@ -248,7 +267,9 @@ class History:
         world = self.world
         if world.leaders and (world.network.calm or self.random.random() < 0.6):
             world.leaders[-1].process.kill()
-        world.epochs += 1
+        is_again = world.leaders and not world.network.calm and world.twins.random() < 0.2
+        if not (is_again and self.reopens):
+            world.epochs += 1
         skew_ms = self.random.choice((0, 0, 86_400_000, -86_400_000))
         life = LeaderLife(
             world.epochs,

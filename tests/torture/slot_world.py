@@ -93,7 +93,9 @@ class WatchedWal(MemoryWal):
 
     async def prune_through(self, lsn: int) -> Pruned:
         table = self.world.objects.table
-        if table is not None and table.leader_epoch <= self.epoch:
+        openings = [life.wal for life in self.world.leaders if life.epoch == self.epoch]
+        is_last = not openings or openings[-1] is self
+        if table is not None and table.leader_epoch <= self.epoch and is_last:
             needed = [slot for slot in table.slots if slot.is_valid and slot.restart_lsn < lsn]
             self.world.check(not needed, f"pruned through {lsn}, which {needed} need")
         await runtime.sleep(self.world.random.uniform(0, 0.1))
@@ -109,6 +111,8 @@ class LeaderLife:
         self.process = process
         self.primary: PrimaryReplication | None = None
         self.service: PrimaryService | None = None
+        self.given: dict[tuple[str, str], object] = {}
+        """By name and session: whom it was given to."""
 
 
 class World:
@@ -117,6 +121,8 @@ class World:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.random: random.Random = simulation.random
+        self.twins = simulation.stream("twins")
+        """Says when two processes share a name, and when two leaders an epoch."""
         self.objects = Watched(simulation)
         self.network = EchoingStore(
             self.objects,

@@ -8,14 +8,22 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced
-from headwater.spark.source import StreamReader
+from headwater.spark.source import StreamReader, known
+from headwater.testing import Simulation, simulate
 from headwater.testing.torture import Scenario
 from tests.spark.source.engine import Checkpoint, Engine, Killed
 from tests.spark.source.given import Standing, World
+from tests.torture.spark_operator import Operator
+from tests.torture.spark_world import SparkWorld
+from tests.torture.surroundings import DAY_S, Replacement, replaced
 
 STEPS: Final = 60
 KILLED_IN: Final = 12
 """One in so many steps is the last of its driver."""
+LIVES: Final = 10
+ACTIONS: Final = 30
+STEPS_MAX: Final = 1_000_000
+"""Ten times what the longest history takes."""
 
 
 class Query:
@@ -93,5 +101,58 @@ def restarts(seed: int) -> None:
         assert not any(left), f"seed {seed}: {left} batches are not acknowledged"
 
 
+def source(seed: int, *bug: Replacement) -> str:
+    """One history of queries in a world where anything may go wrong; returns its fingerprint."""
+    replay = "make torture ROOM=spark SCENARIO=source SEED={seed} ROUNDS=1"
+    with replaced(*bug):
+        return simulate(_source, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
+
+
+async def _source(simulation: Simulation) -> None:
+    world = SparkWorld(simulation)
+    random = world.random
+    with replaced((known, "LOOK_BATCHES", random.choice((1, 3, 1024)))):
+        await world.create("s0")
+        operators = [Operator(world, group) for group in "abc"[: random.randint(1, 3)]]
+        running = [
+            simulation.spawn(one.work(LIVES), name=f"operator {one.group}") for one in operators
+        ]
+        await _outside(world)
+        for task in running:
+            await task
+        world.network.calm = True
+        await runtime.sleep(30 * DAY_S)
+        if "s0" not in world.streams:
+            await world.create("s0")
+        for _ in range(3):
+            await world.produce()
+        for one in operators:
+            await one.settle()
+        for one in operators:
+            one.check_all_given()
+            await one.check_acknowledged()
+
+
+async def _outside(world: SparkWorld) -> None:
+    """Producers, and whoever else has to do with the streams."""
+    random = world.random
+    seldom = [world.grow, world.widen, world.collect, world.collect, world.rot]
+    deletes = random.random() < 0.3
+    for _ in range(ACTIONS):
+        chance = random.random()
+        if chance < 0.7:
+            await world.produce()
+        elif chance < 0.73:
+            world.step_clock()
+        elif chance < 0.76 and deletes:
+            await world.replace()
+        elif chance < 0.8 and len(world.streams) < 3:
+            await world.create(f"s{len(world.held)}")
+        else:
+            await random.choice(seldom)()
+        await runtime.sleep(random.expovariate(1.0) * random.choice((0, 0.1, 2.0, 2.0, 70.0)))
+
+
 RESTARTS = Scenario(room="spark", name="restarts", run=restarts, rounds=2000, sample=15)
-SCENARIOS = [RESTARTS]
+SOURCE = Scenario(room="spark", name="source", run=source, rounds=2000, sample=8)
+SCENARIOS = [RESTARTS, SOURCE]

@@ -22,7 +22,6 @@ from typing import Any
 
 from headwater.buffer.consumer import Consumer, Lag, lag, list_dead_letters
 from headwater.buffer.queue import Retention
-from headwater.core import runtime
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_actors import CollectorActor
 from tests.torture.buffer_truth import check_nothing_left
@@ -30,7 +29,7 @@ from tests.torture.stack_owners import OwnerActor, Owning
 from tests.torture.stack_producers import ProducerActor, SourceActor
 from tests.torture.stack_readers import FollowerActor, ReaderActor
 from tests.torture.stack_world import StackWorld
-from tests.torture.surroundings import DAY_S, Replacement, replaced
+from tests.torture.surroundings import USUAL, Hazards, Replacement, replaced
 
 LIVES = 3
 STEPS_MAX = 1_000_000
@@ -47,14 +46,31 @@ def v1_history(seed: int, *bug: Replacement) -> str:
     return _history("v1", "stack-v1", seed, bug)
 
 
-def _history(format_name: str, name: str, seed: int, bug: tuple[Replacement, ...]) -> str:
+def clocks_history(seed: int, *bug: Replacement) -> str:
+    """A native stream while everybody's clock is set now and then, the store's too."""
+    return _history("native", "stack-clocks", seed, bug, Hazards(clocks=True))
+
+
+def outages_history(seed: int, *bug: Replacement) -> str:
+    """A native stream in which whoever would look what became of a write often cannot."""
+    return _history("native", "stack-outages", seed, bug, Hazards(outages=True))
+
+
+def _history(
+    format_name: str,
+    name: str,
+    seed: int,
+    bug: tuple[Replacement, ...],
+    hazards: Hazards = USUAL,
+) -> str:
     worlds: list[StackWorld] = []
 
     async def main(simulation: Simulation) -> None:
-        world = StackWorld(simulation, format_name)
+        world = StackWorld(simulation, format_name, hazards)
         worlds.append(world)
         with world.small_limits():
             await world.create()
+            world.step_clocks()
             producers, followers = await _run(world)
             await _settle(world, producers, followers)
 
@@ -108,8 +124,7 @@ async def _settle(
     world: StackWorld, producers: list[ProducerActor], followers: list[FollowerActor]
 ) -> None:
     """No more faults, and every request under way has landed or failed: everybody goes on."""
-    world.network.calm = True
-    await runtime.sleep(30 * DAY_S)
+    await world.until_late()
     for one in producers:
         before = len(world.log.batches)
         await one.work(calls=3)
@@ -148,4 +163,6 @@ async def _drain(world: StackWorld) -> None:
 SCENARIOS = [
     Scenario("buffer", "stack", native_history, rounds=2000, sample=20),
     Scenario("buffer", "stack-v1", v1_history, rounds=1000, sample=15),
+    Scenario("buffer", "stack-clocks", clocks_history, rounds=2000, sample=10),
+    Scenario("buffer", "stack-outages", outages_history, rounds=2000, sample=10),
 ]

@@ -22,7 +22,7 @@ from tests.torture.buffer_world import small_native_limits
 from tests.torture.recording import RecordingBackend, Witness
 from tests.torture.stack_truth import Log
 from tests.torture.stack_v1_truth import V1Truth
-from tests.torture.surroundings import Surroundings, replaced
+from tests.torture.surroundings import Hazards, Surroundings, replaced
 
 STREAM = "s"
 STREAM_ID = "5eed5eed-5eed-4eed-8eed-5eed5eed5eed"
@@ -67,7 +67,7 @@ class Sink:
 class StackWorld(Surroundings):
     """What all actors of a history of a stream share."""
 
-    def __init__(self, simulation: Simulation, format_name: str) -> None:
+    def __init__(self, simulation: Simulation, format_name: str, hazards: Hazards) -> None:
         self.format = format_name
         self.log = Log(simulation, is_v1=self.is_v1)
         self.native: Truth | None = None
@@ -83,7 +83,7 @@ class StackWorld(Surroundings):
                 on_entered=self._entered,
             )
         self.backend = RecordingBackend(self.truth)
-        super().__init__(simulation, self.backend)
+        super().__init__(simulation, self.backend, hazards)
         self.sink = Sink(self)
         """The owner's, whichever group that is."""
         self.fronts: list[Producer] = []

@@ -94,15 +94,20 @@ class Told:
 class World:
     """One history's store, network, faults and processes."""
 
-    def __init__(self, simulation: Simulation, parts: Parts) -> None:
+    def __init__(self, simulation: Simulation, parts: Parts, *, outages: bool = False) -> None:
+        """`outages`: whoever would look what became of a write reads nothing for a while."""
         self.simulation = simulation
         self.random = simulation.random
         self.parts = parts
         self.backend = RecordingBackend()
         self.gentle = self.random.random() < 0.15
+        swarm = simulation.stream("swarm")
+        faults = Faults() if self.gentle else Faults.swarm(swarm)
+        if outages and not self.gentle:
+            faults = faults.with_outages(swarm)
         self.network = FaultyStore(
             self.backend,
-            Faults() if self.gentle else Faults.swarm(simulation.stream("swarm")),
+            faults,
             simulation.stream("faults"),
             record=simulation.record,
             spawn=simulation.spawn,
@@ -214,9 +219,17 @@ class RegisterWriter(Writer):
 
 def register_history(seed: int, parts: Parts = SOUND) -> str:
     """One history of many writers on a register; returns its fingerprint."""
+    return _register_history("register", seed, parts)
 
+
+def register_outages_history(seed: int, parts: Parts = SOUND) -> str:
+    """The same, and whoever would look what became of a write often cannot."""
+    return _register_history("register-outages", seed, parts, outages=True)
+
+
+def _register_history(name: str, seed: int, parts: Parts, *, outages: bool = False) -> str:
     async def main(simulation: Simulation) -> None:
-        world = World(simulation, parts)
+        world = World(simulation, parts, outages=outages)
         await _settle(world, await _run_writers(world, RegisterWriter))
         applied: Counter[str] = Counter()
         before: list[str] = []
@@ -231,7 +244,7 @@ def register_history(seed: int, parts: Parts = SOUND) -> str:
             before = names
         world.told.check(applied)
 
-    return _simulate(main, seed, parts, "register")
+    return _simulate(main, seed, parts, name)
 
 
 class SequenceWriter(Writer):
@@ -288,9 +301,17 @@ class Reader:
 
 def sequence_history(seed: int, parts: Parts = SOUND) -> str:
     """One history of many writers, a reader that trims, and one that comes late."""
+    return _sequence_history("sequence", seed, parts)
 
+
+def sequence_outages_history(seed: int, parts: Parts = SOUND) -> str:
+    """The same, and whoever would look what became of a write often cannot."""
+    return _sequence_history("sequence-outages", seed, parts, outages=True)
+
+
+def _sequence_history(name: str, seed: int, parts: Parts, *, outages: bool = False) -> str:
     async def main(simulation: Simulation) -> None:
-        world = World(simulation, parts)
+        world = World(simulation, parts, outages=outages)
         reader = Reader(world)
         reading = world.process("reader")
         reading.spawn(reader.work())
@@ -309,7 +330,7 @@ def sequence_history(seed: int, parts: Parts = SOUND) -> str:
             assert told == number, f"{name} was told number {told} and is {number}"
         world.told.check(Counter(reader.seen))
 
-    return _simulate(main, seed, parts, "sequence")
+    return _simulate(main, seed, parts, name)
 
 
 async def _check_late_reader(handle: Sequence, reader: Reader) -> None:
@@ -365,4 +386,6 @@ def _simulate(
 SCENARIOS = [
     Scenario("store", "register", register_history, rounds=2000, sample=40),
     Scenario("store", "sequence", sequence_history, rounds=2000, sample=30),
+    Scenario("store", "register-outages", register_outages_history, rounds=2000, sample=20),
+    Scenario("store", "sequence-outages", sequence_outages_history, rounds=2000, sample=15),
 ]

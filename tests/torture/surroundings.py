@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -29,6 +30,8 @@ DAY_S = 24 * 3600.0
 DAY_MS = 24 * 3600 * 1000
 SKEW_MAX_MS = 3 * DAY_MS
 SKEWS_MS = (0, 0, 1_000, -60_000, DAY_MS, -DAY_MS, SKEW_MAX_MS, -SKEW_MAX_MS)
+STEPS_MS = (1_000, 60_000, 120_000, 600_000, 3_600_000, DAY_MS, 30 * DAY_MS)
+"""By how much a clock is set, forwards or backwards."""
 FREEZES_S = (1.0, 60.0, 3600.0, 2 * DAY_S, 10 * DAY_S)
 
 Replacement = tuple[Any, str, Any]
@@ -42,6 +45,19 @@ def replaced(*replacements: Replacement) -> Iterator[None]:
         for owner, name, instead in replacements:
             stack.enter_context(mock.patch.object(owner, name, instead))
         yield
+
+
+@dataclass(frozen=True)
+class Hazards:
+    """What some histories have in addition to what all of them draw."""
+
+    clocks: bool = False
+    """Clocks of processes and of the store are set during their lives; machines sleep."""
+    outages: bool = False
+    """Whoever would look what became of a write reads nothing for a while."""
+
+
+USUAL = Hazards()
 
 
 class Failed(Exception):
@@ -89,9 +105,16 @@ class EchoingStore(FaultyStore):
 class Surroundings:
     """What all actors of a history share, whatever it is about."""
 
-    def __init__(self, simulation: Simulation, objects: MemoryBackend) -> None:
+    def __init__(
+        self, simulation: Simulation, objects: MemoryBackend, hazards: Hazards = USUAL
+    ) -> None:
         self.simulation = simulation
         self.random = simulation.random
+        self.hazards = hazards
+        self._clocks = simulation.stream("clocks")
+        self._processes: list[Process] = []
+        self._store_most_ms = 0
+        """The latest time that the store's clock ever told."""
         self.gentle = self.random.random() < 0.1
         self.haunted = not self.gentle and self.random.random() < 0.3
         """What is not needed is deleted soon, and requests come again soon after."""
@@ -150,9 +173,12 @@ class Surroundings:
         raise NotImplementedError
 
     def _draw_faults(self) -> Faults:
+        swarm = self.simulation.stream("swarm")
         if self.gentle or (self.haunted and self.random.random() < 0.5):
-            return Faults()
-        return Faults.swarm(self.simulation.stream("swarm"))
+            faults = Faults()
+        else:
+            faults = Faults.swarm(swarm)
+        return faults.with_outages(swarm) if self.hazards.outages and not self.gentle else faults
 
     @property
     def is_calm(self) -> bool:
@@ -160,8 +186,11 @@ class Surroundings:
         return self.gentle or self.network.calm
 
     def may_expire(self, at_ms: int, bytes_after: int) -> bool:
-        """Whether any collector may let such a batch go, by the store's clock, not its own."""
-        now_ms = self.simulation.runtime.wall_ms()
+        """Whether any collector may let such a batch go, by the store's clock, not its own.
+
+        Or by what that clock told a moment ago, before it was set back.
+        """
+        now_ms = max(self.simulation.runtime.wall_ms(), self._store_most_ms)
         return any(
             (one.retention_ms is not None and at_ms <= now_ms - one.retention_ms)
             or (one.retention_bytes is not None and bytes_after >= one.retention_bytes)
@@ -179,7 +208,58 @@ class Surroundings:
     def process(self, name: str) -> Process:
         """A process whose clock is off by up to days."""
         skew_ms, drift_ppm = self.random.choice(SKEWS_MS), self.random.choice((0, 500))
-        return self.simulation.process(name, skew_ms=skew_ms, drift_ppm=drift_ppm)
+        process = self.simulation.process(name, skew_ms=skew_ms, drift_ppm=drift_ppm)
+        self._processes.append(process)
+        return process
+
+    def step_clocks(self) -> None:
+        """Begin to set clocks, where this history does: one after another, at any moment."""
+        if self.hazards.clocks:
+            self._spawn_outside(self._step_clocks(), name="clocks")
+
+    async def _step_clocks(self) -> None:
+        draw, clock = self._clocks, self.simulation.runtime
+        wait_s = draw.choice((5.0, 20.0) if self.haunted else (5.0, 50.0, 1000.0))
+        while True:
+            await runtime.sleep(draw.expovariate(1.0) * wait_s)
+            wait_s = min(2 * wait_s, DAY_S) if draw.random() < 0.1 else wait_s
+            if self.over:
+                return
+            step_ms = draw.choice((-1, 1)) * draw.choice(STEPS_MS)
+            living = [process for process in self._processes if process.alive]
+            if not living or draw.random() < 0.3:
+                self._store_most_ms = max(self._store_most_ms, clock.wall_ms())
+                clock.jump(step_ms)
+                self.simulation.record("store's clock", ms=step_ms)
+                continue
+            process = draw.choice(living)
+            if draw.random() < 0.5:
+                self._halt(process, draw.uniform(90.0, 250.0))
+            else:
+                process.step_clock(step_ms)
+            self.simulation.record("clock", of=process.name, ms=step_ms)
+
+    async def until_late(self) -> None:
+        """No more faults, and so much time passes that every request under way has ended.
+
+        By every clock there was: one that was set back may delay what goes by age, and no more.
+        """
+        self.network.calm = True
+        clock = self.simulation.runtime
+        if self.hazards.clocks:
+            told_ms = [process.runtime.wall_ms() for process in self._processes]
+            clock.jump(max(0, max([self._store_most_ms, *told_ms]) - clock.wall_ms()))
+        await runtime.sleep(30 * DAY_S)
+
+    def _halt(self, process: Process, seconds: float) -> None:
+        """Stop a process for so long. Some machines sleep, and some of those do not notice: their
+        wall clock is where it was."""
+        if not self.hazards.clocks or self._clocks.random() < 0.2:
+            process.freeze(seconds)
+            return
+        process.suspend(seconds)
+        if self._clocks.random() < 0.7:
+            process.step_clock(-seconds * 1000)
 
     async def run(
         self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, lives: int
@@ -197,7 +277,7 @@ class Surroundings:
             if self.random.random() < 0.4:
                 await runtime.sleep(self.random.expovariate(2.0) * self.lives_s)
                 longest_s = 300.0 if self.haunted else self.random.choice(FREEZES_S)
-                process.freeze(longest_s * self.random.random())
+                self._halt(process, longest_s * self.random.random())
                 if self.random.random() < 0.5:
                     await runtime.sleep(self.random.expovariate(1.0))
                     continue

@@ -4,6 +4,8 @@
 - local and remote together have everything from the log start on, for every leader that lives;
 - the log start, the publishers' epochs and the highest offsets only rise, and the log start never
   passes what a slot needs;
+- what the local log cannot hand out keeps nothing else from becoming remote, and a log is read
+  across local log and tier though the local one is pruned, damaged or behind (`tier_log_readers`);
 - an object is removed only when its segment is unlisted, and later if it ever was in a cover: who
   took a cover can read it;
 - in the end all that is sealed is remote, nothing is left over, and whoever follows the events from
@@ -12,6 +14,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import replace
 
@@ -22,10 +25,11 @@ from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.store import STALL_S
 from headwater.tier import SegmentState
 from headwater.tier.cache import dump_all
-from headwater.tier.errors import NotReady
+from headwater.tier.errors import LocalLogDamaged, NotReady
 from headwater.tier.jobs import Finding, Kind, Leader, LedPartition, Tiering, TierManager
 from tests.torture.surroundings import SKEWS_MS
-from tests.torture.tier_stack_world import StackWorld
+from tests.torture.tier_log_readers import LogReaders
+from tests.torture.tier_stack_world import ParquetWorld, StackWorld
 from tests.torture.tier_world import (
     CLOCK_MS,
     DELAY_MS,
@@ -49,6 +53,11 @@ def stack_history(seed: int) -> str:
     return _history(StackWorld, SCENARIOS[1], seed)
 
 
+def reader_history(seed: int) -> str:
+    """One in which the log is read across local log and tier."""
+    return _history(ParquetWorld, SCENARIOS[2], seed)
+
+
 def _history(world: type[World], scenario: Scenario, seed: int) -> str:
     async def main(simulation: Simulation) -> None:
         await History(world(simulation)).run()
@@ -67,7 +76,10 @@ class History:
         world = self.world
         world.simulation.spawn(self._produce(), name="producer")
         world.simulation.spawn(self._replicate(), name="slots")
-        reader = world.simulation.spawn(self._read(), name="reader")
+        world.simulation.spawn(self._wear(), name="wear")
+        readers = [world.simulation.spawn(self._read(), name="reader")]
+        if isinstance(world, ParquetWorld):
+            readers.append(world.simulation.spawn(LogReaders(world).run(), name="log readers"))
         for _ in range(self.random.randint(1, 4)):
             life = self._lead()
             await world.idle(2 * 3600.0)
@@ -77,9 +89,10 @@ class History:
         world.network.calm = True
         last = self._lead()
         await self._all_is_remote(last)
+        await self._damage_stops_nothing(last)
         await self._nothing_is_left_over(last)
         world.reading = False
-        await reader
+        await asyncio.gather(*readers)
         await self._what_is_gone_comes_back(last)
         if self.random.random() < 0.3:
             await self._partition_goes(last)
@@ -99,6 +112,24 @@ class History:
             await world.idle(1200.0)
             reached = self.random.randint(0, world.accepted_lsn)
             world.slot_floor_lsn = max(world.slot_floor_lsn, reached)
+
+    async def _wear(self) -> None:
+        """A part of a log cannot be read for a while, or for good; and clocks are set."""
+        world = self.world
+        while not world.network.calm:
+            await runtime.sleep(world.habits.random() ** 2 * 3600.0)
+            if not world.leaders or world.network.calm:
+                continue
+            life = world.leaders[-1]
+            life.process.runtime.jump(world.habits.choice(SKEWS_MS))
+            parts = life.wal.sealed()
+            if parts and not world.one_disk:  # there, the disk may be all that has it
+                part = world.habits.choice(parts)
+                first_lsn = world.habits.randint(part.first_lsn, part.last_lsn)
+                life.wal.damaged = range(first_lsn, part.last_lsn + 1)
+                await runtime.sleep(world.habits.random() * 1800.0)
+            if world.habits.random() < 0.5:
+                life.wal.damaged = range(0)
 
     async def _read(self) -> None:
         """Somebody takes a cover, and reads it at leisure."""
@@ -181,7 +212,10 @@ class History:
         life.manager = manager = TierManager(led)
         with contextlib.suppress(Fenced):
             while not world.over:
-                await manager.run_once()
+                if world.habits.random() < 0.3:
+                    await self._run_for_a_while(manager)
+                else:
+                    await manager.run_once()
                 world.truth.check_nothing_is_lost()
                 with contextlib.suppress(NotReady):
                     if manager.leads:
@@ -192,6 +226,16 @@ class History:
                 self._operate(manager)
                 await runtime.sleep(world.config.interval_s)
         world.check(life.epoch < world.epochs or world.over, "the newest leader was fenced")
+
+    async def _run_for_a_while(self, manager: TierManager) -> None:
+        """As a service does it, which is stopped wherever it is, and started again."""
+        running = runtime.spawn(manager.run(), name="run")
+        await runtime.sleep(self.world.habits.random() ** 2 * 1200.0)
+        running.cancel()
+        await asyncio.wait((running,))
+        if not running.cancelled():
+            running.result()
+            raise Fenced("run() returned")
 
     def _operate(self, manager: TierManager) -> None:
         """Somebody stops tiering for a while or gives it up, and turns it on again."""
@@ -228,6 +272,35 @@ class History:
             last,
             "what is sealed did not become remote",
         )
+
+    async def _damage_stops_nothing(self, last: LeaderLife) -> None:
+        """Of three parts the middle one cannot be read: the third is saved nevertheless."""
+        world, wal, manager = self.world, last.wal, last.manager
+        assert manager is not None
+        if world.one_disk:
+            return
+        # A new disk may still be below what others made remote, where damage is no loss.
+        behind = manager.led.tiered_lsn() - wal.current_lsn()
+        if behind > 0:
+            wal.append(behind, term=last.epoch)
+        for _ in range(3):
+            wal.append(world.habits.randint(1, 9), term=last.epoch)
+            wal.seal()
+        world.accepted_lsn = max(world.accepted_lsn, wal.current_lsn())
+        _, middle, third = wal.sealed()[-3:]
+        first_lsn = world.habits.randint(middle.first_lsn, middle.last_lsn)
+        wal.damaged = range(first_lsn, middle.last_lsn + 1)
+        await self._until(
+            lambda: (
+                manager.led.metadata.cover(third.first_lsn, third.last_lsn + 1)
+                and isinstance(manager.problems.get("look for losses"), LocalLogDamaged)
+            ),
+            last,
+            "what follows the damage did not become remote, or the damage was not told",
+        )
+        world.check(manager.led.tiered_lsn() == first_lsn - 1, "something else is not remote")
+        wal.damaged = range(0)
+        await self._all_is_remote(last)
 
     async def _nothing_is_left_over(self, last: LeaderLife) -> None:
         world = self.world
@@ -316,4 +389,5 @@ class History:
 SCENARIOS = [
     Scenario("tier", "leaders", tier_history, rounds=3000, sample=20),
     Scenario("tier", "stack", stack_history, rounds=200, sample=2),
+    Scenario("tier", "readers", reader_history, rounds=2000, sample=8),
 ]

@@ -1,4 +1,4 @@
-"""The world of the tier with nothing faked but the store: Parquet, stored events, managers."""
+"""The world of the tier with less that is faked: Parquet, and then stored events and managers."""
 
 from __future__ import annotations
 
@@ -22,39 +22,12 @@ PATIENT = ManagerConfig(tend_interval_s=20.0, snapshot_interval_s=1e6)
 """Virtual time is long, and whoever looks at the clock often makes it dear."""
 
 
-class StackWorld(World):
-    """Everything as it is run, over a store on a bad day."""
-
-    async def open_metadata(self) -> PartitionMetadata:
-        """What is known, by a manager of one's own."""
-        store = self.store()
-        while True:
-            try:
-                log = await StoredEventLog.open(store, partition_count=1)
-                manager = await TopicMetadataManager.start(log, config=PATIENT)
-                await manager.reconcile_assignment({0})
-                return ManagedPartition(manager, PARTITION)
-            except (Unavailable, OutcomeUnknown):
-                await self.idle(30.0)
-
-    async def close_metadata(self, metadata: PartitionMetadata) -> None:
-        """Follow no longer."""
-        assert isinstance(metadata, ManagedPartition)
-        await metadata._manager.close()
+class ParquetWorld(World):
+    """Segments as they are, so that a log can be read across local log and tier."""
 
     def storage(self, store: Store) -> SegmentStorage:
         """Where segments are kept."""
         return ParquetSegments(store, PARTITION)
-
-    def stored(self, key: str, data: bytes) -> None:
-        """Something was: an event, or a segment."""
-        offset = Place(PREFIX, 0).event_offset(key)
-        if offset is not None:
-            log_id = uuid.UUID(bytes=data[4:20])
-            event = decode_event_object(key, data, log_id, 0, offset)
-            self.truth.landed(event.payload, event.publisher_epoch)
-        else:
-            super().stored(key, data)
 
     def segment_of(self, key: str) -> uuid.UUID | None:
         """The segment whose object stands there."""
@@ -75,6 +48,37 @@ class StackWorld(World):
             )
             for group in decoded(data)
         ]
+
+
+class StackWorld(ParquetWorld):
+    """Everything as it is run, over a store on a bad day."""
+
+    async def open_metadata(self) -> PartitionMetadata:
+        """What is known, by a manager of one's own."""
+        store = self.store()
+        while True:
+            try:
+                log = await StoredEventLog.open(store, partition_count=1)
+                manager = await TopicMetadataManager.start(log, config=PATIENT)
+                await manager.reconcile_assignment({0})
+                return ManagedPartition(manager, PARTITION)
+            except (Unavailable, OutcomeUnknown):
+                await self.idle(30.0)
+
+    async def close_metadata(self, metadata: PartitionMetadata) -> None:
+        """Follow no longer."""
+        assert isinstance(metadata, ManagedPartition)
+        await metadata._manager.close()
+
+    def stored(self, key: str, data: bytes) -> None:
+        """Something was: an event, or a segment."""
+        offset = Place(PREFIX, 0).event_offset(key)
+        if offset is not None:
+            log_id = uuid.UUID(bytes=data[4:20])
+            event = decode_event_object(key, data, log_id, 0, offset)
+            self.truth.landed(event.payload, event.publisher_epoch)
+        else:
+            super().stored(key, data)
 
     def cache_of(self, metadata: PartitionMetadata) -> TierCache:
         """All that somebody knows."""

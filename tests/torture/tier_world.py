@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -16,7 +17,10 @@ import msgspec
 
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
+from headwater.core.limits import EPOCH_STEP_MAX
 from headwater.core.runtime import installed
+from headwater.log.record.group import Group
+from headwater.log.spool.errors import SpoolCorrupt
 from headwater.store import Condition, MemoryBackend, Store, Version
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
@@ -62,10 +66,26 @@ CLOCK_MS: Final = 1_000
 NO_SLOTS: Final = 1 << 62
 
 
+class WornWal(SealedWal):
+    """A leader's log, of which some cannot be read at times."""
+
+    def __init__(self, *, first_lsn: int = 1) -> None:
+        super().__init__(first_lsn=first_lsn)
+        self.damaged = range(0)
+
+    async def read_since(self, lsn: int, *, max_records: int, max_bytes: int) -> Sequence[Group]:
+        at = max(lsn + 1, self.oldest_lsn())
+        if at in self.damaged:
+            raise SpoolCorrupt("a flipped bit", path="log", offset=at, lsn=at)
+        if at < self.damaged.start:
+            max_records = min(max_records, self.damaged.start - at)
+        return await super().read_since(lsn, max_records=max_records, max_bytes=max_bytes)
+
+
 class LeaderLife:
     """One leader from its epoch to its death, or to its finding out."""
 
-    def __init__(self, epoch: int, wal: SealedWal, process: Process) -> None:
+    def __init__(self, epoch: int, wal: WornWal, process: Process) -> None:
         self.epoch = epoch
         self.wal = wal
         self.process = process
@@ -171,7 +191,7 @@ class Truth:
         if epoch is not None:
             self.check(epoch >= self._epoch, "an older epoch publishes")
             self._epoch = epoch
-        for epoch in range(1, self.world.epochs + 1):
+        for epoch in [life.epoch for life in self.world.leaders]:
             highest = self.cache.highest_offset(PARTITION, epoch)
             before = self._highest.get(epoch)
             if before is not None and not self.world.deleting:
@@ -267,7 +287,9 @@ class World:
         self.latency_s = self.random.choice((0.1, 1.0, 30.0))
         """Of the log of events: where it is long, others act between two events."""
         self.leaders: list[LeaderLife] = []
-        self.epochs = 0
+        self.habits = simulation.stream("habits")
+        self.epochs = self.habits.choice((0, 0, 3 * EPOCH_STEP_MAX))
+        """How often the partition's consumer was opened, also before anybody led with a tier."""
         self.accepted_lsn = 0
         self.buffer_floor_lsn = 0
         """The queue has what lies above; below, it was acknowledged."""
@@ -355,16 +377,20 @@ class World:
         """The log start, over a connection of one's own."""
         return LogStartRegister(self.store(), PARTITION)
 
-    def new_wal(self) -> SealedWal:
-        """A disk: that of a dead leader, if the queue goes on where it ends, or an empty one."""
+    def new_wal(self) -> WornWal:
+        """A disk: that of a dead leader, if the queue goes on where it ends, or an empty one.
+
+        One that is damaged is discarded, as a log that can be written again."""
         held = [life.wal for life in self.leaders if life.process.alive]
         free = [life.wal for life in self.leaders if life.wal not in held]
-        fitting = [wal for wal in free if wal.current_lsn() >= self.buffer_floor_lsn]
+        fitting = [
+            wal for wal in free if wal.current_lsn() >= self.buffer_floor_lsn and not wal.damaged
+        ]
         if fitting and (self.one_disk or self.random.random() < 0.5):
             wal = fitting[-1] if self.one_disk else self.whims.choice(fitting)
             wal.seal()
             return wal
-        return SealedWal(first_lsn=self.buffer_floor_lsn + 1)
+        return WornWal(first_lsn=self.buffer_floor_lsn + 1)
 
     def acknowledge(self, life: LeaderLife, lsn: int) -> None:
         """Let the queue go through here; it takes that from the newest leader alone."""

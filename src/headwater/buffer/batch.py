@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from headwater.buffer import arrow_stream
@@ -29,7 +30,7 @@ from headwater.buffer.calls import SCHEMA as CALLS_SCHEMA
 from headwater.buffer.calls import Calls
 from headwater.buffer.compression import Compression, compress, decompress
 from headwater.buffer.loose import Apart
-from headwater.buffer.records import record_schema
+from headwater.buffer.records import TIMESTAMP, record_schema
 from headwater.core import limits
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.ids import decode_ulid, encode_ulid
@@ -58,6 +59,15 @@ class Footer(NamedTuple):
     batch_id: str
 
 
+class Times(NamedTuple):
+    """The earliest and the latest times of a batch's records."""
+
+    min_ms: int
+    max_ms: int
+    min_timestamp_us: int | None
+    max_timestamp_us: int | None
+
+
 class Batch(NamedTuple):
     """A batch, decoded or to be encoded."""
 
@@ -66,6 +76,15 @@ class Batch(NamedTuple):
     calls: Calls
     loose: Apart | None = None
     """The column that one of `records` stands in for, if one does."""
+
+    def times(self) -> Times:
+        """When its records were ingested, and their timestamps if any has one of its own."""
+        low_ms, high_ms = self.calls.time_range_ms
+        if TIMESTAMP not in self.records.schema.names:
+            return Times(low_ms, high_ms, None, None)
+        # As numbers: Python's own times end with the year 9999.
+        found = pc.min_max(self.calls.timestamps_of(self.records).cast(pa.int64())).as_py()
+        return Times(low_ms, high_ms, found["min"], found["max"])
 
 
 def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> memoryview:

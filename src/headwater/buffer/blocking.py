@@ -19,6 +19,7 @@ from headwater.buffer.consumer import DeadLetter, Lag
 from headwater.buffer.consumer import lag as lag_async
 from headwater.buffer.consumer import list_dead_letters as list_dead_letters_async
 from headwater.buffer.consumer import lsn_at_time as lsn_at_time_async
+from headwater.buffer.queue import TimeBy
 from headwater.buffer.stream import DeletedReport, Stream
 from headwater.buffer.stream import alter_stream as alter_stream_async
 from headwater.buffer.stream import create_stream as create_stream_async
@@ -74,9 +75,11 @@ def lsn_at_time(
     *,
     time: int | str | date,
     partition: int = 0,
+    time_by: TimeBy = "timestamp",
 ) -> int | None:
-    """The LSN of the first retained record ingested at or after a time; None if there is none."""
-    return _call(lsn_at_time_async(source, name, time=time, partition=partition))
+    """The LSN of the first retained record whose timestamp is a time or later; None if none is."""
+    found = lsn_at_time_async(source, name, time=time, partition=partition, time_by=time_by)
+    return _call(found)
 
 
 def _call(coroutine: Coroutine[Any, Any, T]) -> T:

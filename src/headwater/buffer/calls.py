@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.buffer.records import TIMESTAMP
 from headwater.core.errors import Corrupt
 
 SCHEMA: Final = pa.schema(
@@ -22,6 +23,11 @@ SCHEMA: Final = pa.schema(
     ]
 )
 _MOST_MS: Final = ((1 << 63) - 1) // 1000
+
+
+def micros(time_ms: int) -> int:
+    """A time in microseconds, as records have it; one beyond all 64 bits is the last there is."""
+    return max(-_MOST_MS, min(time_ms, _MOST_MS)) * 1000
 
 
 class Call(NamedTuple):
@@ -82,14 +88,26 @@ class Calls:
         if starts[0].as_py() != 0 or starts[-1].as_py() >= max(rows, 1) or falls:
             raise Corrupt(f"the calls of a batch of {rows} records do not cover them in order")
 
+    @property
+    def times(self) -> pa.Array:
+        """The ingestion time of every call (µs, UTC)."""
+        # Other software's times may be any 64 bits; those beyond all microseconds are the last one.
+        times_ms = pc.min_element_wise(self.columns.column(1), _MOST_MS)
+        times_ms = pc.max_element_wise(times_ms, -_MOST_MS)
+        return pc.multiply(times_ms, 1000).cast(pa.timestamp("us", "UTC"))
+
+    def timestamps_of(self, records: pa.RecordBatch) -> pa.Array:
+        """The time of every record: its own, or that of its ingestion."""
+        own = records.column(TIMESTAMP) if TIMESTAMP in records.schema.names else None
+        if own is not None and not own.null_count:
+            return own
+        ingested = self.per_record(records.num_rows)[0]
+        return ingested if own is None else pc.coalesce(own, ingested)
+
     def per_record(self, rows: int) -> tuple[pa.Array, pa.Array]:
         """Ingestion time (µs, UTC) and metadata of every record."""
         starts = self.columns.column(0).cast(pa.int32())
         ends = pa.concat_arrays([starts[1:], pa.array([rows] if rows else [], pa.int32())])
         calls = pa.array(range(len(ends)), pa.int32())
         call = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, calls))
-        # Other software's times may be any 64 bits; those beyond all microseconds are the last one.
-        times_ms = pc.min_element_wise(self.columns.column(1), _MOST_MS)
-        times_ms = pc.max_element_wise(times_ms, -_MOST_MS)
-        micros = pc.multiply(times_ms, 1000).cast(pa.timestamp("us", "UTC"))
-        return micros.take(call), self.columns.column(2).take(call)
+        return self.times.take(call), self.columns.column(2).take(call)

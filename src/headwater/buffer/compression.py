@@ -18,7 +18,9 @@ Always holds:
   `STREAM_OVERHEAD_BYTES` (for LZ4, and twice the block size that the frame names, 4 MiB at most);
 - only `Corrupt` and `LimitExceeded` escape `decompress`.
 
-Skippable zstd frames before the frame are passed over, as zstd itself does.
+Skippable zstd frames before the frame are passed over, as zstd itself does. The published v1 format
+also has blocks of several zstd frames, with skippable ones anywhere: `several` reads them, each
+frame within what is left of `max_bytes`, and takes what they hold together twice.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ ZSTD_LEVEL: Final = 3
 """Unless asked otherwise; the level that the published v1 format is written with."""
 STREAM_OVERHEAD_BYTES: Final = 2 * MIB
 """What decompressing piece by piece takes beside input and output: Arrow's own buffers."""
+
+ZSTD_FRAMES_MAX: Final = 65_536
+"""Frames of one block: reading empty ones costs time, and they hold nothing."""
 
 _PIECE_BYTES: Final = 256 * KIB
 
@@ -74,19 +79,51 @@ def compress(kind: Compression, buffers: Sequence[Buffer], level: int | None = N
     return pa.Codec("lz4", compression_level=level).compress(data)
 
 
-def decompress(kind: Compression, data: Buffer, *, max_bytes: int) -> bytes | memoryview:
-    """What one frame holds, if that is at most `max_bytes`. Nothing is copied without need."""
+def decompress(
+    kind: Compression, data: Buffer, *, max_bytes: int, several: bool = False
+) -> bytes | memoryview:
+    """What one frame holds, if that is at most `max_bytes`. Nothing is copied without need.
+
+    `several`: what one or more zstd frames hold, one after the other.
+    """
     view = memoryview(data).cast("B")
     if kind is Compression.NONE:
         if len(view) > max_bytes:
             raise _too_large(len(view), max_bytes)
         return view
-    frame = _zstd_frame(view) if kind is Compression.ZSTD else _lz4_frame(view)
+    if kind is Compression.LZ4:
+        frame = _lz4_frame(view)
+    else:
+        start = _after_skippable(view, 0)
+        if several and 0 < start == len(view):
+            return b""
+        frame = _zstd_frame(view, start)
+        if several and frame.end < len(view):
+            return _series(view, frame, max_bytes)
     if frame.end < len(view):
         raise Corrupt(
             f"{len(view) - frame.end:,} bytes follow the {kind.name.lower()} frame that ends at "
             f"offset {frame.end:,}: a block is one frame"
         )
+    return _content(kind, view, frame, max_bytes)
+
+
+def _series(view: memoryview, first: _Frame, max_bytes: int) -> bytes:
+    """What zstd frames hold together, from the first of them on."""
+    frame, frames, total = first, 1, 0
+    pieces: list[bytes] = []
+    while True:
+        pieces.append(_content(Compression.ZSTD, view, frame, max_bytes - total))
+        total += len(pieces[-1])
+        start = _after_skippable(view, frame.end)
+        if start == len(view):
+            return b"".join(pieces)
+        if frames == ZSTD_FRAMES_MAX:
+            raise LimitExceeded(f"a block of more than {ZSTD_FRAMES_MAX:,} zstd frames")
+        frame, frames = _zstd_frame(view, start), frames + 1
+
+
+def _content(kind: Compression, view: memoryview, frame: _Frame, max_bytes: int) -> bytes:
     said = frame.content_bytes
     if said is not None and said > frame.most_bytes:
         raise Corrupt(
@@ -165,12 +202,25 @@ def _number(view: memoryview, offset: int, size: int, what: str) -> int:
     return int.from_bytes(view[offset : offset + size], "little")
 
 
-def _zstd_frame(view: memoryview) -> _Frame:
-    start = 0
-    magic = _number(view, 0, 4, "a zstd frame's magic")
-    while magic & _ZSTD_SKIPPABLE_MASK == _ZSTD_SKIPPABLE_MAGIC:
-        start += 8 + _number(view, start + 4, 4, "the length of a skippable zstd frame")
+def _after_skippable(view: memoryview, start: int) -> int:
+    """Where something else than a skippable frame begins, or the data end."""
+    for _ in range(ZSTD_FRAMES_MAX):
+        if start + 4 > len(view):
+            return start
         magic = _number(view, start, 4, "a zstd frame's magic")
+        if magic & _ZSTD_SKIPPABLE_MASK != _ZSTD_SKIPPABLE_MAGIC:
+            return start
+        end = start + 8 + _number(view, start + 4, 4, "the length of a skippable zstd frame")
+        if end > len(view):
+            raise Corrupt(
+                f"the skippable zstd frame at offset {start:,} is cut off at {len(view):,}"
+            )
+        start = end
+    raise LimitExceeded(f"more than {ZSTD_FRAMES_MAX:,} skippable zstd frames in a row")
+
+
+def _zstd_frame(view: memoryview, start: int) -> _Frame:
+    magic = _number(view, start, 4, "a zstd frame's magic")
     if magic != _ZSTD_MAGIC:
         raise Corrupt(f"no zstd frame at offset {start:,}: it starts with {magic:#010x}")
     descriptor = _number(view, start + 4, 1, "a zstd frame's descriptor")

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,11 +59,16 @@ _NANOSECONDS: Final = (
     ". Neither Spark nor Iceberg holds nanoseconds: round them to microseconds first, as in "
     "pandas' .dt.floor('us') or pc.floor_temporal(column, unit='microsecond')"
 )
+INGESTED: Final = "_ingestion_timestamp"
 PLACES: Final = frozenset(
-    {"_lsn", "_partition", "_sequence", "_topic", "_offset", "_timestampType"}
+    {
+        *("_lsn", "_partition", "_sequence", INGESTED),
+        *("_topic", "_offset", "_timestampType", "_ingestionTimestamp"),
+    }
 )
-"""Columns that only say where a record stood, of which another place knows nothing: readers show
-them, and whoever produces what was read need not take them out."""
+"""Columns that only say where and since when a record stood, of which another place knows nothing:
+readers show them, and whoever produces what was read need not take them out. Those of Spark's
+readers are in the second line."""
 
 
 class Operation(IntEnum):
@@ -105,6 +110,32 @@ def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
         table = _cast(table, schema)
     batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
     return batches
+
+
+def without_untyped(data: Any, schema: pa.Schema | None) -> Any:
+    """Columns of nulls without a type in the type that the stream has for them, or left out.
+
+    What is left out is null all the same. Where nothing else would be left, it stays.
+    """
+    if not isinstance(data, pa.RecordBatch | pa.Table):
+        return data
+    untyped = [
+        field.name
+        for field in data.schema
+        if pa.types.is_null(field.type) and not field.name.startswith("_")
+    ]
+    if not untyped or data.schema.names.count(untyped[0]) > 1:
+        return data
+    known = {} if schema is None else {field.name: field.type for field in schema}
+    table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+    for name in untyped:
+        place = table.schema.get_field_index(name)
+        if name in known:
+            nulls = pa.nulls(table.num_rows, known[name])
+            table = table.set_column(place, pa.field(name, known[name]), nulls)
+        elif table.num_columns > 1:
+            table = table.remove_column(place)
+    return table
 
 
 def _without_places(table: pa.Table) -> pa.Table:

@@ -1,7 +1,8 @@
 """The published batch format, version 1: records one after the other, and seven bytes at the end.
 
     batch  = block | u8 compression | u32 record_count | u16 version = 1
-    block  = (u32 length | bytes)*, compressed as one whole if the footer says so
+    block  = (u32 length | bytes)*, compressed as one whole if the footer says so; written as one
+             zstd frame, and read also as several
 
 A record's place is known only from the lengths of all the records before it, so reading a batch
 follows a chain, and that is the one loop over records in Headwater. It is kept short by guessing
@@ -121,7 +122,8 @@ def decode_batch(
         block, end = data, footer_start
         _check_size(end, max_bytes)
     else:
-        block = bytes(decompress(compression, view[:footer_start], max_bytes=max_bytes))
+        packed = view[:footer_start]
+        block = bytes(decompress(compression, packed, max_bytes=max_bytes, several=True))
         end = len(block)
     _check_size(end, _OFFSET_MAX)
     if record_count > end // _LENGTH_BYTES:

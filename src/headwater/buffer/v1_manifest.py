@@ -14,12 +14,11 @@ Always holds:
   before it is followed, a length with what is left of its entry;
 - beside the bytes themselves, decoding takes at most half their size and 1 MiB;
 - encoding what was decoded gives the same bytes, also of a manifest that was read leniently;
-- what was read strictly: sequences rise from entry to entry and stay below `next_sequence`, start
-  indexes of an entry do not fall, and there is no byte without a meaning.
+- what was read strictly: each sequence is one above that of the entry before, and the last one is
+  one below `next_sequence`; start indexes of an entry do not fall, and there is no byte without a
+  meaning. Nothing in the format forbids gaps between sequences, but no writer leaves one: where one
+  is, entries were lost;
 - only `Corrupt` and `NotSupported` escape a reader.
-
-Sequences may have gaps here: nothing in the format forbids it. No writer known leaves one, and a
-queue takes it for the loss that it is.
 """
 
 from __future__ import annotations
@@ -167,21 +166,24 @@ def encode_manifest(manifest: Manifest) -> bytes:
         ("epoch", manifest.epoch, _U64_MAX),
     ):
         _check_fits(name, value, largest)
-    entries = manifest.entries
-    if count and not isinstance(entries, Packed) and entries[-1].sequence >= manifest.next_sequence:
-        raise Refused(
-            f"the last entry's sequence {entries[-1].sequence:,} is not below next_sequence "
-            f"{manifest.next_sequence:,}"
-        )
+    packed = _packed(manifest.entries)
+    # What was read is written back as it was.
+    if count and packed is not manifest.entries:
+        last = manifest.entries[-1].sequence
+        if last + 1 != manifest.next_sequence:
+            raise Refused(
+                f"the last entry's sequence {last:,} is not the one before next_sequence "
+                f"{manifest.next_sequence:,}"
+            )
     footer = _FOOTER.pack(count, manifest.next_sequence, manifest.epoch, VERSION)
-    return b"".join((_packed(entries).packed_bytes, footer))
+    return b"".join((packed.packed_bytes, footer))
 
 
 def decode_manifest(data: Buffer, *, lenient: bool = False) -> Manifest:
     """The manifest in these bytes.
 
     `lenient` accepts what the reference accepts and no writer known writes: bytes without a
-    meaning inside an entry, and sequences and start indexes in any order.
+    meaning inside an entry, and sequences (gaps as well) and start indexes in any order.
     """
     kept = bytes(data)
     if len(kept) < FOOTER_BYTES:
@@ -200,20 +202,20 @@ def decode_manifest(data: Buffer, *, lenient: bool = False) -> Manifest:
     offset, last = 0, -1
     for _ in range(count):
         sequence, after = _check_entry(kept, offset, end, lenient=lenient)
-        if not lenient and sequence <= last:
+        if not lenient and last >= 0 and sequence != last + 1:
             raise Corrupt(
                 f"the entry at offset {offset:,} has sequence {sequence:,}, and the one before it "
-                f"{last:,}"
-            )
-        if not lenient and sequence >= next_sequence:
-            raise Corrupt(
-                f"the entry at offset {offset:,} has sequence {sequence:,}, and next_sequence is "
-                f"{next_sequence:,}"
+                f"{last:,}: entries were lost, or stand in another order"
             )
         offset, last = after, sequence
         starts.append(offset)
     if offset != end:
         raise Corrupt(f"{end - offset:,} bytes at offset {offset:,} follow the last entry")
+    if count and not lenient and last + 1 != next_sequence:
+        raise Corrupt(
+            f"the last entry has sequence {last:,}, and next_sequence is {next_sequence:,}: "
+            "entries were lost in between"
+        )
     return Manifest(Packed(kept, starts, _parse_entry), next_sequence, epoch)
 
 
@@ -319,7 +321,7 @@ def _packed(entries: Sequence[Entry]) -> Packed[Entry]:
     starts = array("Q", (0,))
     for entry in entries:
         parts.append(_encode_entry(entry))
-        if entry.sequence <= last:
+        if last >= 0 and entry.sequence != last + 1:
             raise Refused(f"an entry's sequence {entry.sequence:,} does not follow {last:,}")
         last = entry.sequence
         starts.append(starts[-1] + len(parts[-1]))

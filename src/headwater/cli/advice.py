@@ -22,6 +22,9 @@ EXIT_COULD_NOT_RUN: Final = 2
 EXIT_PIPE_CLOSED: Final = 141
 """As the shell has it for a program that SIGPIPE ended: no verdict of any kind."""
 DEBUG: Final = "HEADWATER_DEBUG"
+URL_VARIABLE: Final = "HEADWATER_URL"
+MARKUP: Final = "markdown"
+"""How help texts are read. Typer's other way takes `headwater[kafka]` for a style, and drops it."""
 
 ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Throttled: "Nothing was changed. Wait a little, and ask for less at once.",
@@ -122,7 +125,15 @@ def show(error: errors.HeadwaterError) -> None:
 
 
 class HeadwaterGroup(TyperGroup):
-    """Commands whose errors are shown and not thrown at the user."""
+    """Commands whose errors are shown and not thrown at the user, and that know HEADWATER_URL."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; one that expects a URL and gets none is given HEADWATER_URL."""
+        name, command, rest = super().resolve_command(ctx, args)
+        url = os.environ.get(URL_VARIABLE)
+        if url and command is not None and not ctx.resilient_parsing:
+            rest = _with_url(ctx, command, rest, url)
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error of Headwater's own becomes a message and a status."""
@@ -141,6 +152,17 @@ class HeadwaterGroup(TyperGroup):
             raise typer.Exit(EXIT_PIPE_CLOSED) from None
         except OSError as error:
             raise typer.Exit(output_failed(error)) from error
+
+
+def _with_url(ctx: Any, command: Any, arguments: list[str], url: str) -> list[str]:
+    """The arguments, with `url` before them if the command expects an address and has none."""
+    names = [param.name for param in command.params if param.param_type_name == "argument"]
+    if names[:1] != ["url"] or not {"-h", "--help"}.isdisjoint(arguments):
+        return arguments
+    with command.context_class(command, parent=ctx, resilient_parsing=True) as probe:
+        given, _, _ = command.make_parser(probe).parse_args(list(arguments))
+    first = given.get("url")
+    return arguments if isinstance(first, str) and "://" in first else [url, *arguments]
 
 
 def output_failed(error: OSError) -> int:

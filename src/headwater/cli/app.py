@@ -5,12 +5,14 @@ Commands import what they need when they run: `headwater --help` should answer a
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
+from importlib import metadata
 
 import typer
 
-from headwater.cli.advice import HeadwaterGroup, output_failed
+from headwater.cli.advice import MARKUP, HeadwaterGroup, output_failed
 from headwater.cli.data_commands import produce, read
 from headwater.cli.doctor_command import doctor
 from headwater.cli.group_commands import group_app
@@ -25,9 +27,9 @@ from headwater.cli.upkeep_commands import gc, lag
 app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,
-    help="A log on object storage: no broker, no server in between.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(store_app, name="store")
 app.add_typer(stream_app, name="stream")
@@ -37,6 +39,24 @@ app.add_typer(log_app, name="log")
 app.add_typer(tier_app, name="tier")
 for command in (produce, read, lag, gc, doctor):
     app.command()(command)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headwater {metadata.version('headwater')}")
+        raise typer.Exit
+
+
+@app.callback()
+def headwater(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """A log on object storage: no broker, no server in between.
+
+    HEADWATER_URL is the address of the store where a command is given none.
+    """
 
 
 @app.command()
@@ -54,16 +74,22 @@ def demo(
 
 
 @app.command()
-def version() -> None:
+def version(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """What is installed here: worth adding to a report of a problem."""
-    from importlib import metadata
-
+    versions: dict[str, str | None] = {}
     for name in ("headwater", "obstore", "pyarrow", "pyspark"):
         try:
-            typer.echo(f"{name:<10} {metadata.version(name)}")
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            typer.echo(f"{name:<10} not installed")
-    typer.echo(f"{'python':<10} {platform.python_version()} on {platform.platform(terse=True)}")
+            versions[name] = None
+    versions["python"] = platform.python_version()
+    machine = platform.platform(terse=True)
+    if as_json:
+        typer.echo(json.dumps({**versions, "platform": machine}, indent=2))
+        return
+    for name, found in versions.items():
+        on = f" on {machine}" if name == "python" else ""
+        typer.echo(f"{name:<10} {found or 'not installed'}{on}")
 
 
 def run_app() -> None:

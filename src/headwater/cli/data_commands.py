@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import typer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headwater.buffer.producer import BlockingProducer
-    from headwater.buffer.stream import Stream
+    from headwater.buffer.queue import TimeBy
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_csv import CsvColumns
     from headwater.cli.produce_input import Piece
@@ -141,7 +141,7 @@ def _produced(
             view.say("a record for each line; Ctrl-D ends")
         return produce_all(
             producer,
-            _pieces(form, files, producer.stream, interrupt, view),
+            _pieces(form, files, producer, interrupt, view),
             sending,
             in_order=call.partition is not None or producer.stream.partitions == 1,
             interrupt=interrupt,
@@ -159,22 +159,28 @@ class _Form(NamedTuple):
 
 
 def _pieces(
-    form: _Form, files: list[str], stream: Stream, interrupt: Interrupt, view: ProduceView
+    form: _Form,
+    files: list[str],
+    producer: BlockingProducer,
+    interrupt: Interrupt,
+    view: ProduceView,
 ) -> Iterator[Piece]:
     from headwater.cli import produce_input
     from headwater.cli.produce_csv import CsvColumns
     from headwater.cli.produce_json import JsonRows
+    from headwater.cli.stream_columns import StreamColumns
 
     if form.kind is None:
         encoded = None if form.separator is None else unescaped(form.separator).encode()
         return produce_input.value_pieces(files, encoded, interrupt)
-    alter = f"{command()} stream alter {address()} {stream.name} --schema FILE"
+    alter = f"{command()} stream alter {address()} {producer.stream.name} --schema FILE"
+    stream = StreamColumns(producer, alter)
     columns: JsonRows | CsvColumns
     if form.kind == "json":
-        columns = JsonRows(stream.schema, alter=alter, fit=stream.fit)
+        columns = JsonRows(stream)
         pieces = produce_input.row_pieces(files, columns.decode, interrupt)
     else:
-        columns = CsvColumns(stream.schema, delimiter=form.delimiter, alter=alter)
+        columns = CsvColumns(stream, delimiter=form.delimiter)
         pieces = produce_input.column_pieces(form.kind, files, columns, interrupt)
     if form.key_column is not None:
         pieces = produce_input.with_keys(pieces, form.key_column)
@@ -268,6 +274,9 @@ def read(
     end: str | None = typer.Option(
         None, metavar="LSN|TIME", help="Where to stop, not included; at present's end without it."
     ),
+    time_by: str = typer.Option(
+        "timestamp", metavar="KIND", help="What a TIME means: a record's timestamp, or ingestion."
+    ),
     partition: list[int] = typer.Option([], min=0, help="Only this partition; may be repeated."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Wait for more, until Ctrl-C."),
     limit: int | None = typer.Option(None, min=1, help="Stop after so many records."),
@@ -276,7 +285,7 @@ def read(
     ),
     output: Path | None = typer.Option(None, "--output", "-o", metavar="FILE", help="Where to."),
     columns: str | None = typer.Option(
-        None, metavar="A,B", help="Which columns; _metadata and others are shown only so."
+        None, metavar="A,B", help="Which columns; _ingestion_timestamp, _metadata, … only so."
     ),
     key_separator: str | None = typer.Option(
         None, metavar="TEXT", help="In lines, put the key and this before the value."
@@ -285,9 +294,7 @@ def read(
         None, metavar="TEXT", help="In lines, the text for null; without it, null is refused."
     ),
     skip_unreadable: bool = typer.Option(
-        False,
-        "--skip-unreadable",
-        help="Go on past batches that are missing or damaged, and say which.",
+        False, "--skip-unreadable", help="Go past batches that are missing or damaged; say which."
     ),
     option: list[str] = OPTION,
 ) -> None:
@@ -305,6 +312,7 @@ def read(
 
     if format not in FORMATS:
         raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
+    by = _time_by(time_by)
     store = open_with_options(url, option)
     home = portal.shared()
     try:
@@ -315,6 +323,7 @@ def read(
                 _place(start),
                 _place(end),
                 partition=partition or None,
+                time_by=by,
                 follow=follow,
                 columns=columns.split(",") if columns else None,
                 on_bad_batch="skip" if skip_unreadable else "raise",
@@ -332,6 +341,12 @@ def read(
     # Ctrl-C is how following ends; whoever sends another signal asked for no more.
     if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
         raise typer.Exit(interrupt.exit_status)
+
+
+def _time_by(text: str) -> TimeBy:
+    if text not in ("timestamp", "ingestion"):
+        raise typer.BadParameter("timestamp or ingestion", param_hint="--time-by")
+    return cast("TimeBy", text)
 
 
 def _place(text: str | None) -> int | str | None:

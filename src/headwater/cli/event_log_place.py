@@ -25,7 +25,7 @@ SERVERS = typer.Option(
     None,
     "--bootstrap-servers",
     metavar="HOST:PORT,…",
-    help="The tier's events are in a topic of these Kafka brokers; needs headwater[kafka].",
+    help="The tier's events are in a topic of these Kafka brokers; needs confluent-kafka.",
 )
 TOPIC = typer.Option("__remote_log_metadata", "--topic", help="Which topic of theirs.")
 METADATA_PARTITIONS = typer.Option(

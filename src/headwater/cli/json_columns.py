@@ -45,9 +45,15 @@ _WIDE: Final = Context(prec=2_000, Emin=-100_000, Emax=100_000)
 class JsonColumns:
     """Reads lines under column types that are known."""
 
-    def __init__(self, types: dict[str, pa.DataType], untyped: set[str]) -> None:
-        """Columns that are `untyped` were null wherever they stood."""
+    def __init__(
+        self, types: dict[str, pa.DataType], untyped: set[str], *, may_round: bool
+    ) -> None:
+        """Columns that are `untyped` were null wherever they stood.
+
+        `may_round`: a double that a float does not hold becomes one all the same.
+        """
         self._types = types
+        self._may_round = may_round
         self._has_floats = any(_has(kind, pa.types.is_floating) for kind in types.values())
         read_as = {name: _read_as(name, kind) for name, kind in types.items()}
         read_as |= dict.fromkeys(sorted(untyped - types.keys()), pa.null())
@@ -74,9 +80,14 @@ class JsonColumns:
                     columns[name].validate(full=True)
             except pa.ArrowException:
                 return None
-            if kind == pa.float32() and pc.any(pc.is_inf(columns[name])).as_py():
+            if kind == pa.float32() and not self._is_float(column, columns[name]):
                 return None
         return columns
+
+    def _is_float(self, given: pa.ChunkedArray, found: pa.Array) -> bool:
+        if self._may_round:
+            return not pc.any(pc.is_inf(found)).as_py()
+        return bool(pc.all(pc.equal(given, found.cast(given.type))).as_py())
 
     def _is_plain(self, data: bytes) -> bool:
         """Whether each line is a whole object, and no number would become another one."""

@@ -1,8 +1,7 @@
 """Lines of JSON as rows of typed columns.
 
-A stream that declares a schema says what the columns are. Without one, the first value that is not
-null decides the type of its column for the whole run: a stream whose batches disagree about a
-column cannot be read as one.
+The stream says what its columns are. Of a column that it does not have yet, the first value that is
+not null decides the type, as the stream will record it.
 
 Lines whose columns are known are read by Arrow (`json_columns`); what that cannot do, or should
 not, is done line by line, with an error that names the line.
@@ -15,7 +14,6 @@ knows.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
@@ -24,12 +22,14 @@ import pyarrow as pa
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.exact import check_exact
 from headwater.buffer.records import KEY, RESERVED, from_arrow
+from headwater.buffer.widening import Inexact, exact_cast, extended_type
 from headwater.cli.json_columns import JsonColumns, suspicious_numbers
 from headwater.cli.json_rows import read_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
+from headwater.cli.stream_columns import StreamColumns, first_refused
 from headwater.core.errors import Refused
 
-_HINT: Final = ". Earlier lines decided the type; declare a schema if it is another: {alter}"
+_HINT: Final = ". Earlier records decided the type; declare another if all of them fit it: {alter}"
 
 
 _DECIMAL_DIGITS: Final = 100
@@ -41,21 +41,14 @@ _FIRST_LINES: Final = 256
 class JsonRows:
     """Turns blocks of lines into tables of the same columns throughout."""
 
-    def __init__(
-        self,
-        declared: pa.Schema | None,
-        *,
-        alter: str,
-        fit: Callable[[pa.RecordBatch], pa.RecordBatch],
-    ) -> None:
-        """`alter` is the command that declares a schema; `fit` refuses what the stream does."""
-        self._alter = alter
-        self._hint = _HINT.format(alter=alter)
-        self._is_declared = declared is not None
+    def __init__(self, stream: StreamColumns) -> None:
+        self._stream = stream
+        self._is_declared = stream.is_declared
+        self._hint = _HINT.format(alter=stream.alter)
         self._left_out: set[str] = set()
-        self._types = {} if declared is None else {field.name: field.type for field in declared}
+        self._types = stream.types
+        """Of the stream's columns, and of those that earlier lines brought."""
         self._key_types: dict[str, pa.DataType] = {}
-        self._fit = fit
         self._columns_reader: JsonColumns | None = None
 
     @property
@@ -66,39 +59,66 @@ class JsonRows:
             return ""
         return (
             f"{', '.join(map(repr, names))}: null throughout, which has no type, so no such column "
-            f"was sent. To have it there as null, declare a schema with it: {self._alter}"
+            f"was sent. To have it there as null, declare a schema with it: {self._stream.alter}"
         )
 
     def decode(self, name: str, block: LineBlock) -> Decoded:
         """The rows of a block, up to the first that is wrong; an empty line is none."""
+        self._learn()
+        decoded = self._decoded(name, block)
+        if decoded.table.num_rows and self._types != self._stream.types:
+            try:
+                self._stream.record(decoded.table)
+            except Refused:
+                # Another producer decided meanwhile: again, so that the line can be named.
+                self._learn()
+                decoded = self._decoded(name, block)
+        return decoded
+
+    def _learn(self) -> None:
+        """Take the types of all columns that the stream has by now."""
+        known = self._types | self._stream.types
+        if known != self._types:
+            self._types, self._columns_reader = known, None
+
+    def _decoded(self, name: str, block: LineBlock) -> Decoded:
         columns = self._read_fast(block.data)
         if columns is not None:
             return Decoded(pa.table(columns), None)
-        if self._types:
-            return self._decode_lines(name, block)
         lines = block.data.split(b"\n", _FIRST_LINES)
+        if self._is_declared or len(lines) <= _FIRST_LINES:
+            return self._decode_lines(name, block)
         first = LineBlock(block.first_line, b"\n".join(lines[:_FIRST_LINES]), 0)
-        begun = self._decode_lines(name, first)
-        if begun.error is not None or len(lines) <= _FIRST_LINES:
+        try:
+            begun = self._decode_lines(name, first)
+        except Refused:
+            return self._decode_lines(name, block)  # nothing but nulls, so far
+        if begun.error is not None:
             return begun
         rest = LineBlock(block.first_line + _FIRST_LINES, lines[-1], 0)
-        columns = self._read_fast(rest.data) if self._types else None
+        columns = self._read_fast(rest.data)
         more = (
             self._decode_lines(name, rest) if columns is None else Decoded(pa.table(columns), None)
         )
         tables = [table for table in (begun.table, more.table) if table.num_columns]
-        united = pa.concat_tables(tables, promote_options="default") if tables else begun.table
+        try:
+            united = pa.concat_tables(tables, promote_options="default") if tables else begun.table
+        except pa.ArrowException:
+            # The rest made the type of a column wider: all of them in that one.
+            return self._decode_lines(name, block)
         return Decoded(united, more.error)
 
     def _read_fast(self, data: bytes) -> dict[str, pa.Array] | None:
         """The columns as Arrow reads them; None if that does not do."""
         if self._columns_reader is None:
-            self._columns_reader = JsonColumns(self._types | self._key_types, self._left_out)
+            self._columns_reader = JsonColumns(
+                self._types | self._key_types, self._left_out, may_round=self._is_declared
+            )
         columns = self._columns_reader.read(data)
         if not columns:
             return None
         try:
-            self._fit(pa.record_batch(columns))
+            self._stream.check(pa.record_batch(columns))
         except Refused:
             return None  # line by line, so that the line can be named
         return columns
@@ -109,7 +129,10 @@ class JsonRows:
         try:
             columns = self._columns(rows)
         except Refused:
-            count, error = self._fitting(rows)
+            given = rows
+            count, error = first_refused(
+                len(given), lambda start, end: self._error_of(given[start:end])
+            )
             rows, wrong = (
                 rows[:count],
                 Refused(
@@ -127,21 +150,6 @@ class JsonRows:
         if rows and not kept:
             raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
         return Decoded(pa.table(kept), wrong)
-
-    def _fitting(self, rows: list[dict[str, Any]]) -> tuple[int, Refused]:
-        """How many of the first rows make columns together, and what is wrong with the next."""
-        low, high = 0, len(rows)
-        wrong = Refused("no row")
-        while high - low > 1:
-            middle = (low + high) // 2
-            error = self._error_of(rows[:middle])
-            if error is None:
-                low = middle
-            else:
-                high, wrong = middle, error
-        # By itself, if it is wrong by itself: then the error does not count other rows.
-        alone = self._error_of(rows[low:high])
-        return low, alone or self._error_of(rows[:high]) or wrong
 
     def _error_of(self, rows: list[dict[str, Any]]) -> Refused | None:
         """Why these rows make no columns; trying them decides nothing."""
@@ -182,7 +190,7 @@ class JsonRows:
         """Refuse what the producer would: there, no line is known any more."""
         kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
         for batch in from_arrow(pa.table(kept)) if kept else ():
-            self._fit(batch)
+            self._stream.check(batch)
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
         known = self._types.get(name)
@@ -207,6 +215,11 @@ class JsonRows:
         kind = self._types.setdefault(name, found.type)
         if found.type == kind:
             return found
+        if not self._is_declared:
+            try:
+                return exact_cast(found, kind)
+            except (Inexact, pa.ArrowException):
+                kind = self._types[name] = extended_type(kind, found.type)
         hint = "" if self._is_declared else self._hint
         if not _may_become(found.type, kind):
             raise Refused(f"column {name!r} is {kind}, and {found.type} is given{hint}")

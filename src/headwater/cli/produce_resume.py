@@ -23,7 +23,7 @@ from headwater.buffer.partitioner import partition_keys
 from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.producer.drafts import DRAFT_ROWS
 from headwater.buffer.producer.pieces import cut
-from headwater.buffer.records import KEY, VALUE, from_arrow
+from headwater.buffer.records import KEY, VALUE
 from headwater.cli.produce_input import Call, Piece
 from headwater.core.errors import Refused
 
@@ -48,6 +48,7 @@ class Resumption:
 
     def __init__(self, producer: BlockingProducer, partition: int | None) -> None:
         """`Refused` where the producer's earlier batches do not tell how far the input was."""
+        self._producer = producer
         self._stream = producer.stream
         self._partition = partition
         self._cut_bytes = max(1, producer.settings.batch_bytes // 2)
@@ -104,7 +105,7 @@ class Resumption:
                     if given is not None
                 }
             )
-        return [self._stream.fit(batch) for batch in from_arrow(columns)]
+        return self._producer.fit(columns)
 
     def _unsent(self, records: pa.RecordBatch, start: int) -> Iterator[Call]:
         if self._stream.partitions == 1 or self._partition is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import typer
 from headwater.cli.advice import (
     EXIT_COULD_NOT_RUN,
     EXIT_NO,
+    MARKUP,
     HeadwaterGroup,
     remember_address,
 )
@@ -27,13 +29,16 @@ if TYPE_CHECKING:
 store_app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
+    rich_markup_mode=MARKUP,
     help="Check an object store, and look into one.",
 )
 
 # A person waits: an address that does not answer should say so within seconds.
 PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
 
-URL = typer.Argument(metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…")
+URL = typer.Argument(
+    metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…; else HEADWATER_URL."
+)
 OPTION = typer.Option(
     [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
 )
@@ -90,6 +95,7 @@ def check(
 def list_objects(
     url: str = URL,
     prefix: str = typer.Argument("", help="The folder to list; everything without it."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON object for each, one a line."),
     option: list[str] = OPTION,
 ) -> None:
     """List objects: size in bytes, time, key; in the order of their keys.
@@ -102,7 +108,12 @@ def list_objects(
         async with open_with_options(url, option) as store:
             async for meta in store.list(prefix):
                 time = datetime.fromtimestamp(meta.modified_ms / 1000, UTC)
-                print(f"{meta.size_bytes:>13,}  {time:%Y-%m-%dT%H:%M:%SZ}  {meta.key}")
+                modified = f"{time:%Y-%m-%dT%H:%M:%SZ}"
+                if as_json:
+                    about = {"key": meta.key, "size_bytes": meta.size_bytes, "modified": modified}
+                    print(json.dumps(about, ensure_ascii=False))
+                else:
+                    print(f"{meta.size_bytes:>13,}  {modified}  {meta.key}")
                 count, size_bytes = count + 1, size_bytes + meta.size_bytes
         return count, size_bytes
 

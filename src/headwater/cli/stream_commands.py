@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
 from headwater.cli.confirm import confirm, is_terminal
 from headwater.cli.event_log_place import (
     KAFKA_CONFIG,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 stream_app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
+    rich_markup_mode=MARKUP,
     help="Make streams, look at them, change them, delete them.",
 )
 
@@ -197,8 +198,9 @@ def adopt(
 ) -> None:
     """Go on with a published v1 stream that another implementation's consumer dequeued from.
 
-    What that one took is left out: it has no LSNs here. Stop it first, or it will take more. What
-    was acknowledged here before stays readable; if it cannot, that is said.
+    What that one took is left out: it has no LSNs here. It is fenced; stop it all the same, or it
+    will take more as soon as it is opened again. What was acknowledged here before stays readable;
+    if it cannot, that is said.
     """
     from headwater.buffer.stream import adopt_stream
     from headwater.cli.stream_view import adopted_line

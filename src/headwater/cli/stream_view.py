@@ -138,19 +138,20 @@ def show_settings(console: Console, stream: Stream, *, leave_out: Sequence[str] 
 
 
 def show_schemas(console: Console, versions: list[SchemaVersion]) -> None:
-    """The columns of the latest schema, and since which version each is there."""
+    """The columns of the latest schema, whether a person declared them, and since when."""
     if not versions:
         return
     rows = [
         (
             column.name,
             column.type + ("" if column.nullable else " not null"),
+            versions[-1].origin,
             f"version {_since(versions, column.name)}",
         )
         for column in versions[-1].columns
     ]
     console.print()
-    print_table(console, ("column", "type", "since"), rows)
+    print_table(console, ("column", "type", "origin", "since"), rows)
 
 
 def show_partitions(console: Console, states: list[QueueState | str]) -> None:
@@ -206,7 +207,7 @@ def show_changes(console: Console, before: StreamConfig, after: StreamConfig) ->
     changes = [
         (name, getattr(before, name), getattr(after, name))
         for name in StreamConfig.__struct_fields__
-        if name not in ("schemas", "partitions_ready")
+        if name not in ("schemas", "schema_floor", "shape", "partitions_ready")
         and getattr(before, name) != getattr(after, name)
     ]
     if not changes and before.schemas == after.schemas:
@@ -261,13 +262,15 @@ def _schema_words(config: StreamConfig) -> str:
     if not config.schemas:
         if config.format == "v1":
             return "none: records carry opaque values; this format has no columns"
-        return "none declared: records carry opaque values, or any columns"
+        if config.is_opaque:
+            return "none: records carry opaque values"
+        return "none yet: the first record decides between opaque values and columns"
     latest = config.schemas[-1]
-    return f"version {latest.version}, {len(latest.columns):,} columns"
+    return f"version {latest.version}, {len(latest.columns):,} columns, {latest.origin}"
 
 
 def _since(versions: list[SchemaVersion], name: str) -> int:
-    """The version from which on the column has the type it has."""
+    """The oldest version known in which the column has the type it has."""
     latest = next(column for column in versions[-1].columns if column.name == name)
     return next(version.version for version in versions if latest in version.columns)
 
@@ -290,7 +293,7 @@ def _time(time_ms: int) -> str:
 
 def adopted_line(partition: int, adopted: Adopted) -> str:
     """What became of a partition that was adopted."""
-    line = f"partition {partition} begins at sequence {adopted.sequence:,}"
+    line = f"partition {partition} begins at sequence {adopted.sequence:,}, LSN {adopted.lsn:,}"
     if adopted.left_out:
         line += f"; {_batches(adopted.left_out)} that another consumer took: left out"
     if adopted.readable:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterGroup
+from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
 from headwater.cli.data_commands import STREAM
 from headwater.cli.event_log_place import (
     KAFKA_CONFIG,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 tier_app = typer.Typer(
     cls=HeadwaterGroup,
     no_args_is_help=True,
+    rich_markup_mode=MARKUP,
     help="The tier: which segment is read for which records, and whether it is there.",
 )
 

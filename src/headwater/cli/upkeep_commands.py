@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from headwater.cli.advice import EXIT_NO
+from headwater.cli.advice import EXIT_NO, command
 from headwater.cli.data_commands import STREAM
 from headwater.cli.loop import run as run_loop
 from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import HeadwaterError, NotFound
 
 if TYPE_CHECKING:
     from headwater.buffer.consumer import Lag
@@ -82,7 +82,7 @@ def lag(
 ) -> None:
     """What is appended and not processed: batches, records, bytes, seconds. Fences nobody.
 
-    Exit status: 0, or 1 if the state of a partition cannot be told.
+    Exit status: 0, 1 if the lag of a partition cannot be told, 2 of a group that is not known.
     """
     from headwater.buffer.stream import open_stream
     from headwater.cli.upkeep_view import LagView
@@ -105,19 +105,30 @@ def lag(
 
 
 async def _lags(stream: Stream, partitions: list[int], group: str | None) -> list[Lag | str]:
-    """The lag of each partition, or why it cannot be told."""
-    from headwater.buffer.consumer import lag as lag_of
+    """The lag of each partition, or why it cannot be told.
 
-    async def one(partition: int) -> Any:
+    Raises where it can be told of none, and of a group that is not known in any: it has no lag.
+    """
+    from headwater.buffer.consumer import lag as lag_of
+    from headwater.buffer.consumer.lag import UnknownGroup
+
+    async def one(partition: int) -> Lag | HeadwaterError:
         try:
             return await lag_of(stream, partition=partition, group=group)
         except HeadwaterError as error:
-            if len(partitions) == 1:
-                raise
-            return str(error)
+            return error
 
-    found: list[Lag | str] = []
+    found: list[Lag | HeadwaterError] = []
     for first in range(0, len(partitions), PARALLEL):
         several = partitions[first : first + PARALLEL]
         found += await asyncio.gather(*(one(partition) for partition in several))
-    return found
+    failed = [error for error in found if isinstance(error, HeadwaterError)]
+    if failed and len(found) == 1:
+        raise failed[0]
+    if len(failed) == len(found) and all(isinstance(error, UnknownGroup) for error in failed):
+        raise NotFound(
+            f"group {group!r} is not known to stream {stream.name!r}: it has no position in any "
+            f"partition. Check its name; without --group, {command()} lag shows what the owner "
+            "has not processed"
+        )
+    return [str(one) if isinstance(one, HeadwaterError) else one for one in found]

@@ -124,18 +124,24 @@ def _lag_json(stream: str, found: dict[int, Lag | str]) -> dict[str, Any]:
     ]
     return {
         "stream": stream,
-        "total": msgspec.to_builtins(total_lag(found)),
+        "total": None if (total := total_lag(found)) is None else msgspec.to_builtins(total),
         "partitions": partitions,
     }
 
 
-def total_lag(found: dict[int, Lag | str]) -> Lag:
-    """All partitions together; the oldest record of any says how long."""
+def total_lag(found: dict[int, Lag | str]) -> Lag | None:
+    """All partitions together; the oldest record of any says how long.
+
+    None where that of one cannot be told: what the others come to is no total.
+    """
     known = [lag for lag in found.values() if isinstance(lag, Lag)]
+    if len(known) < len(found):
+        return None
+    sizes = [lag.size_bytes for lag in known]
     return Lag(
         batches=sum(lag.batches for lag in known),
         records=sum(lag.records for lag in known),
-        size_bytes=sum(lag.size_bytes or 0 for lag in known),
+        size_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         seconds=max((lag.seconds for lag in known), default=0.0),
     )
 
@@ -152,7 +158,9 @@ def _lag_table(found: dict[int, Lag | str]) -> Group:
         else:
             table.add_row(f"{partition}", *_lag_words(lag))
     if len(found) > 1:
-        table.add_row("total", *_lag_words(total_lag(found)), style="bold")
+        total = total_lag(found)
+        words = ("?",) * 4 if total is None else _lag_words(total)
+        table.add_row("total", *words, style="bold")
     return Group(table, *problems)
 
 

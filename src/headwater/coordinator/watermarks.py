@@ -16,6 +16,7 @@ from typing import Final
 
 from headwater.coordinator.delta import Durability
 from headwater.coordinator.ending import Ending
+from headwater.core import runtime
 
 STORAGE_FLUSHES: Final = max(Durability) + 1
 
@@ -114,11 +115,7 @@ class Watermarks:
         for level, waiting in self._waiting.items():
             self._waiting[level] = []
             for _, _, future in waiting:
-                loop = future.get_loop()
-                if loop is _running_loop():
-                    _fail(future, ending)
-                elif not loop.is_closed():
-                    loop.call_soon_threadsafe(_fail, future, ending)
+                runtime.call_on(future.get_loop(), _fail, future, ending)
 
     def _forget_cancelled(self) -> None:
         """Waiters that gave up must not gather: once most have, they are taken out."""
@@ -143,10 +140,3 @@ class Watermarks:
 def _fail(future: asyncio.Future[None], ending: Ending) -> None:
     if not future.done():
         future.set_exception(ending.error())
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

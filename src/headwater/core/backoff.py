@@ -52,6 +52,11 @@ class Budget:
         self.used = 0
 
     @property
+    def moving_s(self) -> float:
+        """How much longer the operation may take because of the bytes that it moves."""
+        return self._moving_s
+
+    @property
     def remaining_s(self) -> float:
         """Seconds until the deadline; never below zero."""
         spent = runtime.monotonic_s() - self._started_s

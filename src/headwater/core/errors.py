@@ -25,11 +25,14 @@
     └── Bug                an invariant of Headwater is broken: report it
 
 `OutcomeUnknown` is not a failure. Treating it as one writes things twice; treating it
-as success loses them. It never derives from, and is never caught as, `Unavailable`.
+as success loses them. It never derives from, and is never caught as, `Unavailable`. What fails
+while one looks what became of such a write does not replace it: see `staying_unknown`.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -60,10 +63,13 @@ class OutcomeUnknown(HeadwaterError):
 class Conflict(HeadwaterError):
     """Somebody else's change is there: read it and decide again."""
 
-    def __init__(self, message: str, *, current: Any = None) -> None:
+    def __init__(self, message: str, *, current: Any = None, nothing_landed: bool = False) -> None:
         super().__init__(message)
         self.current = current
         """What is there instead, where looking already told; None if nothing is."""
+        self.nothing_landed = nothing_landed
+        """Whether the store refused the only request that was sent. Otherwise an earlier attempt,
+        whose answer was lost, may have landed before the change that is there now."""
 
 
 class AlreadyExists(Conflict):
@@ -134,3 +140,19 @@ class DiskFailed(Damaged):
 
 class Bug(HeadwaterError):
     """An invariant of Headwater is broken: report it."""
+
+
+@contextlib.contextmanager
+def staying_unknown(unknown: OutcomeUnknown | None) -> Iterator[None]:
+    """Keep an unknown outcome unknown, whatever fails while it is looked into.
+
+    `Unavailable` of the look says that the *look* changed nothing; whoever made the write would
+    take it for "nothing was changed", and write again. `None`: nothing is in doubt, and errors
+    are what they are. `Fenced`, `Damaged` and `Bug` stay: they say to stop, not to try again.
+    """
+    try:
+        yield
+    except (Unavailable, Conflict, NotFound, Refused) as error:
+        if unknown is None:
+            raise
+        raise OutcomeUnknown(f"{unknown}; looking what became of it failed: {error}") from error

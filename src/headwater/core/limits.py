@@ -50,6 +50,9 @@ THROTTLED_BACKOFF_BASE_S: Final = 0.5
 # Below this rate a transfer counts as stalled.
 SLOWEST_BYTES_PER_S: Final = 1 * MIB
 CONNECT_TIMEOUT_S: Final = 5.0
+# A store that has not answered for so long is named in a warning, at most once in SLOW_AGAIN_S.
+SLOW_ANSWER_S: Final = 5.0
+SLOW_AGAIN_S: Final = 60.0
 # The client's own limit, which ends what a caller gave up waiting for.
 CLIENT_TIMEOUT_S: Final = 600.0
 
@@ -100,6 +103,7 @@ FLOOR_LEASE_S: Final = 30.0
 """So long after a floor was asked for, no number at or above it has been deleted, because a
 collector waits for FLOOR_SETTLE_S between raising the floor and deleting chunks."""
 FLOOR_SETTLE_S: Final = 90.0
+"""Three leases: clocks of two machines may go so differently, and no more."""
 FLOOR_LOOK_S: Final = 600.0
 """Whoever adds to an open chunk sees thereby where the floor is not, and looks all the same so
 often: a stream that was deleted half-way has no other way to tell."""
@@ -112,6 +116,8 @@ V1_ATTEMPTS_AT_ONCE: Final = 16
 """Lost races in a row after each of which it is tried again without waiting."""
 V1_REMEMBERED: Final = 1024
 """How many entries back a location that comes again is recognised as the same batch."""
+V1_BATCH_ROWS_MAX: Final = BATCH_MAX_BYTES // 4
+"""Records of a batch that is counted: a length of four bytes each."""
 V1_TAKEN_MAX: Final = 262_144
 """Batches that another consumer took, across which what was acknowledged before stays readable."""
 V1_GIVEN_UP_MAX: Final = 1024
@@ -130,7 +136,7 @@ V1_COLLECT_BATCHES: Final = 10_000
 # Transactions of sinks. Their registers are moved whole by whoever changes them.
 HOLDS_MAX: Final = 1024
 """Open transactions of one stream, those that crashed included until they are collected."""
-TRANSACTION_MAX_BATCHES: Final = 40_000
+TRANSACTION_MAX_BATCHES: Final = 32_000
 
 # The collector of a native queue, in one pass.
 GC_CHUNKS: Final = 1000
@@ -231,10 +237,11 @@ METADATA_RETRY_BASE_S: Final = 0.5
 METADATA_RETRY_CAP_S: Final = 30.0
 METADATA_SNAPSHOT_INTERVAL_S: Final = 60.0
 METADATA_TURN_EVENTS: Final = 256
-# Every opening of a partition's consumer raises its epoch by one. One that is further above the
-# last than this is a mistake, which nobody could take back: no later leader would count.
-EPOCH_STEP_MAX: Final = 1_000_000
 """Events that are applied before others have a turn on the event loop."""
+# Every opening of a partition's consumer raises its epoch by one. One that is further above the
+# last than this is a mistake that cannot be undone: no later leader would count. The first leader
+# may have any epoch.
+EPOCH_STEP_MAX: Final = 1_000_000
 
 # Remote segments.
 TIER_ROW_GROUP_BYTES: Final = 16 * MIB
@@ -288,5 +295,3 @@ COMPACT_BYTES_AN_EVENT: Final = 4 * KIB
 COMPACT_MAX_EVENTS: Final = 100_000
 """What one snapshot takes in; the next one goes on."""
 COMPACT_INTERVAL_S: Final = 300.0
-COMPACT_FLOORS_SEEN: Final = 64
-"""Floors that wait for their grace, of one partition."""

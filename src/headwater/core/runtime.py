@@ -23,7 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from headwater.core.ids import UlidFactory
 from headwater.core.limits import BLOCKING_THREADS
@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 TOKEN_BYTES = 16
 NATIVE_SETTLE_S = 0.05
+# Linux stops its monotonic clock while the machine sleeps, and has another one that goes on. The
+# one that macOS calls monotonic goes on.
+_BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # What the standard library says before it takes anything; it has no other sign for it.
 _NO_MORE_WORK = "cannot schedule new futures"
 
@@ -55,7 +58,12 @@ class Runtime(ABC):
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything."""
+        """Seconds on a clock that never goes back; only differences mean anything. It may stand
+        still while the machine sleeps."""
+
+    def boottime_s(self) -> float:
+        """The same on a clock that goes on while the machine sleeps, where there is another."""
+        return self.monotonic_s()
 
     @abstractmethod
     def random(self) -> _random.Random:
@@ -107,6 +115,9 @@ class RealRuntime(Runtime):
 
     def monotonic_s(self) -> float:
         return time.monotonic()
+
+    def boottime_s(self) -> float:
+        return time.clock_gettime(_BOOTTIME)
 
     def random(self) -> _random.Random:
         return self._random
@@ -186,6 +197,11 @@ def monotonic_s() -> float:
     return current().monotonic_s()
 
 
+def boottime_s() -> float:
+    """Seconds on a clock that goes on while the machine sleeps, from the current runtime."""
+    return current().boottime_s()
+
+
 def random() -> _random.Random:
     """The current runtime's source of chance."""
     return current().random()
@@ -214,3 +230,15 @@ def spawn(coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
 async def run_blocking(function: Callable[..., T], *args: Any) -> T:
     """Run something that blocks where it holds nobody up."""
     return await current().run_blocking(function, *args)
+
+
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Call something on a loop from any thread, as finalisers are called; not if it has ended."""
+    try:
+        is_here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        is_here = False
+    if is_here:
+        function(*args)
+    elif not loop.is_closed():
+        loop.call_soon_threadsafe(function, *args)

@@ -2,8 +2,8 @@
 
 Spark makes one wherever it needs one: in the planning worker, in the driver's source runner, on
 executors. Making it opens nothing and asks nobody; making a reader or writer looks, and opens
-nothing: a schema given by hand is compared with the stream's, which is in its register or, where
-none is declared, in its oldest batch; and the stream that is written to has to be there.
+nothing: a schema given by hand is compared with the stream's, which is in its register. Only a
+writer may write: the columns that it brings to a stream are recorded before any task runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pyspark.sql.types import StructField, StructType
 from headwater.core import portal
 from headwater.core.errors import HeadwaterError
 from headwater.spark.options import Mode, ReadOptions, WriteOptions, reading_mode
+from headwater.spark.plain_errors import plain
 from headwater.spark.sink import BatchWriter, StreamWriter
-from headwater.spark.sink.task import check_target
 from headwater.spark.source import BatchReader, RefusedReader, StreamReader
 from headwater.spark.source.shape import Shape, check_given, shape_of
 from headwater.spark.source.subscription import subscribed_streams
@@ -37,6 +37,7 @@ class HeadwaterDataSource(DataSource):
         """What `format(…)` is given."""
         return "headwater"
 
+    @plain
     def schema(self) -> StructType:
         """The columns of the streams that are read."""
         options = self._options_for_schema()
@@ -44,11 +45,13 @@ class HeadwaterDataSource(DataSource):
         columns = spark_schema(self._shape.columns(options))
         return StructType([StructField(f.name, f.dataType, nullable=True) for f in columns])
 
+    @plain
     def reader(self, schema: StructType) -> BatchReader:
         """For `spark.read`."""
         options = self._checked(Mode.READ, schema)
         return BatchReader(options, schema, self._shape)
 
+    @plain
     def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
         """For `spark.readStream`."""
         try:
@@ -57,19 +60,17 @@ class HeadwaterDataSource(DataSource):
             return RefusedReader(error)
         return StreamReader(options, schema, self._shape)
 
+    @plain
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """What writes a DataFrame."""
         options = WriteOptions.parse(self.options, Mode.WRITE)
-        made = BatchWriter(options, schema, overwrite=overwrite)
-        check_target(options)
-        return made
+        return BatchWriter(options, schema, overwrite=overwrite)
 
+    @plain
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """What writes the micro-batches of a query."""
         options = WriteOptions.parse(self.options, Mode.WRITE_STREAM)
-        made = StreamWriter(options, schema, overwrite=overwrite)
-        check_target(options)
-        return made
+        return StreamWriter(options, schema, overwrite=overwrite)
 
     def _options_for_schema(self) -> ReadOptions:
         """Spark does not say whether it is for a batch or a stream; the options do."""
@@ -83,9 +84,9 @@ class HeadwaterDataSource(DataSource):
 
 
 async def _shape(options: ReadOptions) -> Shape:
-    return await shape_of(await subscribed_streams(store_at(options.url), options), options)
+    return shape_of(await subscribed_streams(store_at(options.url), options), options)
 
 
 async def _check_given(options: ReadOptions, names: list[str]) -> None:
     streams = await subscribed_streams(store_at(options.url), options)
-    await check_given(streams, names, options)
+    check_given(streams, names, options)

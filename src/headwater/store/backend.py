@@ -5,8 +5,9 @@ A backend never retries and never interprets. `Store` does both, once, for all o
 What a backend's write may raise, and what each means:
 
 - `PreconditionFailed`: the store said no to a condition. Usually somebody else's content is
-  there. It may also be one's own write (an intermediary sent it twice), and a 409 may mean
-  that a concurrent request was under way and the key is still absent.
+  there. It may also be one's own write (an intermediary sent it twice). `compared` says that the
+  store looked at the condition (412); a 409 may mean that a concurrent request was under way and
+  the key is still absent.
 - `Unreachable`: the request was never sent.
 - `Unavailable`, `Throttled`: the store did not take the request. A gateway may say so after
   the store behind it took it, so a write that gets one may have landed.
@@ -35,6 +36,12 @@ from headwater.store.objects import (
 
 class PreconditionFailed(Conflict):
     """The store refused a condition; only looking tells why."""
+
+    def __init__(self, message: str, *, compared: bool = False) -> None:
+        super().__init__(message)
+        self.compared = compared
+        """Whether the store compared the condition with what is there, and so carried nothing out.
+        A 409 does not say that: a copy of this request may be the one that was under way."""
 
 
 class Unreachable(Unavailable):
@@ -91,6 +98,10 @@ class Backend(ABC):
     @abstractmethod
     async def folders(self, prefix: str) -> Names:
         """The names of the folders that stand directly under the folder `prefix`, in any order."""
+
+    def clock_ms(self) -> int | None:
+        """The time by the clock that gives objects theirs, if it can be asked without a write."""
+        return None
 
     async def close(self) -> None:  # noqa: B027  most backends hold nothing
         """Give back what the backend holds."""

@@ -99,7 +99,7 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
         isinstance(error, PreconditionError | AlreadyExistsError | NotModifiedError)
         or status == 412
     ):
-        return PreconditionFailed(said) if write else Unavailable(said)
+        return PreconditionFailed(said, compared=status == 412) if write else Unavailable(said)
     by_code = _meaning_of_code(code, said, place, write=write)
     if by_code is not None:
         return by_code

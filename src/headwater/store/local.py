@@ -149,6 +149,11 @@ class LocalBackend(Backend):
             finally:
                 self._discard(path, file)
 
+    def clock_ms(self) -> int:
+        # Not an object's time: one that is written again and again never gets an earlier one than
+        # it had. After the clock was set back by a day it would be a day ahead of everything.
+        return runtime.wall_ms()
+
     def _delete(self, key: str) -> None:
         path = self._path(key)
         with self._begin_again_if_gone():
@@ -195,7 +200,7 @@ class LocalBackend(Backend):
             if allowed and self._change(target, give_name):
                 return version
             self._sync_folder(folder)
-        raise PreconditionFailed(f"{key} exists or is not at the expected version")
+        raise PreconditionFailed(f"{key} exists or is not at the expected version", compared=True)
 
     def _change(self, path: str, act: Callable[[], bool]) -> bool:
         """Give or take a name, and tell nobody in this process before its folder is synced."""

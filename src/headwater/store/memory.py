@@ -38,9 +38,9 @@ class MemoryBackend(Backend):
         current = self._objects.get(key)
         if isinstance(condition, IfAbsent):
             if current is not None:
-                raise PreconditionFailed(f"{key} exists")
+                raise PreconditionFailed(f"{key} exists", compared=True)
         elif condition is not None and (current is None or current.version != condition):
-            raise PreconditionFailed(f"{key} is not at the expected version")
+            raise PreconditionFailed(f"{key} is not at the expected version", compared=True)
         self._writes += 1
         content = bytes(data)
         version = Version(e_tag=self._e_tag(content))

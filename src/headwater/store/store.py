@@ -1,14 +1,8 @@
 """The store that every room uses: checked keys, bounded retries, resolved outcomes, counters.
 
-A write whose response is lost may have landed. Conditional writes are therefore repeated with
-the same bytes under the same condition, which at most one attempt can satisfy, and a refusal
-is settled by *looking*: if the object holds exactly these bytes, and they carry a token that
-nobody else writes, then the write that landed was ours. What looking cannot settle is raised
-as `OutcomeUnknown`, never reported as failure.
-
-Looking sees only the present. A write that landed and was then replaced by somebody else's
-looks like one that never landed; the object itself must remember its recent writers to tell
-them apart. `Register` and `Sequence` do.
+Conditional writes are repeated with the same bytes under the same condition, which at most one
+attempt can satisfy. A refusal is settled by a read: if the object holds exactly these bytes, with a
+token of this writer, the write was ours. What a read cannot settle is raised as `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -21,7 +15,6 @@ from typing import Any, TypeVar
 from headwater.core import limits, runtime
 from headwater.core.backoff import Budget, RetryPolicy
 from headwater.core.errors import (
-    AlreadyExists,
     Conflict,
     HeadwaterError,
     NotFound,
@@ -37,7 +30,15 @@ from headwater.store.backend import (
     PreconditionFailed,
     Unreachable,
 )
-from headwater.store.giving_up import TimedOut, gave_up, still_unknown, too_large, unordered
+from headwater.store.giving_up import (
+    SlowWarning,
+    TimedOut,
+    gave_up,
+    still_unknown,
+    taken_by,
+    too_large,
+    unordered,
+)
 from headwater.store.keys import check_key, check_prefix
 from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
 from headwater.store.stats import StoreStats
@@ -62,6 +63,7 @@ class Store:
         self._reopen = reopen
         self.url = url or f"{backend.scheme}://"
         self.stats = StoreStats(backend.scheme)
+        self._slow = SlowWarning(self.url)
 
     @property
     def is_local(self) -> bool:
@@ -151,6 +153,11 @@ class Store:
         return await self._repeat(
             "head", key, budget, lambda: self._once("head", budget, lambda: self._backend.head(key))
         )
+
+    async def now_ms(self, just_written: str) -> int:
+        """The time by the store's clock: of an object just written, or see `Backend.clock_ms`."""
+        asked_ms = self._backend.clock_ms()
+        return (await self.head(just_written)).modified_ms if asked_ms is None else asked_ms
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectMeta]:
         """Objects below the folder `prefix`, in the order of their keys, above `start_after`."""
@@ -250,7 +257,8 @@ class Store:
         """Replace the content that `version` names, or raise `Conflict` with what is there.
 
         A `Conflict` says that the present content is not this one. Whether this one was there
-        for a while, only the content's own history can say: see `Register`.
+        for a while, the content's own history can say: see `Register`. Without a history,
+        `Conflict.nothing_landed` is all there is.
         """
         check_key(key)
         return await self._put_conditionally(key, self._checked(key, data), version, token)
@@ -287,8 +295,11 @@ class Store:
             raise Refused(f"the token of a conditional write to {key} must stand in its bytes")
         operation = "put_if_absent" if condition is IF_ABSENT else "put_if_unchanged"
         budget = self._policy.start(size_bytes=len(data))
+        sent_before = False
 
         async def attempt() -> Version:
+            nonlocal sent_before
+            is_first, sent_before = not sent_before, True
             try:
                 return await self._once(
                     operation,
@@ -296,11 +307,17 @@ class Store:
                     lambda: self._backend.put(key, data, condition),
                     sent=len(data),
                 )
+            except Unreachable:
+                sent_before = not is_first
+                raise
             except (PreconditionFailed, NotFound) as refusal:
                 current = await self._look(key)
                 if current is not None and self._is_ours(key, current, data, token):
                     return current.version
-                self._raise_if_taken(key, current, condition, refusal)
+                is_clean = is_first and isinstance(refusal, PreconditionFailed) and refusal.compared
+                taken = self._taken_by(key, current, condition, nothing_landed=is_clean)
+                if taken is not None:
+                    raise taken from refusal
                 # Refused although the condition holds: a concurrent request was under way, which
                 # may be a copy of this one. Or this one created the object, was refused by
                 # mistake, and the object was deleted.
@@ -329,19 +346,7 @@ class Store:
             )
         return True
 
-    def _raise_if_taken(
-        self,
-        key: str,
-        current: Object | None,
-        condition: IfAbsent | Version,
-        refusal: HeadwaterError,
-    ) -> None:
-        """Raise if what is there contradicts the condition."""
-        if condition is IF_ABSENT:
-            if current is not None:
-                raise AlreadyExists(f"{key} exists", current=current) from refusal
-        elif current is None or current.version != condition:
-            raise Conflict(f"{key} was changed", current=current) from refusal
+    _taken_by = staticmethod(taken_by)
 
     async def _put_in_parts(self, key: str, data: Bytes) -> Version:
         part = limits.MULTIPART_PART_BYTES
@@ -396,6 +401,7 @@ class Store:
         stats.bytes_sent += sent
         timeout_s = budget.attempt_timeout_s
         started_s = runtime.monotonic_s()
+        slow = self._slow.after(limits.SLOW_ANSWER_S + budget.moving_s, operation)
         try:
             async with asyncio.timeout(timeout_s):
                 return await call()
@@ -406,6 +412,7 @@ class Store:
             stats.failures += 1
             raise
         finally:
+            slow.cancel()
             stats.latency_s.observe(runtime.monotonic_s() - started_s)
 
     async def _pages(self, folder: str, after: str) -> AsyncIterator[Page]:

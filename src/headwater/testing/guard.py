@@ -68,6 +68,8 @@ _REPLACED: Final = {
     ),
     "secrets": ("choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe"),
     "time": (
+        "clock_gettime",
+        "clock_gettime_ns",
         "gmtime",
         "localtime",
         "monotonic",

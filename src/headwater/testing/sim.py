@@ -71,6 +71,8 @@ class SimRuntime(Runtime):
         self._since_s = 0.0
         self._monotonic_base_s = 0.0
         self._rate = 1.0
+        self._slept_s = 0.0
+        self._asleep_until_s = 0.0
         super().__init__()
 
     def skewed(self, ms: float = 0, *, drift_ppm: float = 0) -> SimRuntime:
@@ -83,27 +85,45 @@ class SimRuntime(Runtime):
         other._random = self._random
         other._blocking = self._blocking
         other._since_s = self._loop.now_s
-        other._monotonic_base_s = self.monotonic_s()
+        other._monotonic_base_s = self.boottime_s()
         other._start_ns = self.wall_ns() - round(other._monotonic_base_s * 1e9)
+        other._slept_s = other._asleep_until_s = 0.0
         other._rate = self._rate * (1 + drift_ppm / 1e6)
         Runtime.__init__(other)
         other.jump(ms)
         return other
 
     def jump(self, ms: float) -> None:
-        """Set the wall clock forward, or back."""
+        """Set the wall clock forward, or back; the others go on."""
         self._start_ns += round(ms * 1e6)
 
+    def sleep_until(self, now_s: float) -> None:
+        """Let the monotonic clock stand still until then, in the simulation's seconds."""
+        began_s = max(self._loop.now_s, self._asleep_until_s)
+        self._slept_s += max(0.0, now_s - began_s) * self._rate
+        self._asleep_until_s = max(self._asleep_until_s, now_s)
+
     def wall_ns(self) -> int:
-        return self._start_ns + round(self.monotonic_s() * 1e9)
+        return self._start_ns + round(self.boottime_s() * 1e9)
 
     def monotonic_s(self) -> float:
+        return self.boottime_s() - self._slept_s
+
+    def boottime_s(self) -> float:
         return self._monotonic_base_s + (self._loop.now_s - self._since_s) * self._rate
 
     def random(self) -> random.Random:
         return self._random
 
     async def sleep(self, seconds: float) -> None:
+        until_s, slept_s = self.monotonic_s() + seconds, self._slept_s
+        await self._wait(seconds)
+        # What the machine itself slept does not count on the clock by which this one waits.
+        while self._slept_s != slept_s:
+            slept_s = self._slept_s
+            await self._wait(max(0.0, until_s - self.monotonic_s()))
+
+    async def _wait(self, seconds: float) -> None:
         woken: asyncio.Future[None] = self._loop.create_future()
         if seconds > 0:
             delay_s = seconds / self._rate
@@ -243,6 +263,15 @@ class Process:
         """Stop it for so long, as a paused machine does; only its clock tells it afterwards."""
         self._group.frozen_until_s = max(self._group.frozen_until_s, self._loop.now_s + seconds)
         self._group.held = True
+
+    def suspend(self, seconds: float) -> None:
+        """Stop it for so long, as a machine that sleeps: its monotonic clock stands still."""
+        self.freeze(seconds)
+        self.runtime.sleep_until(self._group.frozen_until_s)
+
+    def step_clock(self, ms: float) -> None:
+        """Set its wall clock forward, or back, while it runs."""
+        self.runtime.jump(ms)
 
     async def wait(self) -> bool:
         """Wait until all its tasks ended (true) or it was killed (false)."""

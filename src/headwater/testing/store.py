@@ -17,10 +17,13 @@ from headwater.core import runtime
 from headwater.core.errors import NotFound, OutcomeUnknown, Throttled, Unavailable
 from headwater.store.backend import Backend, Condition, PreconditionFailed, Unreachable
 from headwater.store.objects import Buffer, ByteRange, Names, Object, ObjectMeta, Page, Version
+from headwater.testing.sim import current_process
 
 # Longer than any grace period, lease or timeout in Headwater.
 STALL_S: Final = 3 * 24 * 3600.0
 SLOW_PAGE_KEYS: Final = 3
+# Longer than the time for which a client tries again, some of them.
+BLIND_S: Final = (1.0, 20.0, 90.0, 600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,10 @@ class Faults:
     """The request is carried out and the client stands still for days before it knows."""
     slow_list: float = 0.0
     """A listing trickles in while the store changes: it shows what was, not what is."""
+    cut_off: float = 0.0
+    """The answer to a write is lost, or is a refusal, and the client's network with it: for
+    BLIND_S it reads nothing, and perhaps writes nothing. That is when it would look what became
+    of its write. Not drawn by `swarm`; see `with_outages`."""
 
     @classmethod
     def swarm(cls, random: _random.Random) -> Faults:
@@ -61,10 +68,20 @@ class Faults:
         harsh = random.random() < 0.3
         rates = {}
         for field in fields(cls):
-            if random.random() < 0.5:
+            if field.name != "cut_off" and random.random() < 0.5:
                 top = 0.4 if harsh and not field.name.startswith("stall") else 0.1
                 rates[field.name] = random.uniform(0.005, top)
         return replace(cls(), **rates)
+
+    def with_outages(self, random: _random.Random) -> Faults:
+        """The same, with answers that are lost often enough, and an outage after many of them."""
+        return replace(
+            self,
+            lose_response=max(self.lose_response, random.uniform(0.02, 0.15)),
+            fail_before=max(self.fail_before, random.uniform(0.0, 0.1)),
+            own_412=random.choice((0.0, 0.05)),
+            cut_off=random.uniform(0.3, 0.9),
+        )
 
 
 class FaultyStore(Backend):
@@ -90,6 +107,8 @@ class FaultyStore(Backend):
         self.scheme = inner.scheme
         self.calm = False
         """Set to let everything through, for the closing look of a test."""
+        self._blind: dict[str, tuple[float, bool]] = {}
+        """By process: until when it reads nothing, and whether it writes."""
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
         await self._before("get", key)
@@ -119,7 +138,8 @@ class FaultyStore(Backend):
         version = await apply()
         self._record(f"{operation} {key} applied")
         if condition is not None and self._strikes("own_412", operation, key):
-            raise PreconditionFailed("412 PreconditionFailed")
+            self._cut_off(operation, key)
+            raise PreconditionFailed("412 PreconditionFailed", compared=True)
         await self._after(operation, key, write=True)
         return version
 
@@ -156,6 +176,7 @@ class FaultyStore(Backend):
 
     async def _before(self, operation: str, key: str) -> None:
         await self._pause()
+        self._check_cut_off(operation, key, write=False)
         if self._strikes("unreachable", operation, key):
             raise Unreachable("connection refused")
         if self._strikes("throttle", operation, key):
@@ -169,6 +190,7 @@ class FaultyStore(Backend):
         self, operation: str, key: str, apply: Callable[[], Awaitable[object]]
     ) -> None:
         await self._pause()
+        self._check_cut_off(operation, key, write=True)
         if self._strikes("unreachable", operation, key):
             raise Unreachable("connection refused")
         if self._strikes("conflict_409", operation, key):
@@ -176,6 +198,7 @@ class FaultyStore(Backend):
         if self._strikes("throttle", operation, key):
             raise Throttled("503 SlowDown")
         if self._strikes("fail_before", operation, key):
+            self._cut_off(operation, key)
             raise OutcomeUnknown("connection reset")
         if self._strikes("apply_late", operation, key):
             self._spawn(self._late(operation, key, apply), name=f"late {operation} {key}")
@@ -199,8 +222,24 @@ class FaultyStore(Backend):
         await self._pause()
         if self._strikes("lose_response", operation, key):
             if write:
+                self._cut_off(operation, key)
                 raise OutcomeUnknown("connection reset")
             raise Unavailable("connection reset")
+
+    def _cut_off(self, operation: str, key: str) -> None:
+        """Perhaps this process reads nothing for a while, from here on."""
+        if self._strikes("cut_off", operation, key):
+            until_s = runtime.boottime_s() + self._random.choice(BLIND_S)
+            self._blind[_process_name()] = until_s, self._random.random() < 0.5
+
+    def _check_cut_off(self, operation: str, key: str, *, write: bool) -> None:
+        until_s, writes = self._blind.get(_process_name(), (0.0, True))
+        if self.calm or runtime.boottime_s() >= until_s or (write and writes):
+            return
+        self._record(f"{operation} {key} cut off")
+        if self._random.random() < 0.5:
+            raise Unreachable("no route to host")
+        raise OutcomeUnknown("no answer") if write else Unavailable("no answer")
 
     async def _pause(self) -> None:
         await runtime.sleep(self._random.uniform(0, self._latency_s))
@@ -211,3 +250,9 @@ class FaultyStore(Backend):
             return False
         self._record(f"{operation} {key} {fault}")
         return True
+
+
+def _process_name() -> str:
+    """Who makes the request: a network fails for one process, and not for all."""
+    process = current_process()
+    return "" if process is None else process.name

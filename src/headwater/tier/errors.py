@@ -10,6 +10,7 @@ Refused
 ├── LogRenewed         the log of events goes on under another prefix: open that one
 └── NotOneSegment      these records cannot stand in one segment: make two of them
 Damaged
+├── LocalLogDamaged    the local log cannot be read: rebuild it from the buffer or a copy
 ├── LastCopy           what was to go has what nothing else has: it stays until that is mended
 ├── OtherRecords       the local log and the tier differ under one LSN: begin the log again
 └── SourceUnreadable   a segment that was to be merged cannot be read: leave it out, and scrub
@@ -59,6 +60,16 @@ class NotOneSegment(Refused):
         super().__init__(message)
         self.at_lsn = at_lsn
         """What comes before this LSN can stand in one, as far as was seen; None if not known."""
+
+
+class LocalLogDamaged(Damaged):
+    """The local log cannot hand out some LSNs. It is a cache: discard it, and write it again."""
+
+    def __init__(self, message: str, *, lsns: range) -> None:
+        super().__init__(message)
+        self.lsns = lsns
+        """Through the end of the sealed part in which the damage is: what comes after it can be
+        read as far as it is known."""
 
 
 class LastCopy(Damaged):

@@ -23,6 +23,7 @@ from headwater.buffer.queue.contract import (
     QueueState,
     Retention,
     Taker,
+    TimeBy,
     Uncounted,
 )
 from headwater.buffer.records import from_values
@@ -85,15 +86,13 @@ class FakeQueue:
             calls = [Call(0, time_ms, metadata)] if values else []
             batch = Batch(runtime.new_ulid(), from_values(list(values)), Calls.of(calls))
         data = encode_batch(batch)
-        low_ms, high_ms = batch.calls.time_range_ms
         descriptor = Descriptor(
             sequence=len(self.entries),
             location=f"batches/{batch.batch_id}",
             first_lsn=self.next_lsn,
             rows=batch.records.num_rows,
             size_bytes=len(data),
-            min_ms=low_ms,
-            max_ms=high_ms,
+            **batch.times()._asdict(),
             batch_id=batch.batch_id,
             producer="p",
             producer_sequence=len(self.entries) + 1,
@@ -244,11 +243,11 @@ class FakeLooker(Looker):
                 return descriptor.sequence
         return None
 
-    async def sequence_at_time(self, time_ms: int) -> int | None:
-        await self.queue.ask("sequence_at_time")
+    async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
+        await self.queue.ask("batch_at_time")
         for descriptor in self.queue.entries[self.queue.floor :]:
-            if descriptor.max_ms >= time_ms:
-                return descriptor.sequence
+            if descriptor.rows and descriptor.range_us(by)[1] >= time_us:
+                return descriptor
         return None
 
 

@@ -30,15 +30,13 @@ async def produce(
         data = appender.encode(batch, Compression.NONE)
         if not inline:
             await appender.upload(batch.batch_id, data)
-        low_ms, high_ms = calls.time_range_ms
         entries.append(
             NewBatch(
                 batch_id=batch.batch_id,
                 producer_sequence=number,
                 rows=len(values),
                 size_bytes=len(data),
-                min_ms=low_ms,
-                max_ms=high_ms,
+                **batch.times()._asdict(),
                 inline=bytes(data) if inline else None,
                 calls=pack_calls(calls) if stream.config.format == "v1" else b"",
             )

@@ -12,6 +12,7 @@ from headwater.buffer.consumer import (
     ConsumedBatch,
     Consumer,
     Follower,
+    UnreadableBatch,
     lag,
     list_dead_letters,
     read_async,
@@ -20,6 +21,7 @@ from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream, create_stream
 from headwater.store import MemoryBackend, Store
 from tests.buffer.consumer.produced import produce
+from tests.buffer.native.given import at_time
 from tests.store.scripted import virtual
 
 
@@ -65,9 +67,9 @@ async def test_whoever_looks_sees_all_that_stands_before_an_uncountable_batch() 
     assert await stream.looker(0).sequence_at_lsn(4) == 3
     with pytest.raises(Uncounted):
         await stream.looker(0).sequence_at_lsn(5)
-    assert await stream.looker(0).sequence_at_time(batches[0].max_ms) == 0
+    assert await at_time(stream.looker(0), batches[0].max_ms) == 0
     with pytest.raises(Uncounted):
-        await stream.looker(0).sequence_at_time(batches[4].max_ms + 1)
+        await at_time(stream.looker(0), batches[4].max_ms + 1)
 
 
 @virtual
@@ -157,3 +159,46 @@ async def test_a_letter_stays_true_of_its_batch_when_one_before_it_is_given_up_l
     assert (gone.lost is not None, len(gone)) == (True, 0)
     assert bad.lost is not None
     assert (bad.lost.first_lsn, bad.lost.last_lsn, last.first_lsn) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param("01 00000000 0100", id="compressed-and-no-frame"),
+        pytest.param("28b52ffd00 01 00000000 0100", id="half-a-frame"),
+        pytest.param("78 00 00000000 0100", id="a-byte-of-nothing"),
+    ],
+)
+@virtual
+async def test_an_empty_batch_that_is_damaged_is_not_delivered(data: str) -> None:
+    stream, batches = await given(3)
+    await stream.store.put(batches[1].location, bytes.fromhex(data))
+    consumer = await Consumer.open(stream, gc=False)
+    (first,) = await some_of(consumer, 1)
+    assert first.entries == [b"0"]
+    with pytest.raises(UnreadableBatch, match="batch 1"):
+        await consumer.next_batch()
+    passing = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    found = await some_of(passing, 3)
+    assert [batch.entries for batch in found] == [[b"0"], [], [b"2"]]
+    assert [letter.sequence for letter in await list_dead_letters(stream)] == [1]
+
+
+@pytest.mark.parametrize("data", ["00 00000000 0100", "28b52ffd2000010000 01 00000000 0100"])
+@virtual
+async def test_an_empty_batch_is_delivered_also_once_its_object_is_gone(data: str) -> None:
+    stream, batches = await given(3)
+    await stream.store.put(batches[1].location, bytes.fromhex(data))
+    consumer = await Consumer.open(stream, gc=False)
+    assert [batch.entries for batch in await some_of(consumer, 3)] == [[b"0"], [], [b"2"]]
+    await consumer.ack_through(2)
+    # The collector of another implementation knows no retention.
+    await stream.store.delete(batches[1].location)
+    follower = await Follower.open(stream, group="f")
+    assert [
+        batch.entries for batch in [await follower.next_batch() for _ in range(3)] if batch
+    ] == [
+        [b"0"],
+        [],
+        [b"2"],
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.buffer.queue import NewBatch, Placed, Retention
+from headwater.buffer.queue import Looker, NewBatch, Placed, Retention, TimeBy
 from headwater.buffer.queue.native import (
     NativeAppender,
     NativeCollector,
@@ -39,6 +39,7 @@ def batch(
     size_bytes: int = 10,
     min_ms: int = AT_MS,
     max_ms: int | None = None,
+    timestamps_us: tuple[int, int] | None = None,
     metadata: bytes | None = None,
     inline: bytes | None = b"inline",
 ) -> NewBatch:
@@ -50,9 +51,17 @@ def batch(
         size_bytes=size_bytes,
         min_ms=min_ms,
         max_ms=min_ms if max_ms is None else max_ms,
+        min_timestamp_us=None if timestamps_us is None else timestamps_us[0],
+        max_timestamp_us=None if timestamps_us is None else timestamps_us[1],
         metadata=metadata,
         inline=inline,
     )
+
+
+async def at_time(looker: Looker, time_ms: int, by: TimeBy = "ingestion") -> int | None:
+    """The sequence of the first batch of a time or later."""
+    found = await looker.batch_at_time(time_ms * 1000, by)
+    return None if found is None else found.sequence
 
 
 def ulid_at(time_ms: int) -> str:

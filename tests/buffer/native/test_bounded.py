@@ -12,8 +12,8 @@ from tests.buffer.native.given import Cloud, Queue, batch
 from tests.store.scripted import virtual
 
 FEW, MANY = 10, 5000
-# Numbers with more digits take more bytes.
-DIGITS_BYTES = 64
+# Numbers with more digits take more bytes, and a chunk has two times for each bit of its number.
+DIGITS_BYTES = 64 + 2 * 19 * MANY.bit_length()
 
 shapes = pytest.mark.parametrize("shape", [MemoryBackend, Cloud])
 

@@ -17,6 +17,7 @@ from headwater.buffer.queue.native.chunk import (
     OVERHEAD_BYTES,
     Chunk,
     ChunkEntry,
+    Newest,
     Owner,
     check_group,
     decode_chunk,
@@ -31,6 +32,7 @@ from tests.buffer.native.given import AT_MS, batch
 TOKEN = b"t" * 16
 ME = Owner("me", "1")
 counts = st.integers(0, 2**40)
+times = st.integers(-(2**63), 2**63 - 1)
 ulids = st.integers(0, 2**128 - 1).map(encode_ulid)
 
 
@@ -66,34 +68,42 @@ def chunks(draw: st.DrawFn) -> Chunk:
     for _ in range(draw(st.integers(0, 6))):
         owner = draw(st.integers(0, len(owners) - 1))
         last[owner] += draw(st.integers(1, 5))
+        timestamps: tuple[int | None, int | None] = draw(
+            st.just((None, None)) | st.tuples(times, times)
+        )
         entries.append(
             ChunkEntry(
                 owner,
                 draw(st.binary(min_size=16, max_size=16)),
                 draw(counts),
                 draw(counts),
-                draw(counts),
-                draw(counts),
+                draw(times),
+                draw(times),
+                timestamps[0],
+                timestamps[1],
                 last[owner],
                 draw(st.integers(0, 100)),
                 draw(st.none() | st.binary(max_size=20)),
                 draw(st.none() | st.binary(max_size=20)),
             )
         )
+    number = draw(counts)
+    newest = st.builds(Newest, st.none() | times, st.none() | times)
     return Chunk(
         queue_id=draw(st.text()),
-        number=draw(counts),
+        number=number,
         token=draw(st.binary(min_size=16, max_size=16)),
         closed=draw(st.booleans()),
         first_sequence=draw(counts),
         first_lsn=draw(counts),
         bytes_before=draw(counts),
-        max_ms_before=draw(counts),
+        newest_before=tuple(draw(newest) for _ in range(number.bit_count())),
         batch_floor=draw(ulids),
         openings=draw(counts),
         recent_openings=tuple(draw(st.lists(st.builds(Owner, st.text(), st.text()), max_size=4))),
         owners=owners,
         entries=tuple(entries),
+        schema_floor=draw(st.integers(0, 100)),
     )
 
 
@@ -131,7 +141,7 @@ def test_a_chunk_of_another_queue_or_number_is_refused() -> None:
 
 
 def test_a_later_format_says_what_to_do() -> None:
-    later = sealed(msgspec.msgpack.encode(a_chunk()), magic=b"HWC2")
+    later = sealed(msgspec.msgpack.encode(a_chunk()), magic=b"HWC3")
     with pytest.raises(NotSupported, match="Upgrade"):
         decode_chunk(later, queue_id="q1", number=1)
     with pytest.raises(Corrupt, match="no chunk"):
@@ -147,6 +157,7 @@ def test_a_later_format_says_what_to_do() -> None:
         ({"rows": -1}, "impossible"),
         ({"size_bytes": -1}, "impossible"),
         ({"batch": b"short"}, "impossible"),
+        ({"min_timestamp_us": 5}, "impossible"),
     ],
 )
 def test_an_entry_that_cannot_be_is_refused(changes: dict[str, object], says: str) -> None:
@@ -192,7 +203,7 @@ def test_of_a_chunk_with_odd_fields_only_documented_errors_escape(data: st.DataO
 def test_memory_is_bounded_by_what_was_read() -> None:
     # As many of the smallest things as fit, in each list: none may be taken for what it is not.
     fields = msgspec.to_builtins(a_chunk(batches=1), builtin_types=(bytes,))
-    entry = [0, b"", 0, 0, 0, 0, 1, 0]
+    entry = [0, b"", 0, 0, 0, 0, None, None, 1, 0]
     for position, one in ((-1, entry), (-2, ["", ""]), (-3, ["", ""])):
         many = list(fields)
         many[position] = [one] * (limits.CHUNK_MAX_BYTES // (3 * len(one)))
@@ -225,7 +236,8 @@ def test_a_chunk_goes_on_where_the_one_before_it_ends() -> None:
     full = first_chunk("q1").written(TOKEN, owner=ME, batches=batches, closed=True)
     follower = full.written(TOKEN, owner=ME, batches=[batch(4, rows=5)])
     assert (follower.number, follower.first_sequence, follower.first_lsn) == (2, 3, 7)
-    assert (follower.bytes_before, follower.max_ms_before) == (300, AT_MS - 1)
+    assert follower.bytes_before == 300
+    assert follower.newest_before == (Newest(AT_MS - 1, (AT_MS - 1) * 1000),)
     assert [tuple(place) for place in full.places()] == [(0, 1), (1, 2), (2, 4)]
     assert (follower.next_sequence, follower.next_lsn, follower.bytes_through) == (4, 12, 310)
 

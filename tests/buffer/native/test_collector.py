@@ -20,7 +20,16 @@ from tests.buffer.native.collected import (
     read_on,
     uploads,
 )
-from tests.buffer.native.given import AT_MS, NOTHING_KEPT, PREFIX, Cloud, Queue, batch, ulid_at
+from tests.buffer.native.given import (
+    AT_MS,
+    NOTHING_KEPT,
+    PREFIX,
+    Cloud,
+    Queue,
+    at_time,
+    batch,
+    ulid_at,
+)
 from tests.buffer.native.watched import acknowledge_everything, client
 from tests.store.scripted import after, fails, virtual
 
@@ -97,7 +106,7 @@ async def test_what_the_floor_passed_within_a_chunk_is_trimmed_for_everybody(
     assert [one.sequence for one in await looker.after(None, 10)] == [3, 4]
     assert [one.sequence for one in await looker.after(2, 10)] == [3, 4]
     assert await looker.sequence_at_lsn(4) == 3
-    assert await looker.sequence_at_time(0) == 3
+    assert await at_time(looker, 0) == 3
     with pytest.raises(Trimmed) as trimmed:
         await looker.after(1, 10)
     assert trimmed.value.floor == 3
@@ -114,13 +123,13 @@ async def test_what_the_floor_passed_within_a_chunk_is_trimmed_for_everybody(
 @virtual
 async def test_chunks_go_though_the_floor_rises_in_every_pass() -> None:
     queue, _ = await a_queue(2, acked=2)
-    appender = await queue.opened()
+    appender, collector = await queue.opened(), queue.collector()
     left = []
     for sequence in range(3, 30):
         await appender.append([await queue.upload(appender, sequence)])
         await (await queue.taken()).dequeue(sequence - 2)
         await runtime.sleep(10)
-        report = await queue.collector().collect(NOTHING_KEPT)
+        report = await collector.collect(NOTHING_KEPT)
         assert report.floor_sequence == sequence - 1
         left.append(await chunk_numbers(queue))
     assert left[5][0] == 0
@@ -215,15 +224,20 @@ async def test_a_pass_that_left_something_behind_says_so(monkeypatch: pytest.Mon
     monkeypatch.setattr(limits, "GC_CHUNKS", 2)
     monkeypatch.setattr(limits, "GC_PARALLEL", 1)
     queue, _ = await a_queue(5, acked=5)
-    passes = [await queue.collector().collect(NOTHING_KEPT) for _ in range(3)]
+    collector = queue.collector()
+    passes = [await collector.collect(NOTHING_KEPT) for _ in range(3)]
     assert [report.is_cut_short for report in passes] == [True, True, False]
     assert [report.kept_retained for report in passes] == [4, 2, 0]
     # Chunks go once the floor has settled, and some at a time as well.
     monkeypatch.setattr(limits, "GC_LISTED", 4)
-    await runtime.sleep(limits.FLOOR_SETTLE_S + 2)
-    passes = [await queue.collector().collect(NOTHING_KEPT) for _ in range(2)]
-    assert [report.chunks_expired for report in passes] == [4, 2]
-    assert [report.is_cut_short for report in passes] == [True, False]
+    passes = []
+    for _ in range(2):
+        await runtime.sleep(limits.FLOOR_SETTLE_S)
+        passes.append(await collector.collect(NOTHING_KEPT))
+    assert [report.chunks_expired for report in passes] == [2, 4]
+    assert [report.is_cut_short for report in passes] == [False, True]
+    report = await collector.collect(NOTHING_KEPT)
+    assert (report.chunks_expired, report.is_cut_short) == (0, False)
 
 
 @virtual
@@ -231,12 +245,13 @@ async def test_what_cannot_be_deleted_does_not_bring_the_next_pass_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue, _ = await a_queue(5, acked=5)
-    await queue.collector().collect(NOTHING_KEPT)
-    await runtime.sleep(limits.FLOOR_SETTLE_S + 2)
-    monkeypatch.setattr(limits, "GC_LISTED", 2)
     backend, store = client(queue)
+    collector = queue.collector(store=store)
+    await collector.collect(NOTHING_KEPT)
+    await runtime.sleep(limits.FLOOR_SETTLE_S)
+    monkeypatch.setattr(limits, "GC_LISTED", 2)
     backend.on("delete", "chunks/", fails(Denied("not yours")))
-    report = await queue.collector(store=store).collect(NOTHING_KEPT)
+    report = await collector.collect(NOTHING_KEPT)
     assert (report.failed, report.is_cut_short) == (1, False)
 
 
@@ -257,31 +272,6 @@ async def test_marks_then_the_floor_then_batches_and_later_the_chunks() -> None:
     chunk_gone = order.index(("delete", "chunks"))
     assert folded < raised < batch_gone < chunk_gone
     assert steps[chunk_gone][2] - steps[raised][2] >= limits.FLOOR_SETTLE_S
-
-
-@virtual
-async def test_chunks_are_left_to_a_later_pass_until_the_floor_has_settled() -> None:
-    queue, _ = await a_queue(3, acked=3)
-    collector = queue.collector()
-    started_s = runtime.monotonic_s()
-    report = await collector.collect(NOTHING_KEPT)
-    assert (report.batches_expired, report.chunks_expired) == (3, 0)
-    await runtime.sleep(limits.FLOOR_LEASE_S + 1)
-    assert (await queue.collector().collect(NOTHING_KEPT)).chunks_expired == 0
-    assert runtime.monotonic_s() - started_s < limits.FLOOR_SETTLE_S
-    await runtime.sleep(limits.FLOOR_SETTLE_S + 2)
-    assert (await queue.collector().collect(NOTHING_KEPT)).chunks_expired == 4
-    assert await chunk_numbers(queue) == [4]
-
-
-@virtual
-async def test_a_store_that_rounds_to_seconds_settles_no_floor_early() -> None:
-    queue, _ = await a_queue(3, acked=3)
-    await queue.collector().collect(NOTHING_KEPT)
-    await runtime.sleep(limits.FLOOR_SETTLE_S + 0.5)
-    assert (await queue.collector().collect(NOTHING_KEPT)).chunks_expired == 0
-    await runtime.sleep(1.0)
-    assert (await queue.collector().collect(NOTHING_KEPT)).chunks_expired == 4
 
 
 @virtual

@@ -6,10 +6,12 @@ import pytest
 
 from headwater.buffer.queue import Resumed, Retention
 from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.native.forgetting import SILENT_LOOKS
 from headwater.buffer.queue.native.records import shard_name
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced
 from headwater.testing import Simulation, simulate
+from headwater.testing.sim import SimRuntime
 from tests.buffer.native.given import NOTHING_KEPT, Queue, batch
 from tests.buffer.native.watched import acknowledge_everything
 from tests.store.scripted import virtual
@@ -30,13 +32,21 @@ def _stands_still(producer: NativeAppender) -> None:
     producer._keeping.cancel()
 
 
+async def _a_week(queue: Queue) -> None:
+    """So much time passes, and collectors come by day after day; the last one is yet to come."""
+    for day in range(SILENT_LOOKS):
+        if day:
+            await queue.collector().collect(NOTHING_KEPT)
+        await runtime.sleep(EXPIRY_S / SILENT_LOOKS + 600)
+
+
 async def _silent(queue: Queue) -> None:
     """Somebody else goes on for longer than a silent producer is remembered."""
     other = await queue.opened("other")
     await other.append([batch(1)])
     await acknowledge_everything(queue)
     await queue.collector().collect(NOTHING_KEPT)
-    await runtime.sleep(EXPIRY_S + 1000)
+    await _a_week(queue)
     await other.append([batch(2, min_ms=runtime.wall_ms())])
     await acknowledge_everything(queue)
     for sequence in range(3, 6):
@@ -88,6 +98,26 @@ def test_no_producers_clock_makes_it_silent(skew_days: int) -> None:
     simulate(main, stall_max_s=0)
 
 
+@pytest.mark.parametrize("steps_days", [(365,), (-365, 365), (8, -8, 8)])
+@virtual
+async def test_no_step_of_the_stores_clock_makes_a_producer_silent(
+    steps_days: tuple[int, ...],
+) -> None:
+    queue = await Queue().create()
+    idle = await queue.opened("idle")
+    await idle.append([batch(1)])
+    _stands_still(idle)
+    await _pass(queue)
+    mine = runtime.current()
+    assert isinstance(mine, SimRuntime)
+    for days in steps_days:
+        mine.jump(days * 24 * 3600 * 1000)
+        for _ in range(3):
+            await _pass(queue)
+    assert (await idle.append([batch(2)]))[0].sequence > 1
+    assert (await queue.appender("idle").open()).producer_sequence == 2
+
+
 @virtual
 async def test_who_is_closed_is_refused_before_its_mark_is_dropped() -> None:
     queue = await Queue().create()
@@ -95,7 +125,7 @@ async def test_who_is_closed_is_refused_before_its_mark_is_dropped() -> None:
     await sleeper.append([batch(1)])
     _stands_still(sleeper)
     await _pass(queue)
-    await runtime.sleep(EXPIRY_S + 3600)
+    await _a_week(queue)
     await _pass(queue)
     with pytest.raises(Fenced, match="silent for so long"):
         await sleeper.append([batch(2)])
@@ -107,7 +137,7 @@ async def test_who_comes_back_between_closing_and_forgetting_goes_on() -> None:
     queue = await Queue().create()
     await queue.fill(2, "sleeper")
     await _pass(queue)
-    await runtime.sleep(EXPIRY_S + 3600)
+    await _a_week(queue)
     await _pass(queue)
     again = queue.appender("sleeper")
     assert (await again.open()).producer_sequence == 2
@@ -160,7 +190,7 @@ async def test_what_is_forgotten_is_reported_once() -> None:
     _stands_still(silent)
     await acknowledge_everything(queue)
     await queue.collector().collect(NOTHING_KEPT)
-    await runtime.sleep(EXPIRY_S + 1000)
+    await _a_week(queue)
     other, forgotten = await queue.opened("other"), []
     for sequence in range(1, 6):
         await other.append([batch(sequence, min_ms=runtime.wall_ms())])

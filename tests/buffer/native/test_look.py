@@ -11,7 +11,7 @@ from headwater.buffer.queue.native.chunk import Owner
 from headwater.core import runtime
 from headwater.core.errors import Trimmed
 from headwater.store import MemoryBackend
-from tests.buffer.native.given import AT_MS, NOTHING_KEPT, Cloud, Queue, batch
+from tests.buffer.native.given import AT_MS, NOTHING_KEPT, Cloud, Queue, at_time, batch
 from tests.buffer.native.watched import client, consume_and_collect
 from tests.store.scripted import after, virtual
 
@@ -78,7 +78,7 @@ async def test_looking_asks_and_never_writes(shape: type[MemoryBackend]) -> None
     await looker.after(None, 5)
     await looker.after(3, 50)
     await looker.sequence_at_lsn(7)
-    await looker.sequence_at_time(AT_MS)
+    await at_time(looker, AT_MS)
     assert set(backend.operations()) <= {"get", "head", "list"}
 
 
@@ -133,7 +133,7 @@ async def test_a_time_is_found_though_the_producers_clocks_disagree(
     looker = queue.looker()
     for time_ms in range(0, 450, 25):
         expected = next((n for n, at_ms in enumerate(times) if at_ms >= time_ms), None)
-        assert await looker.sequence_at_time(time_ms) == expected
+        assert await at_time(looker, time_ms) == expected
 
 
 @shapes
@@ -143,7 +143,7 @@ async def test_a_time_is_looked_for_among_what_is_kept_alone(shape: type[MemoryB
     await collect_through(queue, 0)
     looker = queue.looker()
     # The latest time is gone with the first batch, and those after it are found all the same.
-    found = [await looker.sequence_at_time(time_ms) for time_ms in (0, 101, 250, 301, 501, 900)]
+    found = [await at_time(looker, time_ms) for time_ms in (0, 101, 250, 301, 501, 900)]
     assert found == [1, 2, 2, 4, None, None]
 
 
@@ -172,7 +172,7 @@ async def test_a_queue_of_which_nothing_is_kept() -> None:
     looker = queue.looker()
     assert await looker.after(None, 10) == []
     assert await looker.after(2, 10) == []
-    assert await looker.sequence_at_time(0) is None
+    assert await at_time(looker, 0) is None
     assert await looker.sequence_at_lsn(7) is None
     state = await looker.state()
     assert (state.floor_sequence, state.next_sequence, state.next_lsn) == (3, 3, 7)
@@ -202,6 +202,6 @@ async def test_looking_while_the_collector_works_tells_no_lie(look: str) -> None
             elif look == "lsn":
                 assert await looker.sequence_at_lsn(9) == 4
             else:
-                assert await looker.sequence_at_time(AT_MS + 4) == 4
+                assert await at_time(looker, AT_MS + 4) == 4
         except Trimmed as trimmed:
             pytest.fail(f"what is kept was called trimmed: {trimmed}")

@@ -12,6 +12,7 @@ from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Unavailable
 from headwater.store import PreconditionFailed
+from headwater.store.backend import Unreachable
 from tests.buffer.native.given import Queue, batch
 from tests.buffer.native.watched import (
     PATIENT,
@@ -58,6 +59,43 @@ async def test_a_lost_answer_is_settled_by_looking(operation: str, loss: Step) -
     backend.on(operation, "chunks/", loss)
     assert await appender.append([batch(first)]) == [Placed(first - 1, first)]
     assert await queue.entries() == [("p", n) for n in range(1, first + 1)]
+
+
+@pytest.mark.parametrize("operation", WRITES)
+@virtual
+async def test_an_outage_at_the_look_leaves_the_outcome_open(operation: str) -> None:
+    queue, backend, appender = await _about_to(operation)
+    first = appender._landed + 1
+    backend.on(operation, "chunks/", lands_then(LOST))
+    with pytest.raises(OutcomeUnknown):
+        await appender.append([batch(first)])
+    # Called again, it looks first what became of it, and nobody answers.
+    backend.on("get", "chunks/", fails(Unavailable("no route to host")))
+    with pytest.raises(OutcomeUnknown, match="no route to host"):
+        await appender.append([batch(first)])
+    assert await appender.append([batch(first)]) == [Placed(first - 1, first)]
+    assert await queue.entries() == [("p", n) for n in range(1, first + 1)]
+
+
+@virtual
+async def test_an_outage_after_some_of_a_group_landed_leaves_its_outcome_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_MAX_ENTRIES", 1)
+    _, backend, appender = await _about_to("put_if_absent")
+    backend.on("put_if_absent", f"chunks/{2:020d}", fails(Unreachable("no route to host")))
+    with pytest.raises(OutcomeUnknown, match="no route to host"):
+        await appender.append([batch(1), batch(2)])
+    assert await appender.append([batch(1), batch(2)]) == [Placed(0, 1), Placed(1, 2)]
+
+
+@virtual
+async def test_what_was_never_sent_is_told_not_to_be_appended() -> None:
+    queue, backend, appender = await _about_to("put_if_absent")
+    backend.on("put_if_absent", "chunks/", fails(Unreachable("no route to host")))
+    with pytest.raises(Unavailable):
+        await appender.append([batch(1)])
+    assert await queue.entries() == []
 
 
 @pytest.mark.parametrize("operation", WRITES)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from headwater.buffer.queue import Resumed
+from headwater.buffer.queue.native.chunk import Newest
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.marks import Marks, fold
 from headwater.buffer.queue.native.records import Mark, ProducerRecord, Shard, shard_name
@@ -54,7 +55,9 @@ async def test_a_batch_that_is_folded_while_it_is_looked_for_is_found(
         await acknowledge_everything(queue)
         await queue.collector().collect(NOTHING_KEPT, full=True)
         for number in range(4):
-            await queue.put_chunks([msgspec.structs.replace(stale, number=number)])
+            newest = (Newest(),) * number.bit_count()
+            ghost = msgspec.structs.replace(stale, number=number, newest_before=newest)
+            await queue.put_chunks([ghost])
 
     backend.on("get", "chunks/", after(collected))
     found = await marks.last_accepted(Chunks(store, PREFIX, QUEUE), before, 3)

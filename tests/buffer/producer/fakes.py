@@ -30,6 +30,7 @@ from headwater.buffer.queue.contract import (
 )
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig, check_config
+from headwater.buffer.stream.recording import taking_in
 from headwater.buffer.stream.schema import declared_schema, schema_version
 from headwater.core import runtime
 from headwater.core.errors import Fenced
@@ -235,6 +236,14 @@ class FakeStream(Stream):
     def appender(self, partition: int, producer_id: str) -> Appender:
         return FakeAppender(self.queues[partition], producer_id)
 
+    async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
+        return self.with_config(taking_in(self.config, records, added_ms=0))
+
+    def with_config(self, config: StreamConfig) -> Stream:
+        found = FakeStream(self.store, config)
+        found.queues = self.queues
+        return found
+
 
 def fake_stream(
     *,
@@ -246,7 +255,13 @@ def fake_stream(
     """A stream called `orders`."""
     schemas = [] if schema is None else [schema_version(1, declared_schema(schema), added_ms=0)]
     config = StreamConfig(
-        id=ID, name="orders", created_ms=0, partitions=partitions, schemas=schemas, **settings
+        id=ID,
+        name="orders",
+        created_ms=0,
+        partitions=partitions,
+        shape=None if schema is None else "typed",
+        schemas=schemas,
+        **settings,
     )
     return FakeStream(
         open_store("memory://"), check_config(config), inline_max_bytes=inline_max_bytes

@@ -53,16 +53,30 @@ def test_the_same_calls_without_await(stream: FakeStream) -> None:
         producer.flush()
         assert few.is_done
         assert (one.first_lsn, many.first_lsn, few.first_lsn) == (1, 2, 102)
-        typed = producer.produce_arrow(pa.table({"id": [1, 2]})).result()
-        rows = producer.produce_rows([{"id": 3}]).result()
-        assert (typed.first_lsn, rows.first_lsn) == (104, 106)
-        assert producer.metrics.entries_flushed == 106
+        assert producer.metrics.entries_flushed == 103
         assert producer.resumed[0].producer_sequence == 0
         assert producer.settings.linger_ms == 5
-        assert producer.stream is stream
+        assert producer.stream.id == stream.id
         assert repr(producer).startswith("BlockingProducer('orders'")
     with pytest.raises(Refused, match="closed"):
         producer.produce([b"d"])
+
+
+def test_columns_without_await_recorded_from_any_thread(stream: FakeStream) -> None:
+    with BlockingProducer.open(stream, linger_ms=5) as producer:
+        typed = producer.produce_arrow(pa.table({"id": [1, 2]})).result()
+        rows = producer.produce_rows([{"id": 3, "name": "n"}]).result()
+        assert (typed.first_lsn, rows.first_lsn) == (1, 3)
+        with pytest.raises(Refused, match=r"id .*int64 is inferred, string is given"):
+            producer.produce_rows([{"id": "4"}])
+        with pytest.raises(Refused, match="opaque values"):
+            producer.produce([b"v"])
+        with ThreadPoolExecutor(8) as threads:
+            calls = [
+                threads.submit(producer.produce_rows, [{"id": n, f"c{n}": n}]) for n in range(16)
+            ]
+            assert {call.result().result().rows for call in calls} == {1}
+        assert len(producer.stream.schema or []) == 18
 
 
 def test_a_batch_goes_by_itself_when_its_interval_is_over(stream: FakeStream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,28 @@ async def test_whatever_has_arrows_c_stream_is_taken() -> None:
             with pytest.raises(Refused):
                 await producer.produce_arrow(wrong)
     assert len(stream.queues[0].entries) == 3
+
+
+def test_a_result_that_can_be_read_once_is_taken_by_a_stream_that_has_no_columns_yet(
+    tmp_path: Path,
+) -> None:
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "results")
+    with BlockingProducer.open(url, "results") as producer:
+        producer.produce_arrow(pa.table({"id": [1]}).to_reader()).result()
+        producer.produce_arrow(pa.table({"id": [2], "more": ["x"]}).to_reader()).result()
+
+    async def others() -> None:
+        async with await Producer.open(url, "results") as producer:
+            await producer.produce_arrow(pa.table({"id": [3], "yet": [0.5]}).to_reader())
+
+    asyncio.run(others())
+    found = headwater.read(url, "results", columns=["id", "more", "yet"]).to_table().to_pylist()
+    assert [tuple(row.values()) for row in found] == [
+        (1, None, None),
+        (2, "x", None),
+        (3, None, 0.5),
+    ]
 
 
 def test_frames_of_pandas_go_in_and_come_out(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import KIB
 from headwater.store import MemoryBackend, Store, open_store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
-from tests.store.scripted import virtual
+from tests.buffer.queue_v1.given import OtherConsumer, Queue, then
+from tests.store.scripted import LOST, Scripted, lands_then_after, virtual
 
 FORMATS = ["native", "v1"]
 
@@ -83,6 +84,26 @@ async def test_where_the_queue_cannot_tell_lsns_no_part_of_a_call_has_one() -> N
     assert len(told[2]) > 1
     assert {(part.first_lsn, part.last_lsn) for part in parts} == {(UNKNOWN_LSN, UNKNOWN_LSN)}
     assert [accepted.rows for accepted in told] == [1, 2, 6]
+
+
+@virtual
+async def test_beside_a_foreign_consumer_a_lost_answer_costs_its_own_records_and_no_others() -> (
+    None
+):
+    backend = Scripted()
+    stream = await create_stream(Store(backend), "orders", format="v1")
+    queue = Queue(Store(backend.inner))
+    theirs = OtherConsumer(queue)
+    await theirs.open()
+    producer = await Producer.open(stream, linger_ms=1, delivery_timeout_ms=3_600_000)
+    backend.next("put_if_unchanged", lands_then_after(then(theirs.dequeue, 0), LOST))
+    unknown = await producer.produce([b"a"])
+    started_s = runtime.monotonic_s()
+    with pytest.raises(OutcomeUnknown, match=r"may be accepted or not.*another implementation"):
+        await unknown
+    assert runtime.monotonic_s() - started_s < 600, "it waited for its delivery timeout"
+    assert [(await (await producer.produce([b"b"]))).sequence for _ in range(3)] == [1, 2, 3]
+    await producer.close()
 
 
 @virtual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from headwater.buffer.batch import Batch
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Placed, Retention
+from headwater.buffer.queue.contract import Placed, Retention, Unsettled
 from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, create_v1_queue
 from headwater.buffer.records import KEY, VALUE, from_arrow, from_values, with_column
 from headwater.buffer.v1_batch import decode_batch
@@ -28,6 +29,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.store import PreconditionFailed, Store
+from headwater.store.backend import Unreachable
 from tests.buffer.queue_v1.given import (
     MANIFEST,
     PREFIX,
@@ -44,9 +46,19 @@ from tests.buffer.queue_v1.given import (
     then,
     uploaded,
 )
-from tests.store.scripted import LOST, Step, after, fails, lands_then, lands_then_after, virtual
+from tests.store.scripted import (
+    LOST,
+    Apply,
+    Step,
+    after,
+    fails,
+    lands_then,
+    lands_then_after,
+    virtual,
+)
 
-REFUSED = PreconditionFailed("412 PreconditionFailed")
+REFUSED = PreconditionFailed("412 PreconditionFailed", compared=True)
+BUSY = PreconditionFailed("409 ConditionalRequestConflict")
 DOWN = Unavailable("500 InternalError")
 LOSSES = [lands_then(LOST), lands_then(REFUSED), lands_then(DOWN)]
 ONCE = RetryPolicy(attempts=1)
@@ -190,32 +202,102 @@ async def test_not_landed_though_the_queue_went_on_past_it_is_appended() -> None
     backend, queue = scripted()
     await queue.made()
 
-    async def others_come_and_go() -> None:
+    async def appended_and_consumed() -> None:
         await OtherProducer(queue).produce("o/1", b"x", b"y")
         await consume_all(queue)
 
     appender = queue.appender(Store(backend))
-    backend.next("put_if_unchanged", after(others_come_and_go))
+    backend.next("put_if_unchanged", fails(LOST), after(appended_and_consumed))
     assert await produce(appender, b"a") == Placed(1, 3)
 
 
+async def other_takes_all(queue: Queue) -> None:
+    """Their consumer, which keeps up."""
+    consumer = OtherConsumer(queue)
+    await consumer.open()
+    await consumer.dequeue((await queue.manifest()).next_sequence - 1)
+
+
+async def others_come_and_go(queue: Queue, count: int = 1) -> None:
+    """Their producer appends, and their consumer takes it out at once."""
+    for _ in range(count):
+        await OtherProducer(queue).produce(f"o/{runtime.new_ulid()}", b"x")
+    await other_takes_all(queue)
+
+
 @virtual
-async def test_dequeued_by_another_implementation_the_outcome_stays_unknown() -> None:
+async def test_a_lost_race_beside_a_foreign_consumer_that_keeps_up_is_run_again() -> None:
     backend, queue = scripted()
     await queue.made()
+    appender = queue.appender(Store(backend))
+    for sequence in range(1, 10, 2):
+        backend.next("put_if_unchanged", after(then(others_come_and_go, queue)))
+        assert await produce(appender, b"a") == Placed(sequence, UNKNOWN_LSN)
+    backend.next("put_if_unchanged", *[after(then(others_come_and_go, queue))] * 5)
+    assert (await produce(appender, b"a")).sequence == 15
+    backend.next(
+        "put_if_unchanged", fails(Unreachable("refused")), after(then(others_come_and_go, queue))
+    )
+    assert (await produce(appender, b"a")).sequence == 17
 
-    async def other_takes_all() -> None:
-        consumer = OtherConsumer(queue)
-        await consumer.open()
-        await consumer.dequeue(0)
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(lambda go: [lands_then_after(go, LOST)], id="landed-and-lost"),
+        pytest.param(lambda go: [lands_then_after(go, DOWN)], id="landed-and-500"),
+        pytest.param(lambda go: [lands_then_after(go, BUSY)], id="landed-and-409"),
+        pytest.param(lambda go: [fails(LOST), after(go)], id="lost-and-then-412"),
+        pytest.param(lambda go: [fails(DOWN), after(go)], id="500-and-then-412"),
+        pytest.param(lambda go: [after(go), lands_then_after(go, LOST)], id="412-and-then-lost"),
+    ],
+)
+@virtual
+async def test_what_a_foreign_consumer_may_have_taken_is_unknown_and_named(
+    steps: Callable[[Apply], list[Step]],
+) -> None:
+    backend, queue = scripted()
+    await queue.made()
     appender = queue.appender(Store(backend))
     batch = await uploaded(appender, b"a")
-    backend.next("put_if_unchanged", lands_then_after(other_takes_all, REFUSED))
-    for _ in range(3):
-        with pytest.raises(OutcomeUnknown):
-            await appender.append([batch])
-    assert (await queue.manifest()).next_sequence == 1
+    backend.next("put_if_unchanged", *steps(then(others_come_and_go, queue)))
+    with pytest.raises(Unsettled, match="another implementation") as raised:
+        await appender.append([batch])
+    assert raised.value.batch_ids == {batch.batch_id}
+    end = (await queue.manifest()).next_sequence
+    # It is not appended on a guess, and what comes behind it goes on.
+    with pytest.raises(Unsettled):
+        await appender.append([batch])
+    assert await produce(appender, b"b") == Placed(end, UNKNOWN_LSN)
+
+
+@virtual
+async def test_an_unanswered_group_that_the_queue_is_too_short_for_has_not_landed() -> None:
+    backend, queue = scripted()
+    await queue.made()
+    appender = queue.appender(Store(backend))
+    group = [await uploaded(appender, value) for value in (b"a", b"b", b"c")]
+    steps = [fails(LOST), after(then(others_come_and_go, queue, 2))]
+    backend.next("put_if_unchanged", *steps)
+    assert [place.sequence for place in await appender.append(group)] == [2, 3, 4]
+
+
+@virtual
+async def test_batches_of_which_some_are_in_doubt_are_told_apart() -> None:
+    backend, queue = scripted()
+    await queue.made()
+    appender = queue.appender(Store(backend, policy=ONCE))
+    await appender.open()
+    first = await uploaded(appender, b"a")
+    backend.next("put_if_unchanged", lands_then_after(then(others_come_and_go, queue), LOST))
+    backend.next("get", fails(DOWN))
+    with pytest.raises(OutcomeUnknown):
+        await appender.append([first])
+    second = await uploaded(appender, b"b")
+    with pytest.raises(Unsettled) as raised:
+        await appender.append([first, second])
+    assert raised.value.batch_ids == {first.batch_id}
+    assert (await appender.append([second]))[0].sequence == 2
 
 
 @virtual

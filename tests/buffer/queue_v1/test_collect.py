@@ -169,6 +169,13 @@ async def test_what_was_uploaded_and_never_appended_stays() -> None:
         f"{PREFIX}/nested/01ARYZ6S41TSV4RRFFQ69G5FAV.batch",
         f"{PREFIX}/not-a-ulid.batch",
         f"{PREFIX}2/01ARYZ6S41TSV4RRFFQ69G5FAV.batch",
+        f"{PREFIX}/01ARYZ6S41TSV4RRFFQ69G5FAV/000000000000000",
+        f"{PREFIX}/01ARYZ6S41TSV4RRFFQ69G5FAV/000000000000000A",
+        f"{PREFIX}/01ARYZ6S41TSV4RRFFQ69G5FAV/0000000000000000.batch",
+        f"{PREFIX}/01ARYZ6S41TSV4RRFFQ69G5FAV/01ARYZ6S41TSV4RRFFQ69G5FAV/0000000000000000",
+        f"{PREFIX}/headwater/0000000000000000",
+        f"{PREFIX}2/01ARYZ6S41TSV4RRFFQ69G5FAV/0000000000000000",
+        "01ARYZ6S41TSV4RRFFQ69G5FAV/0000000000000000",
     ],
 )
 @virtual
@@ -180,6 +187,36 @@ async def test_what_does_not_stand_where_our_batches_do_is_never_deleted(locatio
     assert (done.batches_expired, done.floor_sequence, done.batches_left) == (0, 1, 1)
     assert (await queue.collector().collect(AT_ONCE, full=True)).batches_left == 0
     await queue.store.head(location)
+
+
+@virtual
+async def test_batches_named_as_the_go_producer_names_them_go_with_the_retention() -> None:
+    queue = await memory().made()
+    run = f"{PREFIX}/01ARYZ6S41TSV4RRFFQ69G5FAV"
+    where = [f"{run}/{ordinal:016x}" for ordinal in (0, 1, 0xABCDEF)]
+    for location in where:
+        await OtherProducer(queue).produce(location, b"a", b"b")
+    # What nobody appended, or nobody acknowledged, is not looked for by its name.
+    await OtherProducer(queue).put(f"{run}/{7:016x}", b"x")
+    await acknowledged(queue, 1)
+    done = await queue.collector().collect(AT_ONCE, full=True)
+    assert (done.batches_expired, done.batches_left, done.floor_lsn) == (2, 0, 5)
+    left = [key for key in await queue.keys() if key.startswith(run)]
+    assert left == sorted([where[2], f"{run}/{7:016x}"])
+
+
+@virtual
+async def test_a_go_named_batch_that_comes_again_goes_with_the_later_entry() -> None:
+    queue = await memory().made()
+    location = f"{PREFIX}/01ARYZ6S41TSV4RRFFQ69G5FAV/{0:016x}"
+    await OtherProducer(queue).produce(location, b"a")
+    await OtherProducer(queue).enqueue(location)
+    await acknowledged(queue, 0)
+    await queue.collector().collect(AT_ONCE, full=True)
+    assert location in await queue.keys()
+    await acknowledged(queue, 1)
+    await queue.collector().collect(AT_ONCE, full=True)
+    assert location not in await queue.keys()
 
 
 @virtual

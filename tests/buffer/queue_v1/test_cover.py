@@ -52,3 +52,12 @@ def test_what_no_segment_holds_is_left_out() -> None:
     one, two = named(2, 3), named(6, 7)
     assert covered([one, two], range(9)) == [(one, range(2, 4)), (two, range(6, 8))]
     assert covered([], range(9)) == []
+
+
+def test_the_later_epoch_counts_also_where_the_epoch_wrapped() -> None:
+    old, new = named(0, 9, epoch=2**64 - 2, discards=3), named(5, 6, epoch=0)
+    assert covered([old, new], range(10)) == [
+        (old, range(5)),
+        (new, range(5, 7)),
+        (old, range(7, 10)),
+    ]

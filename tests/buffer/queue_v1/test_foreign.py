@@ -10,7 +10,16 @@ from headwater.buffer.queue.contract import Descriptor, Retention
 from headwater.buffer.queue.v1 import Adopted, ConsumedElsewhere, adopt_v1_queue
 from headwater.buffer.v1_manifest import Manifest, encode_manifest
 from headwater.core import limits
-from headwater.core.errors import Corrupt, Fenced, NotSupported, RolledBack
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import (
+    Corrupt,
+    Fenced,
+    NotSupported,
+    OutcomeUnknown,
+    RolledBack,
+    Unavailable,
+)
+from headwater.store import Store
 from tests.buffer.queue_v1.given import (
     MANIFEST,
     PREFIX,
@@ -21,8 +30,16 @@ from tests.buffer.queue_v1.given import (
     Queue,
     memory,
     produce,
+    scripted,
+    then,
 )
-from tests.store.scripted import virtual
+from tests.store.scripted import Apply, after, fails, virtual
+
+ROWS_MAX = limits.V1_BATCH_ROWS_MAX
+
+
+async def fails_nothing(apply: Apply) -> object:
+    return await apply()
 
 
 async def three(queue: Queue | None = None) -> Queue:
@@ -111,13 +128,86 @@ async def test_adopting_begins_at_what_is_pending_and_goes_on_with_the_lsns() ->
     await first.after(None, 1)
     await first.dequeue(0)
     await taken_by_other(queue, 1)
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2, left_out=1, readable=1)
+    lsn = 3 + 2 * ROWS_MAX
+    adopted = await adopt_v1_queue(queue.store, PREFIX, QUEUE)
+    assert adopted == Adopted(2, lsn, left_out=1, readable=1)
     with pytest.raises(Fenced):
         await first.check_fence()
     taker = queue.taker()
     assert await taker.open("g") == 1
     (batch,) = await taker.after(1, 9)
-    assert (batch.sequence, batch.first_lsn) == (2, 3)
+    assert (batch.sequence, batch.first_lsn) == (2, lsn)
+
+
+@virtual
+async def test_no_lsn_that_was_told_before_an_adoption_means_another_record_after_it() -> None:
+    queue = await memory().made()
+    appender, told = queue.appender(), {}
+    for number in range(5):
+        placed = await produce(appender, b"%d" % number)
+        told[placed.first_lsn] = b"%d" % number
+    await (await queue.opened()).dequeue(0)
+    await taken_by_other(queue, 2)
+    # It counts by itself, and has not heard of the other consumer.
+    told[(await produce(appender, b"5")).first_lsn] = b"5"
+    await adopt_v1_queue(queue.store, PREFIX, QUEUE)
+    told[(await produce(appender, b"6")).first_lsn] = b"6"
+    told[(await produce(queue.appender(), b"7")).first_lsn] = b"7"
+    assert len(told) == 8
+    taker = queue.taker()
+    batches = await taker.after(await taker.open("g"), 9)
+    records = await queue.records(batches)
+    assert records == [b"3", b"4", b"5", b"6", b"7"]
+    for batch, record in zip(batches, records, strict=True):
+        assert told.get(batch.first_lsn, record) == record
+    assert [batch.first_lsn for batch in batches[-2:]] == sorted(told)[-2:]
+
+
+@virtual
+async def test_adopting_fences_the_other_consumer() -> None:
+    queue = await three()
+    consumer = OtherConsumer(queue)
+    await consumer.open()
+    await consumer.dequeue(0)
+    await adopt_v1_queue(queue.store, PREFIX, QUEUE)
+    with pytest.raises(Fenced):
+        await consumer.dequeue(1)
+    assert [entry.sequence for entry in (await queue.manifest()).entries] == [1, 2]
+
+
+@virtual
+async def test_what_the_other_consumer_takes_until_it_is_fenced_is_left_out() -> None:
+    backend, queue = scripted()
+    await three(queue)
+    await (await queue.opened()).dequeue(0)
+    consumer = OtherConsumer(queue)
+    await consumer.open()
+    await consumer.dequeue(1)
+    # The claim comes first; the other one takes on, and the epoch's write is refused.
+    backend.next("put_if_unchanged", fails_nothing, after(then(consumer.dequeue, 2)))
+    adopted = await adopt_v1_queue(Store(backend), PREFIX, QUEUE)
+    assert (adopted.sequence, adopted.left_out, adopted.readable) == (3, 2, 1)
+    assert await (await queue.opened()).after(2, 9) == []
+    assert places(await queue.looker().after(None, 9))[0] == (0, 1, 2)
+
+
+@virtual
+async def test_an_adoption_that_stops_half_way_is_made_again() -> None:
+    backend, queue = scripted()
+    await three(queue)
+    await (await queue.opened()).dequeue(0)
+    await taken_by_other(queue, 1)
+    down = Unavailable("500 InternalError")
+    for survives in range(3):
+        steps = [fails_nothing] * survives + [fails(down)] * 500
+        backend.next("put_if_unchanged", *steps)
+        with pytest.raises((OutcomeUnknown, Unavailable)):
+            await adopt_v1_queue(Store(backend, policy=RetryPolicy(attempts=1)), PREFIX, QUEUE)
+        backend._steps.clear()
+        with pytest.raises(ConsumedElsewhere):
+            await queue.taker().open("g")
+    assert (await adopt_v1_queue(queue.store, PREFIX, QUEUE)).sequence == 2
+    assert await queue.records(await queue.looker().after(None, 9)) == [b"a", b"b", b"d"]
 
 
 @virtual
@@ -128,12 +218,17 @@ async def test_what_was_acknowledged_before_stays_readable_across_what_another_t
     await adopt_v1_queue(queue.store, PREFIX, QUEUE)
     looker = queue.looker()
     batches = await looker.after(None, 9)
-    assert places(batches) == [(0, 1, 2), (1, 3, 0), (2, 3, 1)]
+    lsn = 3 + 2 * ROWS_MAX
+    assert places(batches) == [(0, 1, 2), (1, lsn, 0), (2, lsn, 1)]
     assert await queue.records(batches) == [b"a", b"b", b"d"]
     assert [batch.duplicate for batch in batches] == [False, True, False]
-    assert [await looker.sequence_at_lsn(lsn) for lsn in (1, 2, 3)] == [0, 0, 2]
+    assert [await looker.sequence_at_lsn(at) for at in (1, 2, lsn)] == [0, 0, 2]
+    # From an LSN that nobody will ever have it goes on with what came next.
+    assert [await looker.sequence_at_lsn(at) for at in (3, lsn - 1)] == [2, 2]
+    await (await queue.opened()).dequeue(2)
+    assert [await looker.sequence_at_lsn(at) for at in (2, 3, lsn, lsn + 1)] == [0, 2, 2, None]
     state = await looker.state()
-    assert (state.floor_sequence, state.floor_lsn, state.pending) == (0, 1, 1)
+    assert (state.floor_sequence, state.floor_lsn, state.pending) == (0, 1, 0)
     again = queue.taker()
     assert await again.open("g", last_acked_sequence=-1) == -1
     assert await queue.records(await again.after(-1, 9)) == [b"a", b"b", b"d"]
@@ -165,9 +260,11 @@ async def test_behind_too_much_that_another_took_nothing_stays_and_the_collector
     await (await queue.opened()).dequeue(0)
     await taken_by_other(queue, 2)
     before = await batch_keys(queue)
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(3, left_out=2, given_up=1)
+    lsn = 3 + 2 * ROWS_MAX
+    adopted = await adopt_v1_queue(queue.store, PREFIX, QUEUE)
+    assert adopted == Adopted(3, lsn, left_out=2, given_up=1)
     state = await queue.looker().state()
-    assert (state.floor_sequence, state.floor_lsn) == (3, 3)
+    assert (state.floor_sequence, state.floor_lsn) == (3, lsn)
     done = await queue.collector().collect(Retention(None))
     assert done.batches_expired == 1
     assert await batch_keys(queue) == before[1:]
@@ -186,7 +283,8 @@ async def test_a_batch_that_comes_again_is_known_across_what_another_took() -> N
     await adopt_v1_queue(queue.store, PREFIX, QUEUE)
     await other.enqueue("o/0")
     batches = await queue.looker().after(1, 9)
-    assert places(batches) == [(2, 3, 2), (3, 5, 0)]
+    lsn = 3 + 2 * ROWS_MAX
+    assert places(batches) == [(2, lsn, 2), (3, lsn + 2, 0)]
 
 
 @virtual
@@ -209,7 +307,8 @@ async def test_what_a_crashed_consumer_wrote_of_entries_that_another_took_counts
     # Under the very epoch of the one that crashed.
     await queue.store.put(MANIFEST, encode_manifest(manifest.dequeued(1)))
     await adopt_v1_queue(queue.store, PREFIX, QUEUE)
-    assert places(await queue.looker().after(None, 9)) == [(0, 1, 2), (1, 3, 0), (2, 3, 1)]
+    lsn = 3 + 2 * ROWS_MAX
+    assert places(await queue.looker().after(None, 9)) == [(0, 1, 2), (1, lsn, 0), (2, lsn, 1)]
 
 
 @virtual
@@ -219,8 +318,8 @@ async def test_adopting_a_queue_that_headwater_never_saw() -> None:
     for number in range(3):
         await other.produce(f"o/{number}", b"a", b"b")
     await taken_by_other(queue, 1)
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2, left_out=2)
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2)
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2, 1, left_out=2)
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2, 1)
     taker = await queue.opened()
     (batch,) = await taker.after(1, 9)
     assert (batch.sequence, batch.first_lsn) == (2, 1)
@@ -232,7 +331,7 @@ async def test_adopting_what_nobody_else_consumed_changes_nothing() -> None:
     taker = await queue.opened()
     await taker.dequeue(0)
     before = await queue.side()
-    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(1)
+    assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(1, 3)
     assert await queue.side() == before
     await taker.check_fence()
 

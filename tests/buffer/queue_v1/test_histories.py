@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headwater.buffer.queue.contract import Retention
@@ -13,20 +15,22 @@ from headwater.buffer.queue.v1.side import Side, SideObject
 from headwater.buffer.queue.v1.view import View, check_front
 from headwater.buffer.v1_manifest import Entry
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
+from headwater.store import Object, Store
+from headwater.store.giving_up import taken_by
+from headwater.testing import Scenario
 from headwater.testing.sim_errors import UnhandledFailure
-from tests.buffer.queue_v1.histories import Bug, history
 from tests.planted import expect_noticed
+from tests.torture.queue_v1_scenarios import SCENARIOS, Bug, foreign_history, history
 
-SAMPLE = 25
 HISTORIES_TO_CATCH_A_BUG = 400
 LIKELY = {"dequeued-unseen": 42}
 """Seeds to begin with, where most histories are blind to a bug: only to be done sooner."""
 CAUGHT = (AssertionError, ConsumedElsewhere, Damaged, UnhandledFailure)
 
 
-def test_no_history_loses_doubles_or_renumbers_a_record() -> None:
-    for seed in range(SAMPLE):
-        history(seed)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_loses_doubles_or_renumbers_a_record(scenario: Scenario) -> None:
+    scenario.run_sample()
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
@@ -38,10 +42,19 @@ async def _append_again(self: V1Appender, base: Found) -> None:
     self._doubts.clear()
 
 
-async def _gone_is_not_landed(self: V1Appender, base: Found, passed: dict[str, int]) -> None:
+async def _gone_is_not_landed(self: V1Appender, base: Found, passed: dict[str, Any]) -> None:
     """What is not in the manifest has not landed."""
     for at in passed:
         del self._doubts[at]
+
+
+def _refused_says(nothing_landed: bool) -> Any:
+    """The same of every refused write, however it was refused and whatever was sent before."""
+
+    def taken(key: str, current: Object | None, condition: Any, **_: bool) -> Conflict | None:
+        return taken_by(key, current, condition, nothing_landed=nothing_landed)
+
+    return staticmethod(taken)
 
 
 async def _manifest_first(self: V1Taker, sequence: int) -> None:
@@ -79,6 +92,21 @@ async def _side_first(manifest: ManifestObject, side: SideObject) -> View:
 
 async def _not_fenced(self: V1Taker) -> Found:
     return await self._manifest.read()
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param(Bug(Store, "_taken_by", _refused_says(False)), id="clean-412-in-doubt"),
+        pytest.param(Bug(Store, "_taken_by", _refused_says(True)), id="every-conflict-clean"),
+        pytest.param(Bug(V1Appender, "_settle", _append_again), id="blind-re-append"),
+        pytest.param(Bug(V1Appender, "_settle_passed", _gone_is_not_landed), id="dequeued-unseen"),
+    ],
+)
+def test_a_planted_bug_is_caught_beside_a_foreign_consumer(bug: Bug) -> None:
+    expect_noticed(
+        lambda seed: foreign_history(seed, bug), within=HISTORIES_TO_CATCH_A_BUG, by=CAUGHT
+    )
 
 
 @pytest.mark.parametrize(

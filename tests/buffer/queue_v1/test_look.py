@@ -11,6 +11,7 @@ from headwater.buffer.queue.contract import Retention
 from headwater.core import limits
 from headwater.core.errors import NotFound, Refused, Trimmed
 from headwater.store import Store
+from tests.buffer.native.given import at_time
 from tests.buffer.queue_v1.given import Queue, either, memory, produce, real, scripted
 from tests.store.scripted import after, virtual
 
@@ -61,7 +62,7 @@ async def test_every_lsn_and_every_time_is_found(acked: tuple[int, ...]) -> None
     for time_ms in range(0, 1001, 50):
         # A batch without records has none that was ingested at any time.
         found = [s for s in range(6) if ROWS[s] and TIMES_MS[s] >= time_ms]
-        assert await looker.sequence_at_time(time_ms) == (found[0] if found else None)
+        assert await at_time(looker, time_ms) == (found[0] if found else None)
 
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
@@ -89,7 +90,7 @@ async def test_a_queue_before_anybody_opened_it() -> None:
     assert (state.epoch, state.group, state.next_sequence, state.next_lsn) == (0, "", 0, 1)
     assert await queue.looker().after(None, 9) == []
     assert await queue.looker().sequence_at_lsn(1) is None
-    assert await queue.looker().sequence_at_time(0) is None
+    assert await at_time(queue.looker(), 0) is None
     with pytest.raises(NotFound):
         await memory().looker().state()
 
@@ -103,7 +104,7 @@ async def test_looking_writes_nothing_and_fences_nobody() -> None:
     await looker.state()
     await looker.after(None, 9)
     await looker.sequence_at_lsn(1)
-    await looker.sequence_at_time(0)
+    await at_time(looker, 0)
     assert {name for name, _ in backend.calls} == {"get", "list"}
     await taker.check_fence()
 
@@ -133,7 +134,7 @@ async def test_below_the_floor_everything_is_trimmed() -> None:
         assert trimmed.value.floor == 4
     assert await looker.after(3, 1)
     assert await looker.sequence_at_lsn(7) == 4
-    assert await looker.sequence_at_time(0) == 4
+    assert await at_time(looker, 0) == 4
 
 
 @virtual

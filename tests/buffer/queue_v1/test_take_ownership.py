@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.v1 import V1Taker, create_v1_queue
-from headwater.core.errors import Fenced, NotFound, Refused
+from headwater.buffer.v1_manifest import encode_manifest
+from headwater.core.errors import Fenced, NotFound, Refused, RolledBack
 from headwater.store import Store
 from tests.buffer.native.watched import Watched
 from tests.buffer.queue_v1.given import (
+    MANIFEST,
     PREFIX,
     QUEUE,
     OtherConsumer,
     OtherProducer,
+    Queue,
     filled,
     memory,
     nothing,
@@ -135,3 +138,44 @@ async def test_of_two_groups_that_open_at_once_one_is_refused() -> None:
         await queue.taker(Store(watched)).open("slower")
     assert (await queue.side()).group == "quicker"
     await winner.dequeue(0)
+
+
+EPOCH_LAST = 2**64 - 2
+"""After it comes 0, as in the reference."""
+
+
+async def at_epoch(epoch: int) -> Queue:
+    queue = await filled(memory(), 2, 1, 1)
+    await queue.store.put(MANIFEST, encode_manifest((await queue.manifest()).with_epoch(epoch)))
+    return queue
+
+
+@pytest.mark.parametrize("epoch", [EPOCH_LAST, EPOCH_LAST + 1])
+@virtual
+async def test_the_epoch_wraps_as_the_reference_does(epoch: int) -> None:
+    queue = await at_epoch(epoch)
+    taker = await queue.opened()
+    assert (taker.epoch, (await queue.manifest()).epoch) == (0, 0)
+    assert places(await taker.after(None, 9)) == [(0, 1, 2), (1, 3, 1), (2, 4, 1)]
+    await taker.dequeue(0)
+    assert (await queue.looker().state()).epoch == 0
+
+
+@virtual
+async def test_a_consumer_is_fenced_across_the_wrap_and_an_older_manifest_is_noticed() -> None:
+    queue = await at_epoch(EPOCH_LAST - 1)
+    looker = queue.looker()
+    before = await queue.opened()
+    assert (before.epoch, (await looker.state()).epoch) == (EPOCH_LAST, EPOCH_LAST)
+    older = (await queue.store.get(MANIFEST)).data
+    taker = await queue.opened()
+    assert (taker.epoch, (await looker.state()).epoch) == (0, 0)
+    with pytest.raises(Fenced):
+        await before.dequeue(0)
+    await taker.dequeue(0)
+    assert places(await looker.after(None, 9)) == [(0, 1, 2), (1, 3, 1), (2, 4, 1)]
+    await queue.store.put(MANIFEST, older)
+    with pytest.raises(RolledBack, match="the epoch is 18,446"):
+        await queue.looker().state()
+    with pytest.raises(RolledBack, match="epoch went back"):
+        await taker.check_fence()

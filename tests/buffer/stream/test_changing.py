@@ -9,7 +9,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.stream import alter_stream, create_stream, delete_stream, open_stream
+from headwater.buffer.stream import (
+    alter_stream,
+    create_stream,
+    delete_damaged_stream,
+    delete_stream,
+    open_stream,
+)
 from headwater.core.errors import Conflict, Corrupt, LimitExceeded, NotSupported, Refused
 from tests.buffer.stream.given import KEY, given, keys, rewritten, usable
 from tests.store.scripted import after, virtual
@@ -110,8 +116,8 @@ async def test_a_change_is_never_made_to_a_later_stream_of_the_same_name() -> No
 async def test_a_stream_that_takes_later_software_is_refused_with_what_to_upgrade_to() -> None:
     _, store, _ = given()
     made = await create_stream(store, "orders")
-    await rewritten(made, reader_version=2, writer_version=3, needs_release="0.7.0", consumer="?")
-    with pytest.raises(NotSupported, match=r"read .* format 2.*upgrade to headwater 0\.7\.0"):
+    await rewritten(made, reader_version=3, writer_version=4, needs_release="0.7.0", consumer="?")
+    with pytest.raises(NotSupported, match=r"read .* format 3.*upgrade to headwater 0\.7\.0"):
         await open_stream(store, "orders")
 
 
@@ -119,11 +125,11 @@ async def test_a_stream_that_takes_later_software_is_refused_with_what_to_upgrad
 async def test_what_later_software_wrote_is_read_and_not_written_over() -> None:
     _, store, _ = given()
     made = await create_stream(store, "orders")
-    await rewritten(made, writer_version=2, needs_release="0.5.0", a_later_field=[1, 2])
+    await rewritten(made, writer_version=3, needs_release="0.5.0", a_later_field=[1, 2])
     before = bytes((await store.get(KEY)).data)
     found = await open_stream(store, "orders")
     assert (await found.looker(0).state()).next_lsn == 1
-    with pytest.raises(NotSupported, match=r"write .* format 2.*headwater 0\.5\.0"):
+    with pytest.raises(NotSupported, match=r"write .* format 3.*headwater 0\.5\.0"):
         await open_stream(store, "orders", writing=True)
     for door in (found.taker, found.collector, lambda partition: found.appender(partition, "p")):
         with pytest.raises(NotSupported, match="write"):
@@ -148,7 +154,9 @@ async def test_what_later_software_wrote_is_read_and_not_written_over() -> None:
         {"format": "v7"},
         {"state": "?"},
         {"name": "x"},
-        {"reader_version": "1"},
+        {"reader_version": "2"},
+        {"shape": "round"},
+        {"shape": "typed"},
     ],
 )
 @virtual
@@ -158,6 +166,17 @@ async def test_a_register_that_makes_no_sense_is_damage(change: dict[str, object
     await rewritten(made, **change)
     with pytest.raises(Corrupt, match=r"stream\.json of 'orders'"):
         await open_stream(store, "orders")
+
+
+@virtual
+async def test_a_format_from_before_the_first_release_is_refused_with_the_cure() -> None:
+    _, store, _ = given()
+    made = await create_stream(store, "orders")
+    await rewritten(made, reader_version=1, writer_version=1)
+    with pytest.raises(Corrupt, match=r"format 1, from before.*--damaged.*create it again"):
+        await open_stream(store, "orders")
+    await delete_damaged_stream(store, "orders")
+    assert (await create_stream(store, "orders")).id != made.id
 
 
 @virtual

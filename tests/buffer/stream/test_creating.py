@@ -233,10 +233,15 @@ def test_a_stream_can_be_sent_elsewhere(tmp_path: Any) -> None:
 
 
 @virtual
-async def test_records_are_fitted_only_where_a_schema_is_declared() -> None:
+async def test_records_are_fitted_to_what_is_recorded_and_to_nothing_else() -> None:
     _, store, _ = given()
     records = pa.record_batch({"a": pa.array([1])})
-    assert (await create_stream(store, "any")).fit(records) is records
+    made = await create_stream(store, "any")
+    with pytest.raises(Refused, match="nothing is recorded"):
+        made.fit(records)
+    recorded = await made.recording(records.schema)
+    assert recorded.fit(records) == records
+    assert (await open_stream(store, "any")).config == recorded.config
     with pytest.raises(Refused, match="stream 'typed'"):
         (await create_stream(store, "typed", schema={"b": "string"})).fit(records)
 

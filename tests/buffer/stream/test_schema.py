@@ -134,14 +134,17 @@ def test_a_schema_is_written_down_and_read_again() -> None:
     schema = declared_schema({"id": "int64 not null", "tags": "list<string not null>"})
     version = schema_version(3, schema, added_ms=17)
     assert version == SchemaVersion(
-        3, 17, [Column("id", "int64", False), Column("tags", "list<string not null>", True)]
+        3,
+        17,
+        "declared",
+        [Column("id", "int64", False), Column("tags", "list<string not null>", True)],
     )
     assert arrow_schema(version) == schema
 
 
 def test_a_written_schema_that_cannot_be_read_is_damage() -> None:
     with pytest.raises(Corrupt, match="schema version 2"):
-        arrow_schema(SchemaVersion(2, 0, [Column("a", "int65", True)]))
+        arrow_schema(SchemaVersion(2, 0, "declared", [Column("a", "int65", True)]))
 
 
 BEFORE = {

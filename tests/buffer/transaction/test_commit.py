@@ -284,7 +284,7 @@ async def test_uploads_from_before_the_hold_was_moved_are_not_committed() -> Non
 @virtual
 async def test_more_batches_than_a_record_can_name_are_refused_with_a_cure() -> None:
     stream, attempt = await a_stream(), micro_batch(0)
-    one = Upload("0" * 26, 1, 1, 1, 1, 0)
+    one = Upload("0" * 26, 1, 1, 1, 1, None, None, 0)
     many = TaskUploads(0, "t", {0: [one] * (limits.TRANSACTION_MAX_BATCHES + 1)})
     with pytest.raises(LimitExceeded, match="fewer tasks"):
         await Committer(stream, attempt).commit([many])
@@ -293,7 +293,7 @@ async def test_more_batches_than_a_record_can_name_are_refused_with_a_cure() -> 
 @virtual
 async def test_the_largest_transaction_fits_its_record() -> None:
     stream, attempt = await a_stream(), micro_batch(2**31)
-    one = Upload("7" + "Z" * 25, 10**7, 2**28, 10**13, 10**13, 999)
+    one = Upload("7" + "Z" * 25, 10**7, 2**28, 10**13, 10**13, -(2**63), -(2**63), 999)
     uploads = (one,) * limits.TRANSACTION_MAX_BATCHES
     register = application_register(stream, attempt.application)
 

@@ -48,7 +48,7 @@ async def seals_before_it_holds(self: Uploader, partition: int) -> None:
     """Uploads first, and takes the hold when the task is done."""
     if self._hold is None:
         above = "0" * 26
-        self._hold = Hold(self._holder._attempt.application, "", above, self._timeout_ms)
+        self._hold = Hold(self._holder._attempt.application, "", above, self._holder._timeout_ms)
     await _seal(self, partition)
 
 
@@ -80,7 +80,7 @@ async def aborts_without_asking(self: Committer, tasks: Sequence[TaskUploads]) -
     return True
 
 
-async def drops_at_once(stream: Stream, register: Any, ending: dict[str, Hold]) -> None:
+async def drops_at_once(stream: Stream, register: Any, ending: dict[str, Hold]) -> Holds:
     """Ends holds without telling their applications."""
 
     def drop(now: Holds | None) -> Holds:
@@ -89,7 +89,8 @@ async def drops_at_once(stream: Stream, register: Any, ending: dict[str, Hold]) 
             now = now.with_hold(name, None)
         return now
 
-    await register.update(drop)
+    dropped: Holds = (await register.update(drop)).value
+    return dropped
 
 
 async def trusts_its_hold(self: Committer, tasks: Any, uploads: Any) -> None:

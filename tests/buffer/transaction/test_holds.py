@@ -28,11 +28,13 @@ from headwater.buffer.transaction.record import (
 )
 from headwater.core import limits, runtime
 from headwater.core.errors import LimitExceeded, Refused
+from headwater.core.ids import ulid_time_ms
 from headwater.store import MemoryBackend, Store
 from headwater.testing import SimRuntime
 from tests.buffer.transaction.given import (
     DAY_S,
     HOUR_S,
+    Shelf,
     a_stream,
     collect,
     micro_batch,
@@ -133,6 +135,44 @@ async def test_a_collector_finishes_what_a_driver_committed_before_it_was_lost()
     assert (record.state, record.shares) == ("done", ())
 
 
+@virtual
+async def test_a_driver_renews_its_hold_for_as_long_as_it_commits() -> None:
+    """Its store is slow for two days, and collectors come by."""
+    backend = Shelf()
+    stream, attempt = await a_stream(backend, grace_ms=0), micro_batch(0)
+    done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
+    committer = Committer(stream, attempt)
+    opens = committer._appending.next_sequences
+
+    async def slowly(partitions: Any) -> Any:
+        for _ in range(48):
+            await runtime.sleep(HOUR_S)
+            await collect(stream)
+        return await opens(partitions)
+
+    committer._appending.next_sequences = slowly  # type: ignore[method-assign]
+    committed = await committer.commit([done])
+    assert committed.by_this_attempt
+    assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
+
+
+@virtual
+async def test_a_collector_a_year_ahead_keeps_nothing_for_a_year() -> None:
+    """The floor goes by the store's clock: uploads are given ids above it."""
+    stream = await a_stream(grace_ms=1000)
+    with runtime.installed(wrong_by(365)):
+        await collect(stream)
+    now_ms = runtime.wall_ms()
+    assert ulid_time_ms((await holds_of(stream)).floor) <= now_ms
+    left = await upload(stream, micro_batch(0), 0, {0: ["a"]})
+    assert ulid_time_ms(left.uploads[0][0].batch_id) <= runtime.wall_ms()
+    await collect(stream)
+    await runtime.sleep(DAY_S + HOUR_S)
+    await collect(stream)
+    await collect(stream)
+    assert await uploads_left(stream) == 0
+
+
 def test_a_driver_that_has_looked_and_not_committed_finds_that_its_hold_was_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,7 +189,11 @@ def test_a_driver_that_has_looked_and_not_committed_finds_that_its_hold_was_ende
                 await collect(stream)
                 await runtime.sleep(DAY_S + 1)
 
+        async def nothing(token: str) -> None:
+            """What the driver does beside stands still as well."""
+
         monkeypatch.setattr(committer, "_check_held", look_and_stand_still)
+        monkeypatch.setattr(committer, "_keep", nothing)
         with pytest.raises(HoldLost):
             await committer.commit([done])
         assert await values_of(stream) == []
@@ -226,7 +270,8 @@ async def test_a_pass_without_transactions_writes_the_floor_once_in_a_grace() ->
     assert (await holds_register(stream).read()).number == before
     await runtime.sleep(600)
     await held(stream, 600_000)
-    assert (await holds_register(stream).read()).number == before + 1
+    # One that asks the store for the time, and one with the floor.
+    assert (await holds_register(stream).read()).number == before + 2
 
 
 @virtual

@@ -15,7 +15,7 @@ import pytest
 
 from headwater.cli.read_output import Lines
 from tests.cli.conftest import Invoke
-from tests.cli.data.given import File
+from tests.cli.data.given import File, Make
 
 
 def test_lines_are_text_where_they_can_be(invoke: Invoke, filled: str) -> None:
@@ -36,6 +36,30 @@ def test_a_part_by_lsn_by_count_and_by_time(invoke: Invoke, filled: str) -> None
     assert shown("--follow", "--limit=4") == ["one", "two", "three", "0xfffe"]
     nothing = invoke("read", filled, "events", "--start=latest")
     assert (nothing.stdout, nothing.stderr) == ("", "there are no records here\n")
+
+
+def test_a_time_goes_by_timestamps_unless_ingestion_is_meant(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("dated")
+    rows = [{"n": n, "_timestamp": f"200{n}-01-01T00:00:00Z"} for n in (3, 1, 5)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    invoke("produce", url, "dated", file(lines), "--json")
+
+    def shown(*options: str) -> list[int]:
+        done = invoke("read", url, "dated", "--format=json", *options)
+        assert done.exit_code == 0, done.stderr
+        return [json.loads(line)["n"] for line in done.stdout.splitlines()]
+
+    assert shown("--start=2004-01-01") == [5]
+    assert shown("--end=2004-01-01") == [3, 1]
+    assert shown("--start=2006-01-01") == []
+    assert shown("--start=2006-01-01", "--time-by=ingestion") == [3, 1, 5]
+    assert shown("--end=2006-01-01", "--time-by=ingestion") == []
+    wrong = invoke("read", url, "dated", "--time-by=event")
+    assert (wrong.exit_code, "timestamp or ingestion" in wrong.stderr) == (2, True)
+    named = invoke("read", url, "dated", "--format=json", "--columns=_ingestion_timestamp,n")
+    assert json.loads(named.stdout.splitlines()[0])["_ingestion_timestamp"] > "2026"
 
 
 def test_json_has_the_place_of_every_record(invoke: Invoke, filled: str) -> None:
@@ -83,11 +107,13 @@ def test_a_parquet_file_that_an_error_cut_short_is_left_without_its_end(
 ) -> None:
     complaints: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda told: complaints.append(told.exc_value))
-    invoke("produce", url, "events", file('{"id":1}\n'), "--json")
-    invoke("produce", url, "events", file("opaque\n"))
+    for rows in ('{"id":1}\n', f'{{"id":2,"text":"{"x" * 40_000}"}}\n'):
+        invoke("produce", url, "events", file(rows), "--json")
+    for batch in (tmp_path / "store").rglob("batches/*"):
+        batch.unlink()
     done = invoke("read", url, "events", "--format=parquet", "-o", str(tmp_path / "out"))
     assert done.exit_code == 2
-    assert "two shapes" in done.stderr
+    assert "batch 1" in done.stderr
     with pytest.raises(pa.ArrowInvalid):
         pq.read_table(tmp_path / "out")
     del done

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, Lag
+from headwater.buffer.consumer import Consumer, Follower, Lag
 from headwater.buffer.queue.contract import Collected
 from headwater.buffer.queue.native import NativeCollector
 from headwater.cli.upkeep_view import total_lag
@@ -58,9 +58,34 @@ def test_lag_is_watched_until_a_signal(url: str) -> None:
     assert (process.returncode, err) == (128 + signal.SIGTERM, b"")
 
 
-def test_the_total_is_of_those_partitions_that_can_be_told() -> None:
+def test_there_is_a_total_only_where_the_lag_of_all_partitions_can_be_told() -> None:
     lag = Lag(1, 2, 3, 4.0)
-    assert total_lag({0: lag, 1: "gone", 2: Lag(1, 1, None, 9.0)}) == Lag(2, 3, 3, 9.0)
+    assert total_lag({0: lag, 1: Lag(1, 1, 1, 9.0)}) == Lag(2, 3, 4, 9.0)
+    assert total_lag({0: lag, 1: Lag(1, 1, None, 9.0)}) == Lag(2, 3, None, 9.0)
+    assert total_lag({0: lag, 1: "gone"}) is None
+
+
+def test_the_lag_of_a_group_that_is_not_known_is_an_error(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("wide", partitions=2)
+    invoke("produce", url, "wide", file("a\nb\n"), "--partition=0")
+    for more in ((), ("--json",), ("--partition=0",), ("--watch",)):
+        found = invoke("lag", url, "wide", "--group=typo", *more)
+        assert (found.exit_code, found.stdout) == (2, ""), more
+        assert "group 'typo'" in found.stderr
+    on(url, _followed)
+    found = invoke("lag", url, "wide", "--group=audit", "--json")
+    told = json.loads(found.stdout)
+    assert (found.exit_code, told["total"]) == (1, None)
+    assert told["partitions"][0]["records"] == 2
+    assert "group 'audit' has no position" in told["partitions"][1]["error"]
+    text = invoke("lag", url, "wide", "--group=audit").stdout
+    assert re.search(r"^ +total +\? +\? +\? +\?", text, re.MULTILINE)
+
+
+async def _followed(store: Store) -> None:
+    await (await Follower.open(store, "wide", group="audit")).close()
 
 
 def test_gc_says_what_went_and_what_stays_and_why(

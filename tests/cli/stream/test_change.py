@@ -120,11 +120,14 @@ def test_a_queue_that_was_consumed_elsewhere_is_adopted_by_the_command_that_is_n
     assert f"`{command()} {named}`" in said
     said = done(invoke(*named.split()))
     assert said == (
-        "partition 0 begins at sequence 2; 2 batches that another consumer took: left out\n"
+        "partition 0 begins at sequence 2, LSN 1; 2 batches that another consumer took: left out\n"
     )
     assert done(invoke("read", url, "orders")) == "value 2\n"
     # Nothing more to adopt: nothing changes, in any partition.
-    assert done(invoke("stream", "adopt", url, "orders")) == "partition 0 begins at sequence 2\n"
+    assert (
+        done(invoke("stream", "adopt", url, "orders"))
+        == "partition 0 begins at sequence 2, LSN 1\n"
+    )
 
 
 def test_objects_that_other_software_named_are_counted_when_they_are_left(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headwater.buffer.producer import Producer
 from headwater.buffer.stream import open_stream
 from headwater.store import Register, open_store
 from tests.cli.conftest import Invoke
@@ -103,13 +104,27 @@ def test_describe_says_what_a_stream_is_and_how_it_stands(
     asyncio.run(consume())
     out = done(invoke("stream", "describe", url, "orders"))
     rows = [line.split() for line in out.splitlines()]
-    assert ["id", "int64", "not", "null", "version", "1"] in rows
+    assert ["id", "int64", "not", "null", "declared", "version", "1"] in rows
     assert ["0", "0", "0", "0", "B", "0", "1", "0", "nobody", "yet"] in rows
     assert ["1", "0", "0", "0", "B", "0", "1", "1", "reports"] in rows
     found = json.loads(done(invoke("stream", "describe", url, "orders", "--json")))
     assert found["schemas"][0]["columns"][0] == {"name": "id", "type": "int64", "nullable": False}
     assert [queue["group"] for queue in found["queues"]] == ["", "reports"]
     assert found["queues"][1]["epoch"] == 1
+
+
+def test_describe_says_which_columns_were_inferred(invoke: Invoke, url: str) -> None:
+    done(invoke("stream", "create", url, "orders"))
+    assert "none yet" in done(invoke("stream", "describe", url, "orders"))
+
+    async def produce() -> None:
+        async with open_store(url) as store, await Producer.open(store, "orders") as producer:
+            await producer.produce_rows([{"id": 1, "name": "n"}])
+
+    asyncio.run(produce())
+    rows = [line.split() for line in done(invoke("stream", "describe", url, "orders")).splitlines()]
+    assert ["id", "int64", "inferred", "version", "1"] in rows
+    assert ["name", "string", "inferred", "version", "1"] in rows
 
 
 def test_describe_shows_a_partition_that_cannot_be_read(

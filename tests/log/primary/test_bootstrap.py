@@ -17,7 +17,7 @@ from headwater.testing import MemoryWal
 from tests.log.leaders import Leader, leader, slot_register, virtual
 
 
-async def with_a_lost_slot() -> tuple[Leader, int]:
+async def with_a_lost_slot() -> tuple[Leader, str]:
     """The slot of r1 was given up at 0, and the log begins at 8; r1 has registered again."""
     one = await leader(max_lag_lsn=3)
     await one.service.register("r1", 0)

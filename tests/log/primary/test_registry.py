@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
-from headwater.log.primary import AckN, Acknowledgement
+from headwater.log.primary import AckN, Acknowledgement, PrimaryService
 from tests.log.leaders import leader, virtual
 
 
@@ -102,6 +103,54 @@ async def test_of_two_replicas_of_one_name_the_earlier_is_refused() -> None:
         await one.service.pull("r1", 0, session=first.session)
     await one.service.acknowledge("r1", Acknowledgement(3, 3), session=second.session)
     assert one.replica("r1").last_durable_lsn == 3
+
+
+@pytest.mark.parametrize("epoch", [2, 1], ids=["a newer epoch", "the same epoch once more"])
+def test_a_session_of_another_leader_counts_for_nothing_whoever_has_the_name_here(
+    epoch: int,
+) -> None:
+    """Two processes share a name, and one of them has not heard that the leader changed."""
+
+    @virtual
+    async def main() -> None:
+        first = await leader(epoch=1)
+        first.wal.append(9)
+        old = (await first.service.register("r1", 0)).session
+        second = await leader(epoch=epoch, wal=first.wal, store=first.store)
+        new = (await second.service.register("r1", 0)).session
+        assert new != old
+        asked: list[Callable[[], Awaitable[object]]] = [
+            lambda: second.service.acknowledge("r1", Acknowledgement(9, 9), session=old),
+            lambda: second.service.pull("r1", 0, session=old),
+            lambda: second.service.begin_bootstrap("r1", session=old),
+            lambda: second.service.complete_bootstrap("r1", 9, session=old),
+            lambda: second.service.unregister("r1", session=old),
+        ]
+        for ask in asked:
+            with pytest.raises(NotFound if epoch == 2 else Fenced):
+                await ask()
+        assert second.slot("r1").restart_lsn == second.replica("r1").last_durable_lsn == 0
+        assert (await second.service.pull("r1", 0, session=new)).through_lsn == 9
+
+    main()
+
+
+@virtual
+async def test_who_shares_a_name_cannot_do_without_a_session() -> None:
+    one = await leader()
+    one.wal.append(9)
+    service = PrimaryService(one.primary)
+    session = (await service.register("r1", 0)).session
+    with pytest.raises(Refused, match="session"):
+        await service.acknowledge("r1", Acknowledgement(9, 9))
+    with pytest.raises(Refused, match="session"):
+        await service.complete_bootstrap("r1", 9)
+    with pytest.raises(Refused, match="session"):
+        await service.unregister("r1")
+    with pytest.raises(Refused, match="session"):
+        await service.pull("r1", 0)
+    assert one.slot("r1").restart_lsn == 0
+    await service.acknowledge("r1", Acknowledgement(9, 9), session=session)
 
 
 @virtual

@@ -7,11 +7,25 @@ anything.
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from pathlib import Path
+
 from headwater.core import runtime
-from headwater.log.primary import ReplicaState, ReplicationConfig, ReplicationProgress
+from headwater.log.primary import (
+    Acknowledgement,
+    PrimaryReplication,
+    PrimaryService,
+    ReplicaState,
+    ReplicationConfig,
+    ReplicationProgress,
+)
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync
+from headwater.log.spool import Spool
+from headwater.store import open_store
 from headwater.testing import MemoryWal
-from tests.log.leaders import Leader, leader, virtual
+from tests.log.given import values
+from tests.log.leaders import Leader, leader, slot_register, virtual
 
 
 def retained(one: Leader) -> list[int]:
@@ -51,15 +65,54 @@ async def test_register_replica_is_idempotent_on_reconnect() -> None:
     assert again.restart_lsn == 40, "the slot's position, not the last one sent"
 
 
+def test_replica_slot_persists_and_reconnect_resumes_from_restart_lsn(tmp_path: Path) -> None:
+    """On files, and of a leader that is not closed: what is there is copied while it runs."""
+
+    async def open_leader(root: Path, epoch: int) -> tuple[Spool, PrimaryReplication]:
+        spool = Spool.open(str(root / "log"))
+        register = slot_register(open_store(f"file://{root}/store"))
+        return spool, await PrimaryReplication.open(
+            spool, register, leader_epoch=epoch, must_exist=epoch > 1
+        )
+
+    async def main() -> None:
+        spool, primary = await open_leader(tmp_path / "running", 1)
+        service = PrimaryService(primary)
+        await service.register("r1", 0)
+        await spool.append(values(*[b"%d" % lsn for lsn in range(1, 13)]), term=1)
+        assert (await service.pull("r1", 0)).through_lsn == 12
+        await service.acknowledge("r1", Acknowledgement(applied_lsn=10, durable_lsn=8))
+        assert (primary.slot("r1").restart_lsn, primary.slot("r1").confirmed_lsn) == (8, 10)
+        shutil.copytree(tmp_path / "running", tmp_path / "crashed-early")
+        await primary.settle_slots()
+        shutil.copytree(tmp_path / "running", tmp_path / "crashed")
+
+        copied, reopened = await open_leader(tmp_path / "crashed", 2)
+        assert (reopened.slot("r1").restart_lsn, reopened.slot("r1").confirmed_lsn) == (8, 10)
+        assert reopened.register_replica("r1").restart_lsn == 8
+        registered = await PrimaryService(reopened).register("r1", 8)
+        assert registered.resume == PartialResync(8)
+        pulled = await PrimaryService(reopened).pull("r1", 8, session=registered.session)
+        assert pulled.through_lsn == 12
+        assert copied.current_lsn() == 12
+
+        # Before it was stored, the slot keeps more than the replica needs, and never less.
+        _, early = await open_leader(tmp_path / "crashed-early", 2)
+        assert (early.slot("r1").restart_lsn, early.slot("r1").confirmed_lsn) == (0, 0)
+        assert (await PrimaryService(early).register("r1", 8)).resume == PartialResync(8)
+
+    asyncio.run(main())
+
+
 @virtual
-async def test_replica_slot_persists_and_reconnect_resumes_from_restart_lsn() -> None:
+async def test_a_leader_that_is_never_closed_stores_what_was_acknowledged_by_itself() -> None:
     first = await leader(epoch=1)
-    first.primary.register_replica("r1")
+    first.primary.start()
+    await first.service.register("r1", 0)
     first.wal.append(12)
     first.primary.note_replica_pull("r1", 12)
     first.acknowledge("r1", 10, 8)
-    assert (first.slot("r1").restart_lsn, first.slot("r1").confirmed_lsn) == (8, 10)
-    await first.primary.close()
+    await runtime.sleep(first.primary.config.slot_write_interval_s + 1)
 
     reopened = await leader(wal=first.wal, store=first.store, epoch=2)
     assert (reopened.slot("r1").restart_lsn, reopened.slot("r1").confirmed_lsn) == (8, 10)
@@ -93,7 +146,9 @@ async def test_bootstrap_slot_pin_prevents_wal_removed_rebootstrap_after_prune()
     one.wal.append(3)
 
     assert await one.primary.prune_retained_wal_through(8) == 5
+    assert retained(one) == [6, 7, 8]
     assert one.primary.slot_rebootstrap_reason("bootstrapping") is None
+    assert one.primary.slot_rebootstrap_reason("bootstrapping", 5) is None
 
 
 def test_default_config_enables_finite_slot_retention_cap() -> None:

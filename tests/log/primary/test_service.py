@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
 from headwater.log.primary import Acknowledgement, Pulled, ReplicationSource
+from headwater.log.record import Group
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.store import Store
 from headwater.testing import MemoryWal
@@ -52,7 +54,7 @@ async def test_a_pull_takes_as_much_as_it_asks_for() -> None:
         position = pulled.through_lsn
     for wrong in ({"max_records": 0}, {"max_bytes": 0}):
         with pytest.raises(Refused):
-            await one.service.pull("r1", 0, **wrong)
+            await one.service.pull("r1", 0, **wrong)  # type: ignore[arg-type]
     with pytest.raises(Refused):
         await one.service.pull("r1", -1)
 
@@ -102,7 +104,7 @@ async def test_the_first_pull_of_a_stranger_registers_it_where_it_is() -> None:
     assert lsns(pulled) == [5, 6, 7, 8, 9]
     assert one.slot("r1").restart_lsn == 4
     with pytest.raises(NotFound):
-        await one.service.pull("r2", 4, session=1)
+        await one.service.pull("r2", 4, session="1-x")
 
 
 @virtual
@@ -276,3 +278,21 @@ async def test_a_leader_that_was_closed_answers_nobody() -> None:
         with pytest.raises(Unavailable, match="was closed"):
             await asked()
     assert [slot.name for slot in one.primary.slots()] == ["r1"]
+
+
+@virtual
+async def test_a_log_that_is_pruned_to_its_end_while_a_replica_pulls_is_not_one_at_its_end() -> (
+    None
+):
+    one = await leader(epoch=7)
+    one.wal.append(10)
+    registered = await one.service.register("r1", 0)
+    read_since = one.wal.read_since
+
+    async def pruned_first(lsn: int, **limits: int) -> Sequence[Group]:
+        await one.wal.prune_through(10)
+        return await read_since(lsn, **limits)
+
+    one.wal.read_since = pruned_first  # type: ignore[method-assign]
+    pulled = await one.service.pull("r1", 0, session=registered.session)
+    assert pulled.rebootstrap == FullRebootstrap(InvalidationCause.WAL_REMOVED)

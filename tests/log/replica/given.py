@@ -54,7 +54,7 @@ class Tampering:
         return self.on_pull(await self.to.pull(*args, **options))
 
     async def acknowledge(
-        self, name: str, progress: Acknowledgement, *, session: int | None = None
+        self, name: str, progress: Acknowledgement, *, session: str | None = None
     ) -> Acknowledged:
         return await self.to.acknowledge(name, progress, session=session)
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import random
 import threading
+from dataclasses import replace
 from unittest import mock
 
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, DiskFailed, NotSupported, Refused
+from headwater.log.primary import AckN
 from headwater.log.replica import LogCopies, ReplicaPhase
 from headwater.log.replica.holdings import Holdings
 from headwater.log.replica.kept import Kept, KeptFile, decode, encode
@@ -29,6 +31,7 @@ from tests.log.replica.given import (
     is_prefix,
     keyed_states,
     reaches,
+    rows,
     standby,
 )
 
@@ -225,6 +228,45 @@ async def test_a_new_leader_without_the_session_is_registered_with_again() -> No
     assert replica.term == 2
     assert await is_prefix(replica, wal)
     assert second.replica("r1").last_durable_lsn <= 7
+    await replica.close()
+
+
+@virtual
+async def test_a_fork_is_noticed_though_another_process_has_the_name_at_the_new_leader() -> None:
+    """A leader that lost records goes on with others. The copy of the old ones must not go on
+    behind them as if they were the same."""
+    old = MemoryWal()
+    first = await leader(wal=old, epoch=1)
+    old.append(5)
+    source = Tampering(first.service)
+    replica = await standby(source, FaultyDisk(), wait_s=1.0)
+    await reaches(replica, 5)
+
+    log = MemoryWal()
+    log.append(3)
+    log.append_group(rows(4, (b"k", 0, b"other"), term=2))
+    log.append(3, term=2)
+    second = await leader(wal=log, store=first.store, epoch=2)
+    await second.service.register("r1", 0)
+    source.to = second.service
+    await fails(replica, "another record under LSN 4")
+    assert replica.is_diverged
+    assert second.primary.replicated_lsn(AckN(1)) == 0
+    await replica.close()
+
+
+@virtual
+async def test_an_answer_of_a_new_leader_to_an_old_session_is_not_used() -> None:
+    """Whatever stands in between accepts the session: the copy was not compared with this log."""
+    one = await leader(epoch=1)
+    one.wal.append(3)
+    source = Tampering(one.service)
+    source.on_pull = lambda got: replace(got, term=2) if got.through_lsn > 3 else got
+    replica = await standby(source, FaultyDisk(), wait_s=1.0)
+    await reaches(replica, 3)
+    one.wal.append(2)
+    await fails(replica, "heard of term 2")
+    assert (replica.target.applied_lsn, replica.term) == (3, 2)
     await replica.close()
 
 

@@ -7,10 +7,9 @@ from unittest import mock
 import pyarrow as pa
 
 from headwater.core import runtime
-from headwater.log.record import Group, record_hashes
+from headwater.log.record import Group, range_hashes, record_hashes
 from headwater.log.record.columns import NO_RECORDS
-from headwater.log.replica import hashes
-from headwater.log.replica.hashes import hashes_between
+from headwater.log.record.range_hashes import hashes_between
 from headwater.log.replica.proof import compare
 from headwater.log.replica.recent import Recent
 from tests.log.leaders import virtual
@@ -42,7 +41,7 @@ async def test_the_hashes_of_many_groups_are_those_of_each() -> None:
 async def test_groups_of_one_schema_are_hashed_together_and_beside_the_loop() -> None:
     many = small(1, 500)
     with (
-        mock.patch.object(hashes, "record_hashes", wraps=record_hashes) as hashing,
+        mock.patch.object(range_hashes, "record_hashes", wraps=record_hashes) as hashing,
         mock.patch.object(runtime, "run_blocking", wraps=runtime.run_blocking) as beside,
     ):
         found = await hashes_between(many, 1, 500)

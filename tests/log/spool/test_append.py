@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+
 import pyarrow as pa
 import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import (
     Conflict,
+    DiskFailed,
     Fenced,
+    NoSpace,
     Refused,
+    Unavailable,
 )
-from headwater.log.spool import SpoolConfig, draft_of, draft_of_lost
+from headwater.log.spool import Appended, Spool, SpoolConfig, draft_of, draft_of_lost
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import everything, numbered, opened, spans, values
+from tests.store.scripted import virtual
 
 
 def test_lsns_are_given_in_order_from_where_the_spool_begins() -> None:
@@ -106,13 +114,117 @@ def test_a_draft_is_good_for_one_append() -> None:
         spool.append_blocking(draft, term=1)
 
 
-def test_a_draft_is_used_up_by_an_append_that_was_refused() -> None:
-    spool = opened(FaultyDisk())
+def test_a_draft_that_changed_nothing_can_be_appended_again() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk, config=SpoolConfig(queue_bytes=100))
     draft = draft_of(numbered(1, 2))
-    with pytest.raises(Conflict):
-        spool.append_blocking(draft, term=1, first_lsn=7)
+    spool.append_blocking(numbered(1, 1), term=5)
+    for error, wrong in (
+        (Conflict, {"term": 5, "first_lsn": 7}),
+        (Fenced, {"term": 4}),
+        (Refused, {"term": 0}),
+    ):
+        with pytest.raises(error):
+            spool.append_blocking(draft, **wrong)
+    disk.fail_next("append", errno.ENOSPC)
+    with pytest.raises(NoSpace):
+        spool.append_blocking(draft, term=5)
+    assert spool.append_blocking(draft, term=5) == (2, 3)
+    assert list(everything(spool)) == [1, 2, 3]
     with pytest.raises(Refused, match="make another"):
+        spool.append_blocking(draft, term=5)
+
+
+@virtual
+async def test_a_draft_that_found_the_line_full_can_be_appended_again() -> None:
+    spool = opened(FaultyDisk(), config=SpoolConfig(queue_bytes=100))
+    drafts = [draft_of(numbered(1, 2)) for _ in range(5)]
+    answers = await asyncio.gather(
+        *(spool.append(draft, term=1) for draft in drafts), return_exceptions=True
+    )
+    refused = [
+        draft
+        for draft, answer in zip(drafts, answers, strict=True)
+        if isinstance(answer, Unavailable)
+    ]
+    assert refused
+    for draft in refused:
+        await spool.append(draft, term=1)
+    assert spool.current_lsn() == 10
+
+
+def test_a_draft_whose_outcome_is_not_known_is_not_appended_again() -> None:
+    disk = FaultyDisk()
+    spool = opened(disk)
+    draft = draft_of(numbered(1, 2))
+    disk.fail_next("sync", errno.EIO)
+    with pytest.raises(DiskFailed):
         spool.append_blocking(draft, term=1)
+    with pytest.raises(Refused, match="make another"):
+        opened(FaultyDisk()).append_blocking(draft, term=1)
+
+
+class Pipeline:
+    """Appends under the LSNs that follow the call before, without waiting for it."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.spool = spool
+        self.next_lsn = 1
+
+    async def append(self, count: int) -> tuple[int, Appended]:
+        """Which LSN it was meant for, and where it landed."""
+        first = self.next_lsn
+        self.next_lsn += count
+        records = numbered(first, count, size=100)
+        return first, await self.spool.append(records, term=1, first_lsn=first)
+
+
+@virtual
+async def test_tasks_that_append_at_once_are_served_in_the_order_of_their_calls() -> None:
+    """A large append is encoded on a thread: small ones behind it wait for their turn."""
+    pipeline = Pipeline(opened(FaultyDisk()))
+    sizes = [2_000, 1, 3, 4_000, 2, 1_000]
+    for meant_lsn, appended in await asyncio.gather(*map(pipeline.append, sizes)):
+        assert appended.first_lsn == meant_lsn
+    found = [value async for value in _values(pipeline.spool)]
+    assert [int(value.split()[1].strip(b".")) for value in found] == list(range(1, sum(sizes) + 1))
+
+
+@virtual
+async def test_an_append_that_is_cancelled_or_refused_gives_its_turn_to_the_next() -> None:
+    pipeline = Pipeline(opened(FaultyDisk()))
+    spool = pipeline.spool
+    begun = asyncio.Event()
+
+    async def wait_in_line() -> None:
+        begun.set()
+        await spool.append(numbered(1, 1), term=1)
+
+    large = runtime.spawn(pipeline.append(2_000), name="large")
+    while pipeline.next_lsn == 1:
+        await runtime.sleep(0)
+    waits = runtime.spawn(wait_in_line(), name="waits")
+    await begun.wait()
+    behind = [runtime.spawn(pipeline.append(count), name="behind") for count in (5, 2, 1_500, 1)]
+    refused = runtime.spawn(spool.append(values(), term=1), name="refused")
+    while pipeline.next_lsn < 3_509:
+        await runtime.sleep(0)
+    waits.cancel()
+    with pytest.raises(Refused):
+        await refused
+    for meant_lsn, appended in await asyncio.gather(large, *behind):
+        assert appended.first_lsn == meant_lsn
+    assert await spool.append(numbered(3_509, 1), term=1) == (3_509, 3_509)
+    assert spool._calls.is_free()
+
+
+async def _values(spool: Spool) -> AsyncIterator[bytes]:
+    at = 0
+    while at < spool.current_lsn():
+        for group in await spool.read_since(at):
+            for value in group.records["_value"].to_pylist():
+                yield value
+            at = group.last_lsn
 
 
 def test_a_lost_range_takes_its_lsns_and_is_read_as_lost() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Bug, Conflict, Refused, Unavailable
-from headwater.log.record import range_hash
+from headwater.log.record import changes_of, range_hash
 from headwater.log.record.columns import LOG_COLUMNS
 from headwater.log.spool import Appended, Spool, SpoolConfig, draft_of
 from headwater.log.spool.commit import Ticket
@@ -109,7 +109,7 @@ def test_what_a_refused_append_would_have_had_counts_for_nobody_after_it() -> No
         refused.result()
     assert other.result() == Appended(2, 2)
     assert [group.records.to_pylist() for group in spool.read_since_blocking(1)] == [
-        [{"y": "kept"}]
+        [{"x": None, "y": "kept"}]
     ]
 
 
@@ -184,3 +184,61 @@ def test_an_append_that_cannot_be_given_its_columns_is_refused_alone(
         without.result()
     assert beside.result() == (2, 2)
     assert spool.append_blocking(record("_key"), term=1) == (3, 3)
+
+
+ROWS = [
+    pa.record_batch({"id": [1], "name": ["a"]}),
+    pa.record_batch({"id": [2], "name": ["b"], "email": ["x@y"]}),
+    pa.record_batch({"id": [3], "phone": ["1"]}),
+]
+
+
+def test_the_streams_own_columns_may_come_and_go_as_well() -> None:
+    """JSON-like rows with optional fields: a segment each would be an object each in the tier."""
+    spool = opened(FaultyDisk())
+    append_all(spool, ROWS * 50)
+    assert len(spool.segments()) == 3
+    alone = opened(FaultyDisk(), config=SpoolConfig(segment_bytes=1))
+    append_all(alone, ROWS * 50)
+    groups = spool.read_since_blocking(0, max_records=1000)
+    assert range_hash(groups) == range_hash(alone.read_since_blocking(0, max_records=1000))
+    assert groups[-1].records.schema.names == ["id", "name", "email", "phone"]
+
+
+def test_a_full_segment_is_followed_by_one_with_the_columns_in_use() -> None:
+    spool = opened(FaultyDisk(), config=SpoolConfig(segment_bytes=4_000))
+    append_all(spool, ROWS * 50)
+    assert spool.metrics.segments_sealed["schema"] == 2
+    assert spool.metrics.segments_sealed["size"] > 5
+    append_all(spool, ROWS[:1] * 100)
+    last = spool.read_since_blocking(spool.current_lsn() - 1)[0]
+    assert last.records.schema.names == ["id", "name"], "nobody uses the others any more"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pa.record_batch({"id": ["1"], "name": ["a"]}),
+        pa.record_batch({"_value": pa.array([b"1"], pa.binary())}),
+    ],
+    ids=["another type", "values as bytes"],
+)
+def test_only_what_cannot_go_together_begins_a_segment_each_time(other: pa.RecordBatch) -> None:
+    spool = opened(FaultyDisk())
+    append_all(spool, [ROWS[0], other] * 3)
+    assert len(spool.segments()) == 6
+
+
+def test_too_many_columns_are_not_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.log.spool.conform.TIER_MERGE_COLUMNS", 5)
+    spool = opened(FaultyDisk())
+    append_all(spool, [pa.record_batch({f"c{number}": [1]}) for number in range(12)])
+    widest = max(group.records.num_columns for group in spool.read_since_blocking(0))
+    assert widest == 5
+
+
+def test_the_json_of_a_record_does_not_depend_on_the_columns_of_its_neighbours() -> None:
+    spool = opened(FaultyDisk())
+    append_all(spool, [ROWS[1], ROWS[0]])
+    both = [one.entity_bytes for group in spool.read_since_blocking(0) for one in changes_of(group)]
+    assert both[1] == b'{"id":1,"name":"a"}'

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from headwater.core.errors import HeadwaterError
+from headwater.core import disk_locks
+from headwater.core.errors import HeadwaterError, InUse
 from headwater.log.spool import Spool, SpoolConfig
+from headwater.log.spool.errors import SpoolCorrupt
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, everything, numbered, opened
@@ -80,3 +83,50 @@ def test_at_every_crash_point_the_acknowledged_is_there_and_the_log_goes_on() ->
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
 def test_an_error_at_every_call_breaks_no_promise(number: int) -> None:
     explore(body, check, states=2, crashes=False, errors=[number])
+
+
+def discarding(disk: FaultyDisk, ack: Callable[[Said], None]) -> None:
+    """A log of several segments, some of them pruned, that is not wanted any more."""
+    disk.make_dir(PATH)
+    disk.sync_dir("/")
+    with contextlib.suppress(HeadwaterError):
+        with opened(disk, config=CONFIG) as spool:
+            for lsn in range(1, 30, 3):
+                spool.append_blocking(numbered(lsn, 3), term=2)
+            spool.prune_through_blocking(7)
+        ack(("written", 30))
+        Spool.discard(PATH, disk=disk)
+        ack(("discarded", 30))
+
+
+def check_discarded(disk: FaultyDisk, said: list[Said]) -> None:
+    """All of it is there, or nothing, or it says that it is damaged; then discarding ends it."""
+    try:
+        spool = opened(disk, first_lsn=5, config=CONFIG)
+    except SpoolCorrupt:
+        assert ("discarded", 30) not in said
+    else:
+        if ("written", 30) in said and spool.current_lsn() >= 5:
+            assert list(everything(spool)) == list(range(8, 31))
+            assert ("discarded", 30) not in said
+        spool.close_blocking()
+    Spool.discard(PATH, disk=disk)
+    again = opened(disk, first_lsn=5, config=CONFIG)
+    assert again.append_blocking(numbered(5, 1), term=1) == (5, 5)
+    assert list(everything(again)) == [5]
+
+
+def test_at_every_crash_point_a_discarded_log_is_whole_or_cannot_be_gone_on_with() -> None:
+    explored = explore(discarding, check_discarded, states=2)
+    assert explored.points > 60
+
+
+def test_a_log_that_is_open_is_not_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_locks, "LOCK_WAIT_S", 0.0)
+    with Spool.open(str(tmp_path / "log")) as spool:
+        spool.append_blocking(numbered(1, 1), term=1)
+        with pytest.raises(InUse):
+            Spool.discard(str(tmp_path / "log"))
+        assert list(everything(spool)) == [1]

@@ -269,7 +269,7 @@ async def _append_with_an_lsn_from_before(
     self.next_lsn = first_lsn + records.num_rows  # type: ignore[attr-defined]
     draft = await runtime.run_blocking(draft_of, records)
     ticket = Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=0)
-    return await self._committer.append_from_task(ticket)
+    return await self._committer.enter_from_task(ticket)
 
 
 @contextmanager

@@ -6,13 +6,15 @@ import zlib
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headwater.core.errors import Corrupt, LimitExceeded
 from headwater.core.limits import FRAME_PAYLOAD_MAX_BYTES
 from headwater.log.spool import envelope, frame
 from headwater.log.spool.crc import combine
 from headwater.log.spool.envelope import Body, Kind, decode_group, read_envelope
-from headwater.log.spool.frame import encode_frame, is_whole, payload_of, read_header
+from headwater.log.spool.frame import Header, encode_frame, is_whole, payload_of, read_header
 from tests.log.given import numbered
 
 V2 = bytes.fromhex("52444c570203000000000000002c00000000000000060000006c6567616379f9909ddf")
@@ -129,3 +131,50 @@ def test_a_group_that_contradicts_itself_is_corrupt(kind: int, last_lsn: int) ->
     with pytest.raises(Corrupt):
         decode_group(header._replace(lsn=last_lsn), payload)
     assert envelope.HEAD_BYTES == 64
+
+
+@pytest.mark.parametrize("body", [Body.of_records(numbered(11, 1)), Body.of_lost(1, "gone")])
+@pytest.mark.parametrize(("first_lsn", "last_lsn"), [(12, 11), (11, 10), (11, 0), (0, 0), (0, 11)])
+def test_a_group_whose_first_lsn_is_above_its_last_or_none_is_corrupt(
+    body: Body, first_lsn: int, last_lsn: int
+) -> None:
+    body.place(term=2, first_lsn=first_lsn, timestamp_ms=5, synced_lsn=9, offset=0)
+    header = read_header(body.frame)
+    assert header is not None
+    with pytest.raises(Corrupt, match=f"LSNs {first_lsn} to {last_lsn}"):
+        decode_group(header._replace(lsn=last_lsn), memoryview(body.frame)[33:-4])
+
+
+def _payload(body: Body) -> bytes:
+    body.place(term=2, first_lsn=11, timestamp_ms=5, synced_lsn=9, offset=0)
+    return bytes(body.frame[33:-4])
+
+
+PAYLOADS = [
+    _payload(Body.of_records(numbered(11, 3))),
+    _payload(Body.of_lost(3, "gone")),
+    b'{"lsn":3,"timestamp":44,"operation":"delete","collection":"users","rid":9,"term":8}',
+]
+
+
+@given(
+    payload=st.sampled_from(PAYLOADS),
+    changes=st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=8),
+    cut=st.none() | st.integers(0, 1 << 12),
+    version=st.sampled_from((1, 2, 3)),
+    lsn=st.sampled_from((0, 1, 10, 11, 13, 14, 2**63 - 1, 2**63, 2**64 - 1)),
+)
+def test_changed_payloads_give_groups_or_corrupt(
+    payload: bytes, changes: list[tuple[int, int]], cut: int | None, version: int, lsn: int
+) -> None:
+    changed = bytearray(payload)
+    for place, value in changes:
+        changed[place % len(changed)] = value
+    data = memoryview(bytes(changed[:cut]))
+    term = 1 if version == 3 else None
+    try:
+        group = decode_group(Header(version, term, lsn, 5, len(data)), data)
+    except Corrupt:
+        return
+    assert group.first_lsn <= group.last_lsn == lsn
+    assert group.lost is not None or group.records.num_rows == len(group)

@@ -13,6 +13,7 @@ from headwater.spark.options import (
     OPTIONS,
     Mode,
     ReadOptions,
+    TimeBound,
     WriteOptions,
     parse_options,
     reading_mode,
@@ -48,8 +49,41 @@ def test_defaults_are_those_of_kafkas_source() -> None:
             "starting_offsets",
             {"orders": {0: 23, 1: -2}},
         ),
-        ("startingTimestamp", "1767225600000", "starting_timestamp_ms", 1767225600000),
-        ("startingTimestamp", "2026-01-01T00:00:00Z", "starting_timestamp_ms", 1767225600000),
+        (
+            "startingTimestamp",
+            "1767225600000",
+            "starting_time",
+            TimeBound("startingTimestamp", "timestamp", 1767225600000000),
+        ),
+        (
+            "startingTimestamp",
+            "2026-01-01T00:00:00.000001Z",
+            "starting_time",
+            TimeBound("startingTimestamp", "timestamp", 1767225600000001),
+        ),
+        (
+            "startingTimestamp",
+            "-1",
+            "starting_time",
+            TimeBound("startingTimestamp", "timestamp", -1000),
+        ),
+        (
+            "startingIngestionTimestamp",
+            "1",
+            "starting_time",
+            TimeBound("startingIngestionTimestamp", "ingestion", 1000),
+        ),
+        (
+            "startingOffsetsByTimestamp",
+            '{"orders": {"0": 1, "1": "1970-01-01T00:00:02Z"}}',
+            "starting_time",
+            TimeBound(
+                "startingOffsetsByTimestamp",
+                "timestamp",
+                moments_us={"orders": {0: 1000, 1: 2_000_000}},
+            ),
+        ),
+        ("startingOffsetsByTimestampStrategy", "LATEST", "starts_at_latest", True),
         ("takeOver", "TRUE", "take_over", True),
         ("maxOffsetsPerTrigger", "1000", "max_offsets_per_trigger", 1000),
         ("maxBytesPerTrigger", "512MiB", "max_bytes_per_trigger", 512 << 20),
@@ -59,6 +93,7 @@ def test_defaults_are_those_of_kafkas_source() -> None:
         ("columns", "offset, value", "columns", ("offset", "value")),
         ("includeHeaders", "true", "include_headers", True),
         ("includeMetadata", "true", "include_metadata", True),
+        ("includeIngestionTimestamp", "true", "include_ingestion_timestamp", True),
         ("valueFormat", "Arrow", "value_format", "arrow"),
         ("onBadBatch", "deadletter", "on_bad_batch", "deadLetter"),
     ],
@@ -70,7 +105,7 @@ def test_an_option_is_read(name: str, text: str, field: str, value: Any) -> None
 
 def test_a_batch_read_has_an_end() -> None:
     assert _read(endingOffsets='{"orders": {"0": -1}}').ending_offsets == {"orders": {0: -1}}
-    assert _read(endingTimestamp="1767225600000").ending_timestamp_ms == 1767225600000
+    assert _read(endingTimestamp="1").ending_time == TimeBound("endingTimestamp", "timestamp", 1000)
     assert _read(onBadBatch="skip").on_bad_batch == "skip"
 
 
@@ -181,6 +216,9 @@ def test_what_is_meant_is_told_by_options_that_one_kind_of_read_has() -> None:
         ("startingOffsets", '{"orders": {"0": 0}}', "offsets begin with 1"),
         ("startingOffsets", '{"orders": {"0": -3}}', "is no offset"),
         ("startingTimestamp", "soon", "milliseconds since 1970"),
+        ("startingOffsetsByTimestamp", '{"orders": 5}', "expected"),
+        ("startingOffsetsByTimestamp", '{"orders": {"0": "soon"}}', "milliseconds since 1970"),
+        ("startingOffsetsByTimestampStrategy", "earliest", "error or latest"),
         ("groupId", "a/b", "is not a group's name"),
         ("takeOver", "maybe", "true or false"),
         ("maxOffsetsPerTrigger", "0", "above 0"),

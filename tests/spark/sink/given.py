@@ -64,6 +64,10 @@ class World:
         """A new stream."""
         return wait(create_stream(self.store, name, **settings))
 
+    def opened(self, name: str = "orders") -> Stream:
+        """The stream as it is."""
+        return wait(open_stream(self.store, name))
+
     def batch_writer(self, schema: pa.Schema, **options: str) -> BatchWriter:
         """The writer of a batch job."""
         source = HeadwaterDataSource({"path": self.url, "topic": "orders", **options})

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headwater.buffer.stream import alter_stream
+from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.buffer.transaction import HoldLost, OlderMicroBatch
 from headwater.buffer.transaction.holds import holds_register, read_holds
 from headwater.core import runtime
@@ -286,15 +286,47 @@ def test_a_stream_is_not_overwritten(sink: World, kind: str) -> None:
         getattr(source, kind)(schema, overwrite=True)
 
 
-def test_making_a_writer_asks_once_whether_the_stream_is_there(sink: World) -> None:
+def test_making_a_writer_records_once_what_the_stream_is_to_carry(sink: World) -> None:
     sink.stream()
     schema = pa.schema([("value", pa.binary())])
     before = sink.store.stats.requests
     sink.batch_writer(schema)
-    assert sink.store.stats.requests - before == 1
+    assert sink.store.stats.requests - before == 3  # opened; read and written
     sink.batch_writer(schema)
     sink.stream_writer(schema)
-    assert sink.store.stats.requests - before == 1
+    assert sink.store.stats.requests - before == 3
+    assert sink.opened().config.shape == "opaque"
+
+
+def test_what_a_job_brings_is_recorded_before_its_tasks_or_refused_before_them(
+    sink: World,
+) -> None:
+    sink.stream()
+    table = pa.table({"id": pa.array([1], pa.int32()), "nothing": pa.nulls(1)})
+    writer = sink.batch_writer(table.schema)
+    recorded = sink.opened().config
+    assert [(c.name, c.type) for c in recorded.schemas[-1].columns] == [("id", "int32")]
+    messages = [sink.run_task(writer, task, table) for task in range(3)]
+    writer.commit(messages)
+    assert sink.opened().config == recorded
+    for wrong in (pa.table({"id": ["1"]}), pa.table({"id": [1.5], "more": [1]}), values("a")):
+        with pytest.raises(Refused, match="orders"):
+            sink.batch_writer(wrong.schema)
+    assert sink.opened().config == recorded
+    sink.write(pa.table({"id": [2**40], "more": ["x"]}))
+    rows = [(row["id"], row.get("more")) for row in sink.rows()]
+    assert rows == [(1, None)] * 3 + [(2**40, "x")]
+
+
+def test_tasks_record_what_a_stream_that_was_made_again_is_to_carry(sink: World) -> None:
+    sink.stream()
+    table = pa.table({"id": [1]})
+    sink.batch_writer(table.schema)
+    wait(delete_stream(sink.store, "orders"))
+    sink.stream()
+    sink.write(table, table)
+    assert sink.opened().config.is_inferred
+    assert sink.rows() == [{"id": 1}] * 2
 
 
 def test_messages_of_two_micro_batches_are_not_mixed(sink: World) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headwater.spark.source import StreamReader
-from tests.spark.source.given import World, rows_of, values_of
+from tests.spark.source.given import rows_of, values_of
 
 LIMITS: Any = pytest.importorskip("pyspark.sql.streaming.datasource")
 ALL = LIMITS.ReadAllAvailable()
@@ -22,5 +22,5 @@ def next_rows(reader: StreamReader, start: Any) -> tuple[list[bytes], Any]:
     return rows_between(reader, start, end), end
 
 
-def start_of(world: World) -> Any:
-    return world.stream_reader().initialOffset()
+def first_rows(reader: StreamReader) -> tuple[list[bytes], Any]:
+    return next_rows(reader, reader.initialOffset())

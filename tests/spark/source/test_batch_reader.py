@@ -45,7 +45,13 @@ def test_everything_is_read_and_nobody_is_fenced(world: World) -> None:
             },
             [b"a3", b"a4"],
         ),
-        ({"startingTimestamp": "99999999999999"}, []),
+        (
+            {
+                "startingTimestamp": "99999999999999",
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            [],
+        ),
         ({"endingTimestamp": "1"}, []),
         ({"endingTimestamp": "99999999999999", "assign": '{"orders": [1]}'}, [b"b1", b"b2"]),
     ],

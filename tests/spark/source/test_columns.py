@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Refused
-from tests.spark.source.given import World, wait
+from tests.spark.source.given import World, rows_of, wait
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 PLACED = ["topic", "partition", "offset", "timestamp", "timestampType"]
@@ -165,8 +165,8 @@ def _typed(world: World, name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "options", "told"),
     [
-        (_raw, {"valueFormat": "arrow"}, "declares no columns"),
-        (_typed, {"valueFormat": "raw"}, r"have columns \(id int64\) and no opaque values: leave"),
+        (_raw, {"valueFormat": "arrow"}, "carries opaque values: use valueFormat=raw"),
+        (_typed, {"valueFormat": "raw"}, "carries columns and has no opaque values: leave"),
         (
             lambda world, name: world.stream(name, schema=pa.schema([("id", pa.int32())])),
             {"valueFormat": "raw"},
@@ -190,21 +190,27 @@ def test_streams_of_different_shapes_are_refused_in_one_frame(world: World) -> N
         names(world, subscribe="a,b")
 
 
-def test_a_stream_written_in_two_shapes_is_refused_and_not_cut(world: World) -> None:
-    _raw(world, "orders")
-    world.produce_arrow(pa.table({"id": [1]}))
-    with pytest.raises(Refused, match=r"two shapes.*stream alter memory://.* orders --schema FILE"):
-        world.read()
-    assert world.read(columns="offset").num_rows == 2
-
-
-def test_columns_that_only_later_rows_have_are_refused_with_the_command_that_mends_it(
-    world: World,
-) -> None:
+def test_columns_that_only_later_rows_have_are_null_before(world: World) -> None:
     _typed(world, "orders")
     world.produce_arrow(pa.table({"id": [2], "name": ["n"]}))
-    with pytest.raises(Refused, match=r"null then: headwater stream alter memory://.* --schema"):
-        world.read()
+    table = world.read()
+    assert table["name"].to_pylist()[-2:] == [None, "n"]
+
+
+def test_a_query_leaves_out_columns_that_came_later_and_refuses_a_wider_value(
+    world: World,
+) -> None:
+    world.stream()
+    world.produce_arrow(pa.table({"id": pa.array([1], pa.int32())}))
+    source = world.source()
+    schema = source.schema()
+    world.produce_arrow(pa.table({"id": [2], "name": ["n"]}))
+    reader = source.reader(schema)
+    assert rows_of(reader, reader.partitions())["id"].to_pylist() == [1, 2]
+    world.produce_arrow(pa.table({"id": [2**40]}))
+    reader = source.reader(schema)
+    with pytest.raises(Refused, match=r"column 'id'.*int64.*int32.*open it again"):
+        rows_of(reader, reader.partitions())
 
 
 def test_a_stream_in_the_published_format_is_read_the_same(world: World) -> None:

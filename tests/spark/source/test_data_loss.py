@@ -11,7 +11,7 @@ from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 from headwater.spark.source import StreamReader
-from tests.spark.source.asked import ALL, next_rows, rows_between, start_of
+from tests.spark.source.asked import ALL, next_rows, rows_between
 from tests.spark.source.engine import Checkpoint, Engine, places
 from tests.spark.source.given import Standing, World, rows_of, wait
 
@@ -52,9 +52,9 @@ def test_data_loss_fails_saying_what_and_why_and_what_to_do(world: World) -> Non
 def test_data_loss_warns_where_that_is_asked(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, start = _behind(world)
+    _behind(world)
     reader = world.stream_reader(groupId="audit", failOnDataLoss="false")
-    rows, end = next_rows(reader, start)
+    rows, end = next_rows(reader, reader.initialOffset())
     assert (rows, places(end)[0][0]) == ([b"3"], 5)
     assert next_rows(reader, end)[0] == []
     assert "data loss. Wanted from offset 1" in caplog.text
@@ -122,7 +122,7 @@ def test_a_start_after_the_end_is_refused_with_the_cause(world: World) -> None:
     reader = world.stream_reader()
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
-    with pytest.raises(Refused, match=r"begin at offset 3 and end at 1.*groupId of its own"):
+    with pytest.raises(Refused, match=r"begin at offset 3 and end at 1.*a new checkpoint"):
         reader.partitions(end, start)
 
 
@@ -130,9 +130,15 @@ def test_a_start_after_the_end_is_refused_with_the_cause(world: World) -> None:
     ("offset", "told"),
     [
         ({"orders": {"0": 5}}, "not of this source"),
-        ({"format": 2, "streams": {}}, "format 2.*upgrade"),
+        ({"format": 3, "streams": {}}, "format 3.*upgrade"),
+        ({"format": 1, "streams": {}}, "format 1.*a new checkpoint"),
         (
-            {"format": 1, "streams": {"orders": {"id": "x", "partitions": {}}}},
+            {
+                "format": 2,
+                "query": "q",
+                "step": 1,
+                "streams": {"orders": {"id": "x", "partitions": {}}},
+            },
             "deleted and made again",
         ),
     ],
@@ -146,10 +152,11 @@ def test_a_foreign_checkpoint_is_refused(world: World, offset: Any, told: str) -
 def test_a_checkpoint_ahead_of_its_stream_is_refused(world: World) -> None:
     world.stream()
     world.produce([b"a"])
-    start = start_of(world)
-    ahead = json.loads(
-        json.dumps(start).replace('"lsn": 1', '"lsn": 9').replace('"sequence": 0', '"sequence": 8')
-    )
+    reader = world.stream_reader()
+    start = reader.initialOffset()
+    reader.latestOffset(start, ALL)
+    text = json.dumps(start).replace('"lsn": 1', '"lsn": 9').replace('"step": 0', '"step": 1')
+    ahead = json.loads(text.replace('"sequence": 0', '"sequence": 8'))
     with pytest.raises((Refused, RolledBack), match=r"earlier state|lies ahead|only 1"):
         world.stream_reader().partitions(start, ahead)
     with pytest.raises((Refused, RolledBack), match=r"lies ahead|only 1"):

@@ -10,7 +10,7 @@ import pytest
 from headwater.buffer.consumer import Consumer, Follower, Place, list_dead_letters
 from headwater.buffer.queue import Uncounted
 from headwater.buffer.stream import alter_stream, delete_stream
-from headwater.core.errors import Refused, Trimmed, Unavailable
+from headwater.core.errors import Fenced, HeadwaterError, Refused, Trimmed, Unavailable
 from headwater.spark import stores
 from headwater.spark.source import asked
 from headwater.spark.source.feed import Owner
@@ -75,9 +75,10 @@ class RacedFeed:
 
     stream_id, origin = "id", b""
 
-    def __init__(self, winner: str) -> None:
+    def __init__(self, winner: str, error: type[HeadwaterError] = Refused) -> None:
         self.part = Part("orders", 0)
         self._winner = winner
+        self._error = error
         self._taken = False
 
     async def owner(self) -> Owner:
@@ -85,11 +86,14 @@ class RacedFeed:
 
     async def own(self, group: str, start: Place, *, take_over: bool) -> None:
         self._taken = True
-        raise Refused(f"{self._winner} owns it")
+        raise self._error(f"{self._winner} owns it")
 
 
-def test_whoever_loses_the_race_for_a_stream_follows(world: World) -> None:
-    feed: Any = RacedFeed("faster")
+@pytest.mark.parametrize("error", [Refused, Fenced])
+def test_whoever_loses_the_race_for_a_stream_follows(
+    world: World, error: type[HeadwaterError]
+) -> None:
+    feed: Any = RacedFeed("faster", error)
     membership = Membership("g", take_over=False)
     wait(membership.join([feed], {feed.part: Place(0, 1)}))
     assert not membership.owns("orders")

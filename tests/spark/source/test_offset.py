@@ -28,19 +28,23 @@ def test_keys_are_sorted_on_every_level_whatever_order_they_came_in() -> None:
 
 
 def test_a_place_that_was_read_back_or_moved_to_has_the_same_spelling() -> None:
-    offset = Offset(PLACES, IDS)
+    offset = Offset(PLACES, IDS, query="q", step=7)
     shuffled = {
         "streams": dict(reversed(offset.to_json()["streams"].items())),
-        "format": 1,
+        "format": 2,
+        "step": 7,
+        "query": "q",
     }
     assert text(Offset.from_json(shuffled)) == text(offset)
-    grown = Offset({Part("orders", 2): Place(5, 51)}, {"orders": "id-1"}).moved(PLACES, IDS)
+    few = Offset({Part("orders", 2): Place(5, 51)}, {"orders": "id-1"}, query="q", step=6)
+    grown = few.moved(PLACES, IDS)
     assert text(grown) == text(offset)
 
 
-def test_the_mark_alone_tells_a_closed_place_from_an_open_one() -> None:
-    offset = Offset(PLACES, IDS)
+def test_a_closed_place_is_one_step_after_the_open_one() -> None:
+    offset = Offset(PLACES, IDS, query="q", step=7)
     marked = offset.marked().to_json()
-    assert marked.pop("closed") == 1
-    assert marked == offset.to_json()
-    assert text(offset.marked().moved({}, {})) == text(offset)
+    assert (marked.pop("closed"), marked.pop("step")) == (1, 8)
+    assert marked == {name: kept for name, kept in offset.to_json().items() if name != "step"}
+    reopened = offset.marked().moved({}, {})
+    assert (reopened.closed, reopened.step) == (False, 9)

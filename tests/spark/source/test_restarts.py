@@ -227,19 +227,14 @@ def _is_at(wanted: tuple[int, str], batch: int, point: str) -> bool:
     return (batch, point) == wanted
 
 
-def test_a_copy_from_before_a_closing_micro_batch_closes_again_under_the_same_number(
-    world: World,
-) -> None:
+def test_a_copy_from_before_a_closing_micro_batch_is_refused_too(world: World) -> None:
     filled(world)
     checkpoint = Checkpoint()
     Engine(world.stream_reader(**LIMITS), checkpoint).run()
     closing = max(checkpoint.offsets)
     assert checkpoint.sink[closing] == []
-    world.produce([b"later"])
-    copy = copy_before(checkpoint, closing)
-    Engine(world.stream_reader(**LIMITS), copy).run()
-    assert copy.offsets[closing] == checkpoint.offsets[closing]
-    assert copy.values == [*VALUES, b"later"]
+    with pytest.raises(HeadwaterError, match="older copy"):
+        Engine(world.stream_reader(**LIMITS), copy_before(checkpoint, closing)).run()
 
 
 def test_two_groups_read_everything_each(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Refused
-from tests.spark.source.asked import ALL, LIMITS, next_rows, rows_between, start_of
+from tests.spark.source.asked import ALL, LIMITS, first_rows, next_rows, rows_between
 from tests.spark.source.engine import Checkpoint, Engine, places
 from tests.spark.source.given import Standing, World, rows_of, values_of, wait
 
@@ -49,7 +49,13 @@ def test_a_reader_that_is_in_use_goes_elsewhere_without_what_it_holds(world: Wor
         ({"startingOffsets": '{"orders": {"0": -2}}'}, 1),
         ({"startingOffsets": '{"orders": {"0": -1}}'}, 6),
         ({"startingTimestamp": "1"}, 1),
-        ({"startingTimestamp": "99999999999999"}, 6),
+        (
+            {
+                "startingTimestamp": "99999999999999",
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            6,
+        ),
     ],
 )
 def test_a_new_group_begins_where_it_is_asked_to(
@@ -123,15 +129,12 @@ def test_a_limit_is_kept_and_one_record_always_advances(world: World) -> None:
     world.stream()
     world.produce([b"%d" % n for n in range(10)])
     world.produce([b"x" * 1000 for _ in range(10)])
-    rows, end = next_rows(
-        world.stream_reader(groupId="a", maxOffsetsPerTrigger="3"), start_of(world)
-    )
+    rows, end = first_rows(world.stream_reader(groupId="a", maxOffsetsPerTrigger="3"))
     assert (rows, places(end)[0]) == ([b"0", b"1", b"2"], (4, 0))
-    rows, end = next_rows(world.stream_reader(groupId="b", maxBytesPerTrigger="1"), start_of(world))
+    rows, end = first_rows(world.stream_reader(groupId="b", maxBytesPerTrigger="1"))
     assert (len(rows), places(end)[0]) == (1, (2, 0))
-    rows, end = next_rows(
-        world.stream_reader(groupId="c", maxBytesPerTrigger="4KiB", maxOffsetsPerTrigger="11"),
-        start_of(world),
+    rows, end = first_rows(
+        world.stream_reader(groupId="c", maxBytesPerTrigger="4KiB", maxOffsetsPerTrigger="11")
     )
     assert (len(rows), places(end)[0]) == (11, (12, 1))
 
@@ -259,7 +262,7 @@ def test_a_spark_that_does_not_say_the_start_is_served(world: World, clock: Stan
     assert rows_between(reader, start, end) == [b"a", b"b"]
     clock.pass_s(2)
     closing = reader.latestOffset()
-    assert closing == {"closed": 1, **end}
+    assert closing == {"closed": 1, **end, "step": 2}
     reader.commit(end)
     assert (rows_between(reader, end, closing), world.state().pending) == ([], 0)
     # Started again with nothing new, it tells the same place, and closes what was not closed.

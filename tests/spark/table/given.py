@@ -15,6 +15,7 @@ from headwater.core.backoff import RetryPolicy
 from headwater.spark.files import FilePlan, Written, task
 from headwater.spark.table import RegisterCatalog, shape
 from headwater.spark.table.commit import Commit, commit
+from headwater.spark.table.data_files import FLOOR
 from headwater.spark.table.token import Landed, Token
 from headwater.store import Backend, MemoryBackend, Store
 from headwater.store.address import _memory
@@ -72,6 +73,7 @@ def written(catalog: RegisterCatalog, ids: Sequence[int]) -> list[Written]:
         order=order,
         target_bytes=1 << 26,
         compression="zstd",
+        above=table.properties.get(FLOOR),
     )
     rows = pa.RecordBatch.from_pydict({"id": ids, "name": [str(id) for id in ids]}, schema=COLUMNS)
     told = [row for batch in task(plan)(iter([rows])) for row in batch.to_pylist()]

@@ -25,14 +25,15 @@ from pyiceberg.table import StagedTable
 from pyiceberg.table.metadata import TableMetadata
 from pyspark import cloudpickle
 
+from headwater.core import portal
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.spark.files import FilePlan, Place, ReadPlan, read_task, task
 from headwater.spark.table import RegisterCatalog, StoreFileIO
 from headwater.spark.table.pointers import Pointers
-from headwater.store import Backend, MemoryBackend, Object, Version
+from headwater.store import Backend, MemoryBackend, Object, Register, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer, ByteRange
-from tests.spark.table.given import COLUMNS, ORDERS, Warehouse, made
+from tests.spark.table.given import COLUMNS, IMPATIENT, ORDERS, Warehouse, made
 
 SECRET = "wJalrXUtnFEMI"
 POINTER = "catalog/tables/shop/orders.json"
@@ -142,42 +143,6 @@ def test_a_table_is_renamed(warehouse: Warehouse) -> None:
         catalog.rename_table(ORDERS, "shop.sales")
     with pytest.raises(NoSuchTableError):
         catalog.rename_table("shop.nothing", "shop.something")
-
-
-def test_a_rename_that_was_cut_short_is_finished_by_asking_again(
-    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    catalog = warehouse.catalog()
-    table = made(catalog)
-
-    async def crash(*_: object) -> None:
-        raise Unavailable("killed between the two")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("headwater.spark.table.pointers.Pointers.point", crash)
-        with pytest.raises(Unavailable):
-            catalog.rename_table(ORDERS, "shop.sales")
-    assert catalog.list_tables("shop") == []
-    moved = catalog.rename_table(ORDERS, "shop.sales")
-    assert moved.metadata.table_uuid == table.metadata.table_uuid
-
-
-def test_a_rename_to_a_name_that_is_taken_meanwhile_leaves_the_table_where_it_is(
-    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    catalog, other = warehouse.catalog(), warehouse.catalog()
-    table = made(catalog)
-    honest = Pointers.point
-
-    async def overtaken(self: Pointers, *rest: Any) -> None:
-        monkeypatch.setattr(Pointers, "point", honest)
-        await Pointers(other._pointers._store).point("shop", "sales", None, "memory://elsewhere")
-        await honest(self, *rest)
-
-    monkeypatch.setattr(Pointers, "point", overtaken)
-    with pytest.raises(TableAlreadyExistsError):
-        catalog.rename_table(ORDERS, "shop.sales")
-    assert catalog.load_table(ORDERS).metadata.table_uuid == table.metadata.table_uuid
 
 
 def test_queries_that_share_a_catalog_never_get_each_others_table(warehouse: Warehouse) -> None:
@@ -327,9 +292,35 @@ def test_a_commit_nobody_can_tell_about_is_not_called_failed(warehouse: Warehous
     catalog, backend = interrupted(warehouse)
     made(catalog)
     backend.fault = "answer lost, then silence"
-    with pytest.raises((CommitStateUnknownException, OutcomeUnknown, Unavailable)):
+    with pytest.raises(CommitStateUnknownException):
         renamed(catalog, "landed")
     assert note(warehouse.catalog()) == "landed"
+
+
+def test_a_look_that_fails_leaves_a_commit_unknown(warehouse: Warehouse) -> None:
+    """Pointers look after a lost answer, and the catalog looks once more after them."""
+    made(warehouse.catalog())
+    catalog, backend = interrupted(warehouse)
+    pointers = Pointers(Store(backend, policy=IMPATIENT))
+    now = warehouse.catalog().load_table(ORDERS).metadata_location
+    update = Register.update
+
+    async def unknown(self: Any, change: Any) -> Any:
+        await update(self, change)
+        backend.deaf = True
+        raise OutcomeUnknown("connection reset")
+
+    with mock.patch.object(Register, "update", unknown):
+        with pytest.raises(OutcomeUnknown, match="connection reset; looking"):
+            portal.shared().call(pointers.point("shop", "orders", now, "memory://elsewhere"))
+        backend.deaf = False
+        now = "memory://elsewhere"
+        with pytest.raises(CommitStateUnknownException):
+            catalog._swap(("shop", "orders"), now, _staged(warehouse))
+
+
+def _staged(warehouse: Warehouse) -> StagedTable:
+    return warehouse.catalog()._create_staged_table("shop.other", COLUMNS)
 
 
 def test_a_commit_that_may_still_land_is_not_called_failed(warehouse: Warehouse) -> None:

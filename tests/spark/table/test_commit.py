@@ -5,18 +5,30 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+)
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from headwater.core import portal, runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Contended, HeadwaterError, OutcomeUnknown, Refused
+from headwater.core.errors import (
+    Contended,
+    HeadwaterError,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.spark.files import discard
 from headwater.spark.table import RegisterCatalog, token
 from headwater.spark.table import commit as commit_module
 from headwater.spark.table.commit import Commit, commit
+from headwater.spark.table.data_files import FilesRefused
 from headwater.spark.table.token import Landed, Token
 from headwater.store import Backend
 from headwater.testing import Faults, FaultyStore
@@ -252,6 +264,84 @@ def test_a_commit_that_may_have_landed_stays_unknown_whatever_is_refused_after_i
     monkeypatch.setattr(commit_module, "_append", refuse)
     with pytest.raises(OutcomeUnknown, match="no answer"):
         append(catalog, [1], "query", 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("no route to host"), NoSuchTableError("dropped since"), OSError("cut short")],
+)
+def test_no_failure_of_the_look_hides_that_a_commit_may_have_landed(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    files = written(catalog, [1])
+
+    def unknown(*_: object) -> Commit:
+        def away(*_: object) -> Table:
+            raise error
+
+        monkeypatch.setattr(RegisterCatalog, "load_table", away)
+        raise CommitStateUnknownException("no answer")
+
+    monkeypatch.setattr(commit_module, "_append", unknown)
+    with pytest.raises(OutcomeUnknown, match=f"no answer; then: {error}"):
+        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+
+
+def test_a_commit_that_landed_before_the_store_went_away_is_not_called_failed(
+    warehouse: Warehouse,
+) -> None:
+    catalog, backend = interrupted(warehouse)
+    made(catalog)
+    files = written(catalog, [1, 2])
+    backend.fault = "answer lost, then silence"
+    with pytest.raises(OutcomeUnknown):
+        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    backend.deaf = False
+    done = commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert isinstance(done, Commit)
+    assert stored(warehouse.catalog()) == [1, 2]
+
+
+# Which table
+
+
+def test_files_of_a_table_that_was_created_again_are_refused(warehouse: Warehouse) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    files = written(catalog, [1])
+    catalog.drop_table(ORDERS)
+    catalog.create_table(ORDERS, pa.schema([("name", pa.string()), ("id", pa.int64())]))
+    with pytest.raises(FilesRefused, match="dropped and created again"):
+        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert stored(catalog) == []
+
+
+def test_files_of_a_column_that_is_gone_are_refused(warehouse: Warehouse) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    files = written(catalog, [1])
+    with catalog.load_table(ORDERS).update_schema() as update:
+        update.delete_column("name")
+    with pytest.raises(FilesRefused, match="lost columns"):
+        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert stored(catalog) == []
+
+
+def test_columns_that_are_renamed_while_a_job_writes_keep_their_statistics(
+    warehouse: Warehouse,
+) -> None:
+    """By name, the least and the greatest `name` would be those of the column called so now."""
+    catalog = warehouse.catalog()
+    made(catalog)
+    files = written(catalog, [1, 2])
+    with catalog.load_table(ORDERS).update_schema() as update:
+        update.rename_column("id", "number").rename_column("name", "id")
+    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    table = catalog.load_table(ORDERS)
+    assert table.scan(row_filter="number = 2").to_arrow().to_pylist() == [{"number": 2, "id": "2"}]
+    assert table.scan(row_filter="id = '1'").to_arrow().to_pylist() == [{"number": 1, "id": "1"}]
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -9,8 +9,10 @@ import pytest
 
 from headwater.core import portal, runtime
 from headwater.core.errors import NotFound, Refused
+from headwater.spark.table import commit as commits
 from headwater.spark.table import load, orphans, remove_orphans
 from headwater.spark.table.commit import commit
+from headwater.spark.table.data_files import FilesRefused, described
 from headwater.spark.table.token import Token
 from tests.spark.table.given import KEEP, ORDERS, Warehouse, append, made, stored, written
 
@@ -84,6 +86,107 @@ def test_what_is_committed_while_it_looks_stays(
     monkeypatch.setattr(orphans, "load", loaded)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
     assert stored(warehouse.catalog()) == [1]
+
+
+@pytest.mark.parametrize("removes_h", [73, 1000])
+def test_a_job_that_took_longer_than_it_may_is_refused_and_loses_nothing(
+    warehouse: Warehouse, later: Callable[[float], None], removes_h: float
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    slow = written(catalog, [1, 2])
+    later(removes_h)
+    assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == [slow[0].location]
+    with pytest.raises(FilesRefused, match="remove_orphans"):
+        commit(catalog, ORDERS, slow, Token("query", 0, "w"), keep_snapshots=KEEP)
+    again = written(catalog, [1, 2])
+    commit(catalog, ORDERS, again, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert stored(warehouse.catalog()) == [1, 2]
+
+
+def test_a_job_that_commits_while_orphans_are_removed_is_refused(
+    warehouse: Warehouse, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had compared its files with the floor before that rose."""
+    catalog = warehouse.catalog()
+    made(catalog)
+    slow = written(catalog, [1])
+    later(73)
+
+    def meanwhile(*asked: Any) -> Any:
+        monkeypatch.setattr(commits, "described", described)
+        assert len(remove_orphans(ORDERS, warehouse=warehouse.url).locations) == 1
+        return described(*asked)
+
+    monkeypatch.setattr(commits, "described", meanwhile)
+    with pytest.raises(FilesRefused, match="remove_orphans"):
+        commit(catalog, ORDERS, slow, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert stored(warehouse.catalog()) == []
+
+
+def test_files_of_a_clock_far_behind_lie_above_the_floor(
+    warehouse: Warehouse, later: Callable[[float], None]
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    written(catalog, [99])
+    later(73)
+    remove_orphans(ORDERS, warehouse=warehouse.url)
+    later(-10_000)
+    append(catalog, [1], "query", 0)
+    assert stored(warehouse.catalog()) == [1]
+
+
+@pytest.mark.parametrize("ahead_h", [-1000, 1000])
+def test_how_old_a_file_is_the_stores_clock_says(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, ahead_h: float
+) -> None:
+    """The machine that removes them has another time."""
+    catalog = warehouse.catalog()
+    made(catalog)
+    files = written(catalog, [1])
+    store_ms = runtime.wall_ms()
+    put = warehouse.objects.put
+
+    class Stopped(type(runtime.current())):  # type: ignore[misc]
+        def wall_ms(self) -> int:
+            return store_ms
+
+    async def stamped(*asked: Any) -> Any:
+        with runtime.installed(Stopped()):
+            return await put(*asked)
+
+    monkeypatch.setattr(warehouse.objects, "put", stamped)
+    now_ms = store_ms + int(ahead_h * HOUR_MS)
+    monkeypatch.setattr(runtime.current(), "wall_ms", lambda: now_ms)
+    assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
+    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert stored(warehouse.catalog()) == [1]
+
+
+def test_the_files_of_a_table_that_was_renamed_meanwhile_stay(
+    warehouse: Warehouse, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is another table's by the time of the last look, and that names none of them."""
+    catalog = warehouse.catalog()
+    made(catalog)
+    append(catalog, [1], "query", 0)
+    written(catalog, [99])
+    later(73)
+    loads = iter([catalog.load_table(ORDERS)])
+
+    def loaded(*asked: Any, **more: Any) -> Any:
+        before = next(loads, None)
+        if before is not None:
+            catalog.rename_table(ORDERS, "shop.sales")
+            made(catalog)
+        return before or load(*asked, **more)
+
+    monkeypatch.setattr(orphans, "load", loaded)
+    with pytest.raises(Refused, match="another table by now"):
+        remove_orphans(ORDERS, warehouse=warehouse.url)
+    moved = warehouse.catalog().load_table("shop.sales").scan().to_arrow()
+    assert moved.column("id").to_pylist() == [1]
 
 
 def test_what_others_put_there_stays(warehouse: Warehouse, later: Callable[[float], None]) -> None:

@@ -7,13 +7,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType as IcebergLong
+from pyiceberg.types import NestedField
+from pyiceberg.types import StringType as IcebergString
 from pyspark.sql.types import LongType, StringType, StructType
 
-from headwater.core.errors import Contended, OutcomeUnknown, Unavailable
+from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
 from headwater.spark.files import Place
 from headwater.spark.table import RegisterCatalog, shape, writing
 from headwater.spark.table import commit as commits
 from headwater.spark.table.commit import Commit
+from headwater.spark.table.data_files import FilesRefused
 from headwater.spark.table.target import Target, checked_target
 from headwater.spark.table.token import Landed
 from headwater.spark.table.writing import WriteOptions
@@ -155,6 +160,58 @@ def test_columns_that_others_always_change_first_are_given_up(
     monkeypatch.setattr(shape, "grow", refuse)
     with pytest.raises(Contended, match="columns could not be changed"):
         write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
+
+
+def test_a_change_of_columns_that_may_have_landed_is_not_called_failed(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> None:
+        def away(*_: object) -> None:
+            raise Unavailable("no route to host")
+
+        monkeypatch.setattr(RegisterCatalog, "load_table", away)
+        raise CommitStateUnknownException("no answer")
+
+    made(warehouse.catalog())
+    monkeypatch.setattr(shape, "grow", unknown)
+    with pytest.raises(OutcomeUnknown, match="no answer; then: no route"):
+        write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
+
+
+def test_files_for_a_table_that_is_another_by_now_are_removed_and_written_again_in_its_folder(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    honest = commits.commit
+
+    def replaced(*asked: Any, **more: Any) -> Any:
+        catalog.drop_table(ORDERS)
+        made(catalog)
+        return honest(*asked, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "commit", replaced)
+        with pytest.raises(FilesRefused):
+            write(patch, catalog, Frame(1))
+    assert data_files(warehouse) == []
+    assert write(monkeypatch, catalog, Frame(1)).rows == 1
+    folder = catalog.place.key(catalog.load_table(ORDERS).location())
+    assert [key.startswith(f"{folder}/data/") for key in data_files(warehouse)] == [True]
+
+
+def test_a_table_with_identifier_fields_is_refused_in_plain_words(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = warehouse.catalog()
+    catalog.create_namespace("shop")
+    id = NestedField(1, "id", IcebergLong(), required=True)
+    name = NestedField(2, "name", IcebergString(), required=False)
+    catalog.create_table(ORDERS, Schema(id, name, identifier_field_ids=[1]))
+    with pytest.raises(Refused, match=r"identifier fields \(id\).*appends rows") as refused:
+        write(monkeypatch, catalog, Frame(1))
+    assert "pydantic" not in str(refused.value)
+    assert data_files(warehouse) == []
 
 
 def test_a_table_is_found_in_whichever_catalog_was_named(

@@ -170,8 +170,9 @@ async def test_snapshots_that_were_replaced_go_with_the_events() -> None:
         await publish_events(log, 2, first=2 * number)
         await compactor.compact(0, every_events=1)
     assert len(await snapshots_there(backend)) == 3
-    await runtime.sleep(GRACE_S)
-    await compactor.compact(0)
+    for _ in range(2):  # one floor is waited for after the other
+        await runtime.sleep(GRACE_S)
+        await compactor.compact(0)
     floor = await floor_of(log)
     assert await snapshots_there(backend) == [snapshot_key(log.events_of(0), floor)]
 
@@ -206,6 +207,8 @@ async def test_a_pass_over_a_quiet_partition_costs_two_requests() -> None:
     await publish_events(log, 3)
     compactor = Compactor(log)
     await compactor.compact(0, every_events=1)
+    await runtime.sleep(GRACE_S)
+    await compactor.compact(0)
     backend.calls.clear()
     await compactor.compact(0)
     assert backend.calls == [("get", FLOOR), ("head", event_key(3))]
@@ -242,3 +245,38 @@ async def test_passes_go_on_whatever_fails() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+# The grace
+
+
+@virtual
+async def test_compactors_that_come_and_go_wait_for_the_grace_together() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+    await publish_events(log, 10)
+    await Compactor(log).compact(0, every_events=1)
+    deleted = []
+    for _ in range(5):
+        await runtime.sleep(10 * GRACE_S)  # what passed while none was there does not count
+        job = Compactor(await opened(backend))
+        deleted.append((await job.compact(0)).deleted)
+        await runtime.sleep(EVENT_GRACE_S / 4 + 1)
+        deleted.append((await job.compact(0)).deleted)
+    assert deleted == [0, 0, 0, 0, 0, 0, 0, 10, 0, 0]
+
+
+@virtual
+async def test_compactors_at_the_same_time_count_no_time_twice() -> None:
+    backend = Scripted()
+    log = await opened(backend)
+    await publish_events(log, 10)
+    crowd = [Compactor(await opened(backend)) for _ in range(6)]
+    await crowd[0].compact(0, every_events=1)
+    passed_s = 0.0
+    while passed_s < EVENT_GRACE_S:
+        done = await asyncio.gather(*(one.compact(0) for one in crowd))
+        assert [one.deleted for one in done] == [0] * 6
+        await runtime.sleep(500)
+        passed_s += 500
+    assert (await crowd[0].compact(0)).deleted == 10

@@ -51,6 +51,11 @@ def held_by(log: MetadataEventLog) -> int:
     return len(log._subscriptions)
 
 
+def following_tasks() -> int:
+    """How many tasks fetch for subscriptions."""
+    return sum("follow metadata" in task.get_name() for task in asyncio.all_tasks())
+
+
 async def payloads(subscription: Subscription, count: int) -> list[bytes]:
     return [payload for _, _, payload in await take_events(subscription, count)]
 
@@ -119,12 +124,12 @@ async def test_subscribe_delivers_only_assigned_partitions_from_start_offset(
     await publish_all(log, 1, b"x", b"y")
     await publish_all(log, 2, b"z")
     subscription = await log.subscribe({0: 1, 1: 0})
-    assert sorted(await take_events(subscription, 4)) == [
-        (0, 1, b"b"),
-        (0, 2, b"c"),
-        (1, 0, b"x"),
-        (1, 1, b"y"),
-    ]
+    delivered = await take_events(subscription, 4)
+    assert [event for event in delivered if event[0] == 0] == [(0, 1, b"b"), (0, 2, b"c")]
+    assert [event for event in delivered if event[0] == 1] == [(1, 0, b"x"), (1, 1, b"y")]
+    await publish_all(log, 2, b"not followed")
+    await publish_all(log, 1, b"last")
+    assert await take_events(subscription, 1) == [(1, 2, b"last")]
     await log.close()
 
 
@@ -159,8 +164,24 @@ async def test_add_mid_stream_delivers_backlog_then_live(logs: EventLogs) -> Non
 async def test_dropping_handle_evicts_subscription_state(logs: EventLogs) -> None:
     log = await logs.fresh(1)
     kept, dropped = await log.subscribe({0: 0}), await log.subscribe({0: 0})
+    await log.publish(0, b"a")
+    assert await payloads(kept, 1) == await payloads(dropped, 1) == [b"a"]
     assert held_by(log) == 2
-    await dropped.assignment.close()
+    del dropped
+    assert held_by(log) == 1, "a subscription that nobody holds is held by its log"
+    await runtime.sleep(0.01)
+    assert following_tasks() <= 1, "and so is its task"
+    await log.publish(0, b"b")
+    assert await payloads(kept, 1) == [b"b"]
+    await log.close()
+    assert held_by(log) == 0
+
+
+@contract
+async def test_closing_a_handle_evicts_subscription_state(logs: EventLogs) -> None:
+    log = await logs.fresh(1)
+    kept, closed = await log.subscribe({0: 0}), await log.subscribe({0: 0})
+    await closed.assignment.close()
     assert held_by(log) == 1
     await log.publish(0, b"a")
     assert await payloads(kept, 1) == [b"a"]

@@ -195,3 +195,15 @@ def test_closing_waits_for_the_round_and_lets_go_of_the_reader_once() -> None:
         )
 
     simulate(main)
+
+
+def test_a_subscription_that_is_dropped_gives_its_client_back() -> None:
+    async def main(_: Simulation) -> None:
+        reader = ScriptedReader([event(0, 0)])
+        subscription = following(reader, p0=0)
+        assert await take(subscription, 1) == [event(0, 0)]
+        del subscription
+        await runtime.sleep(0.1)
+        assert reader.is_closed
+
+    simulate(main)

@@ -14,19 +14,25 @@ import pytest
 import xxhash
 
 from headwater.core import runtime
+from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import OutcomeUnknown
 from headwater.tier import TierCache
 from headwater.tier.cache import dump_all
 from headwater.tier.eventlog.stored import compactor
 from headwater.tier.eventlog.stored.appender import Attempt, StoredAppender
-from headwater.tier.eventlog.stored.compactor import Compactor
+from headwater.tier.eventlog.stored.event_object import is_by
 from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.floor import Floor, FloorKeeper, Moment, SnapshotName
+from headwater.tier.eventlog.stored.floor import Floor, FloorKeeper, SnapshotName
 from headwater.tier.eventlog.stored.following import Following
 from headwater.tier.eventlog.stored.snapshots import store_snapshot
 from headwater.tier.snapshot import Snapshot, encode_snapshot
 from tests.planted import expect_noticed
-from tests.torture.eventlog_scenarios import SCENARIOS, eventlog_history
+from tests.torture.eventlog_scenarios import (
+    SCENARIOS,
+    clocks_history,
+    eventlog_history,
+    outages_history,
+)
 from tests.torture.surroundings import Replacement, replaced
 
 HISTORIES_TO_CATCH_A_BUG = 150
@@ -65,9 +71,33 @@ async def publishes_again(
     return Attempt.TAKEN if found is None else Attempt.LANDED
 
 
-def sees_no_grace(self: Compactor, partition: int, floor: int) -> None:
-    """Deletes what lies below a floor as soon as it sees it."""
-    self._seen.setdefault(partition, []).append((floor, -1e12))
+def counts_twice(self: StandingClock, stored: Standing) -> Standing:
+    """Adds what it saw pass to what others have counted meanwhile."""
+    if stored.floor != self._seen.floor:
+        return stored
+    passed_ms = int((runtime.monotonic_s() - self._seen_s) * 1000)
+    return Standing(stored.floor, stored.stood_ms + passed_ms)
+
+
+def stood_by_the_wall_clock(self: StandingClock, stored: Standing) -> Standing:
+    """Believes its wall clock."""
+    since_ms = vars(self).setdefault("since_ms", {}).setdefault(stored.floor, runtime.wall_ms())
+    return Standing(stored.floor, max(stored.stood_ms, runtime.wall_ms() - since_ms))
+
+
+async def settles_blindly(
+    self: StoredAppender, offset: int, token: bytes, unknown: OutcomeUnknown
+) -> Attempt:
+    """Lets the error of the look take the place of what is not known."""
+    found = await self._events.get(offset)
+    if found is None:
+        return Attempt.OPEN
+    return Attempt.LANDED if is_by(found.data, token) else Attempt.TAKEN
+
+
+async def looks_blindly(self: StoredAppender, offset: int) -> Floor:
+    """The same where the floor is to tell."""
+    return await self._events.floors.after(offset)
 
 
 async def moves_blindly(self: FloorKeeper, floor: int, snapshot: SnapshotName) -> Floor:
@@ -101,12 +131,20 @@ PLANTED: dict[str, Replacement] = {
     "floor-before-snapshot": (compactor, "store_snapshot", stores_after_the_floor_moved),
     "delete-before-floor": (compactor, "store_snapshot", deletes_before_the_floor_moves),
     "unknown-is-published-again": (StoredAppender, "_settle", publishes_again),
-    "no-grace": (Compactor, "_see", sees_no_grace),
+    "no-grace": (Standing, "is_settled", lambda self, seconds: True),
     "stale-compactor-lowers-the-floor": (FloorKeeper, "move", moves_blindly),
     "dead-events-count": (FloorKeeper, "after", judges_by_nothing),
-    "lease-never-ends": (Moment, "is_recent", lambda self: True),
+    "lease-never-ends": (Moment, "is_within", lambda self, seconds: True),
     "unnamed-snapshots-are-garbage": (compactor, "_dead", sweeps_what_nobody_names),
     "snapshot-left-out": (Following, "_deliver_snapshot", skips_to_the_floor),
+}
+CLOCKS: dict[str, Replacement] = {
+    "grace-counted-twice": (StandingClock, "count", counts_twice),
+    "grace-by-the-wall-clock": (StandingClock, "count", stood_by_the_wall_clock),
+}
+OUTAGES: dict[str, Replacement] = {
+    "look-hides-the-unknown": (StoredAppender, "_settle", settles_blindly),
+    "floor-hides-the-unknown": (StoredAppender, "_floor_after", looks_blindly),
 }
 
 
@@ -119,6 +157,18 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
 def test_a_planted_bug_is_caught(bug: str) -> None:
     with replaced(PLANTED[bug]):
         expect_noticed(eventlog_history, within=HISTORIES_TO_CATCH_A_BUG, by=(AssertionError,))
+
+
+@pytest.mark.parametrize("bug", CLOCKS)
+def test_a_bug_that_a_set_clock_shows_is_caught(bug: str) -> None:
+    with replaced(CLOCKS[bug]):
+        expect_noticed(clocks_history, within=HISTORIES_TO_CATCH_A_BUG, by=(AssertionError,))
+
+
+@pytest.mark.parametrize("bug", OUTAGES)
+def test_a_bug_that_an_outage_shows_is_caught(bug: str) -> None:
+    with replaced(OUTAGES[bug]):
+        expect_noticed(outages_history, within=HISTORIES_TO_CATCH_A_BUG, by=(AssertionError,))
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
 import pytest
 
+from headwater.core import runtime
 from headwater.core.errors import Unavailable
+from headwater.log.record import hashing
 from headwater.log.record.group import Group
 from headwater.tier.jobs import TierConfig, Tiering, comparing
 from tests.tier.jobs.given import Led, Place, in_time
@@ -38,7 +40,7 @@ def test_a_log_begun_anew_at_the_wrong_lsn_is_neither_copied_nor_dropped() -> No
         for size in (5, 5, 5):
             other_records(led.wal, size, term=2)
         await led.manager.run_once()
-        assert "begin it again" in led.manager.problems["compare"]
+        assert "begin it again" in str(led.manager.problems["compare"])
         assert led.covered() == before.covered() == [range(1, 6), range(6, 11)]
         assert led.wal.retained_lsns() == list(range(1, 16))
 
@@ -54,8 +56,45 @@ def test_a_log_that_ends_within_what_is_remote_is_compared_as_it_grows() -> None
         assert led.wal.oldest_lsn() == 4
         other_records(led.wal, 4, term=2)
         await led.manager.run_once()
-        assert "LSNs 4 to 5" in led.manager.problems["compare"]
+        assert "LSNs 4 to 5" in str(led.manager.problems["compare"])
         assert led.wal.oldest_lsn() == 4
+
+    in_time(main)
+
+
+def test_records_are_hashed_beside_the_event_loop_and_a_little_at_a_time() -> None:
+    """A call that hashes 100,000 records would hold up everything else in the process."""
+    beside: list[int] = []
+    pieces: list[tuple[bool, int]] = []
+    real_hashes, real_blocking = hashing._hashes_of, runtime.run_blocking
+
+    def hashed(group: Group) -> pa.Array:
+        pieces.append((bool(beside), len(group)))
+        return real_hashes(group)
+
+    async def run_blocking(work: Callable[..., Any], *args: Any) -> Any:
+        def noted(*given: Any) -> Any:
+            beside.append(1)
+            try:
+                return work(*given)
+            finally:
+                beside.pop()
+
+        return await real_blocking(noted, *args)
+
+    async def main() -> None:
+        place = Place()
+        await _led_before(place, 30_000)
+        led = place.lead(2, merge_below_bytes=0).write(30_000)
+        with (
+            mock.patch.object(hashing, "_hashes_of", hashed),
+            mock.patch.object(runtime, "run_blocking", run_blocking),
+        ):
+            await led.round()
+        assert led.wal.oldest_lsn() == 30_001
+        assert sum(rows for _, rows in pieces) == 60_000
+        assert max(rows for _, rows in pieces) <= 4_096
+        assert all(is_beside for is_beside, _ in pieces)
 
     in_time(main)
 
@@ -78,7 +117,7 @@ def test_one_record_that_is_another_is_found_wherever_it_stands() -> None:
         led = place.lead(2, merge_below_bytes=0).write(6)
         other_records(led.wal, 1, term=2)
         await led.write(3).manager.run_once()
-        assert "LSNs 6 to 10" in led.manager.problems["compare"]
+        assert "LSNs 6 to 10" in str(led.manager.problems["compare"])
         assert led.wal.oldest_lsn() == 1
 
     in_time(main)
@@ -211,7 +250,7 @@ def test_a_wrong_log_is_not_copied_before_it_was_compared(
         for _ in range(2):
             await led.manager.run_once()
             assert led.covered() == [range(1, 6), range(6, 11)]
-        assert "other records" in led.manager.problems["compare"]
+        assert "other records" in str(led.manager.problems["compare"])
 
     in_time(main)
 
@@ -266,7 +305,7 @@ def test_a_stream_is_led_under_the_name_that_the_tier_knows() -> None:
         await _led_before(place, 5)
         led = place.lead(2, name="orders-renamed").write(5, 5)
         await led.manager.run_once()
-        assert "lead it as 'orders'" in led.manager.problems["begin"]
+        assert "lead it as 'orders'" in str(led.manager.problems["begin"])
         assert not led.manager.leads
         assert led.covered() == [range(1, 6)]
 
@@ -280,6 +319,6 @@ def test_the_name_is_known_also_where_the_oldest_segment_is_unlisted() -> None:
         await before.led.voice.unlist(before.metadata.segments()[0])
         led = place.lead(2, name="orders-renamed")
         await led.manager.run_once()
-        assert "lead it as 'orders'" in led.manager.problems["begin"]
+        assert "lead it as 'orders'" in str(led.manager.problems["begin"])
 
     in_time(main)

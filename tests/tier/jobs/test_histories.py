@@ -12,11 +12,14 @@ import msgspec
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced
+from headwater.core.errors import Fenced, HeadwaterError, Refused
+from headwater.core.limits import EPOCH_STEP_MAX
 from headwater.log.record.group import Group
+from headwater.log.wal import Wal
 from headwater.tier import SegmentMetadata
 from headwater.tier.cache import PartitionCache
 from headwater.tier.cache.epoch_index import EpochIndex
+from headwater.tier.events import publisher_epoch_of
 from headwater.tier.jobs import (
     Tiering,
     copying,
@@ -29,9 +32,17 @@ from headwater.tier.jobs import (
 from headwater.tier.jobs.leader_voice import LeaderVoice
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import Scrubbed
+from headwater.tier.manager import publishing
+from headwater.tier.reader import LogReader
 from headwater.tier.walking import END_LSN
 from tests.planted import expect_noticed
-from tests.torture.tier_scenarios import SCENARIOS, tier_history
+from tests.torture.tier_scenarios import (
+    SCENARIOS,
+    reader_history,
+    stack_history,
+    tier_history,
+)
+from tests.torture.tier_world import PARTITION
 
 HISTORIES_TO_CATCH_A_BUG = 60
 BEGIN_AT = {
@@ -222,6 +233,54 @@ async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Gro
 
 _look, _unlist, _deleting = scrub.look, LedPartition.unlist, EpochIndex.deleting
 _expire_remote, _groups = retention.expire_remote, merging.groups_of
+
+
+async def takes_pruned_for_unwritten(
+    self: LogReader, wal: Wal, at: int, end_lsn: int
+) -> AsyncIterator[Group]:
+    """Says of a log that has nothing to hand out that it ends there."""
+    while at < end_lsn:
+        groups = await wal.read_since(at - 1, max_records=end_lsn - at, max_bytes=1 << 20)
+        if not groups:
+            raise Refused(f"the log ends at LSN {wal.current_lsn()}")
+        if groups[0].first_lsn != at:
+            return
+        for group in groups:
+            yield group
+        at = groups[-1].last_lsn + 1
+
+
+async def does_not_ask_the_tier(
+    self: LogReader, at: int, end_lsn: int, failed: HeadwaterError
+) -> AsyncIterator[Group]:
+    """Takes what a local log has for all that there is."""
+    nothing: list[Group] = []
+    for group in nothing:
+        yield group
+    raise failed
+
+
+async def stops_at_damage(led: LedPartition) -> None:
+    """Copies nothing while something cannot be read."""
+    if led.is_compared() and (due := copying._next_due(led)) is not None:
+        await copying.copy_local(led, due)
+        led.is_behind = True
+
+
+async def skips_damage(led: LedPartition, lsns: range) -> None:
+    """Makes a segment of what can be read."""
+    groups = led.readable_groups(lsns.start, lsns.stop - 1, [])
+    await copying.copy_range(led, lsns, groups, about_bytes=100)
+    led.was_copied(lsns)
+
+
+def bounds_the_first_epoch(followed: Any, event: Any, publisher_epoch: int | None) -> None:
+    """Takes an epoch for a mistake though nobody spoke before it."""
+    newest = followed.cache.publisher_epoch(PARTITION) or 0
+    if publisher_epoch_of(event, publisher_epoch) not in range(newest, newest + EPOCH_STEP_MAX):
+        raise Refused("no leader has such an epoch")
+
+
 JOBS = tier_manager._JOBS[Tiering.ON]
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
@@ -249,8 +308,17 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+READERS_PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "pruned-is-not-written-yet": (LogReader, "_local", takes_pruned_for_unwritten),
+    "local-log-is-all-there-is": (LogReader, "_instead", does_not_ask_the_tier),
+    "damage-stops-tiering": (JOBS, "copy", stops_at_damage),
+    "damage-is-skipped": (copying, "copy_local", skips_damage),
+}
+"""Shown where the log is read across local log and tier."""
+
+
 def planted(bug: str) -> AbstractContextManager[Any]:
-    owner, name, instead = PLANTED[bug]
+    owner, name, instead = (PLANTED | READERS_PLANTED)[bug]
     if isinstance(owner, dict):
         return mock.patch.dict(owner, {name: instead})
     return mock.patch.object(owner, name, instead)
@@ -271,3 +339,14 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
 def test_the_same_seed_gives_the_same_history() -> None:
     assert tier_history(5) == tier_history(5)
     assert tier_history(5) != tier_history(6)
+
+
+@pytest.mark.parametrize("bug", READERS_PLANTED)
+def test_a_bug_that_is_planted_under_readers_of_the_log_is_caught(bug: str) -> None:
+    with planted(bug):
+        expect_noticed(reader_history, within=HISTORIES_TO_CATCH_A_BUG)
+
+
+def test_a_bound_for_the_epoch_of_a_first_leader_is_caught() -> None:
+    with mock.patch.object(publishing, "check_before", bounds_the_first_epoch):
+        expect_noticed(stack_history, within=12)

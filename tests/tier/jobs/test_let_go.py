@@ -46,7 +46,7 @@ def test_the_object_of_an_unlisted_segment_stays_while_nothing_else_has_its_lsns
         await led.manager.run_once()
 
         assert len(led.place.object_names()) == 2
-        assert "nothing else has LSNs 1 to 3" in led.manager.problems["clean up"]
+        assert "nothing else has LSNs 1 to 3" in str(led.manager.problems["clean up"])
 
     in_time(main)
 

@@ -211,7 +211,7 @@ def test_what_was_merged_stays_while_the_merged_segment_cannot_be_read() -> None
         await led.storage.delete(merged.segment_id)
         await asyncio.sleep(25 * 3600.0)
         await led.manager.run_once()
-        assert "stays until a scrub" in led.manager.problems["clean up"]
+        assert "stays until a scrub" in str(led.manager.problems["clean up"])
         assert len(led.place.object_names()) == 3
 
     in_time(main)
@@ -252,7 +252,7 @@ def test_a_damaged_segment_that_replaced_many_is_read_once_a_round() -> None:
         led.storage.verify = counted
         await asyncio.sleep(10.0)
         await led.manager.run_once()
-        assert "cannot be read" in led.manager.problems["clean up"]
+        assert "cannot be read" in str(led.manager.problems["clean up"])
         assert read == 1
         assert led.states().count(DELETING) == 8
 

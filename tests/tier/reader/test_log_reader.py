@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, NotFound, Refused, RolledBack, Trimmed, Unavailable
 from headwater.log.record import Group, range_hash
+from headwater.log.spool.errors import SpoolCorrupt
 from headwater.store import MemoryBackend, Store
 from headwater.testing import Faults, FaultyStore, MemoryWal, Simulation, simulate
 from headwater.tier import CoverPiece, SegmentMetadata, cover
@@ -137,6 +138,87 @@ async def test_a_log_that_is_pruned_meanwhile_goes_on_from_the_tier() -> None:
             await place.tier(25, 30)
             await place.wal.prune_through(30)
     assert lsns(seen) == list(range(13, 31))
+
+
+@pytest.mark.parametrize("pruned_lsn", [20, 30], ids=["in its middle", "to its end"])
+@virtual
+async def test_a_reader_in_the_log_goes_on_in_the_tier_wherever_the_log_is_pruned_to(
+    pruned_lsn: int,
+) -> None:
+    place = await half_tiered()
+    await place.tier(25, 30)
+    read_since, reads = place.wal.read_since, 0
+
+    async def in_small_parts(lsn: int, **limits: int) -> Sequence[Group]:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            await place.wal.prune_through(pruned_lsn)
+        return await read_since(lsn, max_records=min(3, limits["max_records"]), max_bytes=1 << 20)
+
+    place.wal.read_since = in_small_parts  # type: ignore[method-assign]
+    assert lsns(await place.read(13, 31)) == list(range(13, 31))
+
+
+@virtual
+async def test_a_log_that_ends_below_what_the_tier_has_is_gone_on_with_from_there() -> None:
+    place = await half_tiered()
+    await place.tier(25, 28)
+    behind = MemoryWal()
+    for group in place.wanted(1, 16):
+        behind.append_group(group)
+    for wal in (behind, MemoryWal(), MemoryWal(first_lsn=9)):
+        place.wal = wal
+        assert lsns(await place.read(1, 29)) == list(range(1, 29))
+        with pytest.raises(Refused, match=f"ends at LSN {wal.current_lsn()}: 29 is not written"):
+            await place.read(1, 30)
+
+
+class Damaged(MemoryWal):
+    """A log of which some LSNs cannot be read."""
+
+    def __init__(self, groups: Sequence[Group], damaged: range) -> None:
+        super().__init__(first_lsn=groups[0].first_lsn)
+        self.damaged = damaged
+        for group in groups:
+            self.append_group(group)
+
+    async def read_since(self, lsn: int, *, max_records: int, max_bytes: int) -> Sequence[Group]:
+        if lsn + 1 in self.damaged:
+            raise SpoolCorrupt("a flipped bit", path="log", offset=7, lsn=lsn + 1)
+        if lsn + 1 < self.damaged.start:
+            max_records = min(max_records, self.damaged.start - lsn - 1)
+        return await super().read_since(lsn, max_records=max_records, max_bytes=max_bytes)
+
+
+@virtual
+async def test_where_the_log_is_damaged_the_tier_has_it_and_the_log_goes_on_behind_it() -> None:
+    backend = Scripted()
+    place = await half_tiered(Store(backend))
+    place.wal = Damaged(place.wanted(13, 31), range(15, 20))
+    backend.calls.clear()
+    assert lsns(await place.read(13, 31)) == list(range(13, 31))
+    assert by_lsn(await place.read(13, 31)) == by_lsn(place.wanted(13, 31))
+    assert lsns(await place.read(20, 31)) == list(range(20, 31))
+
+
+@virtual
+async def test_damage_where_the_tier_has_nothing_is_told_as_what_it_is() -> None:
+    place = await half_tiered()
+    place.wal = Damaged(place.wanted(13, 31), range(26, 28))
+    seen: list[Group] = []
+
+    async def read() -> None:
+        async for group in place.reader().read(1, 31):
+            seen.append(group)
+
+    with pytest.raises(SpoolCorrupt, match="a flipped bit"):
+        await read()
+    assert lsns(seen) == list(range(1, 26))
+    place.start_lsn = 29
+    with pytest.raises(Trimmed) as trimmed:
+        await place.read(26, 31)
+    assert trimmed.value.floor == 29
 
 
 @virtual

@@ -55,6 +55,16 @@ async def test_what_was_pruned_or_is_not_written_yet_is_no_segment() -> None:
 
 
 @virtual
+async def test_what_was_pruned_to_the_end_of_the_log_is_trimmed_and_not_unwritten() -> None:
+    wal = MemoryWal()
+    wal.append(10)
+    await wal.prune_through(10)
+    with pytest.raises(Trimmed) as caught:
+        await encode_segment(SegmentPlan(segment_id(1), 3, 8), log_range(wal, 3, 8))
+    assert caught.value.floor == 11
+
+
+@virtual
 async def test_groups_of_any_size_come_through() -> None:
     groups = [orders(1, 30, size=1 << 20), orders(31, 1)]
     plan = SegmentPlan(segment_id(1), 1, 31)

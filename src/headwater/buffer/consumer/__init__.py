@@ -36,7 +36,7 @@ from headwater.buffer.consumer.lag import Lag, lag
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.ownership import Ownership, TakenOver
 from headwater.buffer.consumer.reader import Reader, read
-from headwater.buffer.consumer.reading import lsn_at_time
+from headwater.buffer.consumer.reading import lsn_at_time, place_at_time
 from headwater.buffer.consumer.riding import shipped
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 
@@ -61,6 +61,7 @@ __all__ = [
     "lag",
     "list_dead_letters",
     "lsn_at_time",
+    "place_at_time",
     "read",
     "read_async",
     "shipped",

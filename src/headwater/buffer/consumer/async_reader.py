@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -19,12 +18,13 @@ from headwater.buffer.consumer.reading import (
     ReadBounds,
     bound_of,
     check_bounds,
+    check_time_by,
     resolve_end,
     resolve_start,
     trimmed_by_lsn,
 )
 from headwater.buffer.consumer.unreadable import UnreadableBatch
-from headwater.buffer.queue.contract import Descriptor, Uncounted
+from headwater.buffer.queue.contract import Descriptor, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.buffer.stream.source import opening
@@ -41,6 +41,7 @@ class Options(NamedTuple):
     """What all partitions of one reading share."""
 
     follow: bool
+    time_by: TimeBy
     on_bad_batch: RaiseOrSkip
     read_ahead_bytes: int
     lost: list[Lost]
@@ -225,6 +226,7 @@ async def read_async(
     end: ReadBounds = None,
     *,
     partition: int | Sequence[int] | None = None,
+    time_by: TimeBy = "timestamp",
     follow: bool = False,
     columns: Sequence[str] | None = None,
     on_bad_batch: RaiseOrSkip = "raise",
@@ -233,12 +235,14 @@ async def read_async(
     """Read a stream from `start` (inclusive) to `end` (exclusive) as Arrow record batches.
 
     Without `start`, from the oldest record that is retained; without `end`, to the latest one
-    at this moment, or with `follow` for ever. `Trimmed`, when it is opened and later: what comes
+    at this moment, or with `follow` for ever. A time is that of a record's timestamp, or with
+    `time_by="ingestion"` of its ingestion. `Trimmed`, when it is opened and later: what comes
     next is not retained any more, and `floor` is the oldest LSN that is.
     """
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
-    options = Options(follow, on_bad_batch, read_ahead_bytes, [])
+    check_time_by(time_by)
+    options = Options(follow, time_by, on_bad_batch, read_ahead_bytes, [])
     async with opening(source) as (found, owned):
         chosen = await resolve(found, stream)
         reader = await _opened(chosen, start, end, partition, columns, options)
@@ -260,7 +264,7 @@ async def _opened(
     try:
         for number in _partitions(stream, partition):
             parts.append(await _part(stream, number, start, end, options))
-        chosen = await _columns(stream, parts, columns)
+        chosen = Columns(stream.schema, columns, version=stream.schema_version)
     except BaseException:
         for part in parts:
             await part.close()
@@ -290,11 +294,11 @@ async def _part(
     looker = stream.looker(partition)
     state = (await looker.state()).checked()
     from_place, to_place = bound_of(start, partition), bound_of(end, partition)
-    skips = options.on_bad_batch == "skip"
-    first_lsn = await resolve_start(stream, partition, from_place, state, skips=skips)
+    how: Any = {"time_by": options.time_by, "skips": options.on_bad_batch == "skip"}
+    first_lsn = await resolve_start(stream, partition, from_place, state, **how)
     end_lsn = None
     if to_place is not None or not options.follow:
-        end_lsn = await resolve_end(stream, partition, to_place, state, skips=skips)
+        end_lsn = await resolve_end(stream, partition, to_place, state, **how)
     if not options.follow:
         # A batch that cannot be counted is met in its turn: nothing is passed over silently.
         known_lsn = state.next_lsn + (state.uncounted_sequence is not None)
@@ -314,21 +318,3 @@ async def _part(
         end_lsn=end_lsn,
         options=options,
     )
-
-
-async def _columns(
-    stream: Stream, parts: list[PartitionReading], chosen: Sequence[str] | None
-) -> Columns:
-    """The declared schema; without one, the shape of the first batch there is."""
-    if stream.schema is not None:
-        return Columns(stream.schema, chosen, may_grow=True)
-    declare = ""
-    if stream.config.format != "v1":
-        url = shlex.quote(stream.store.url)
-        declare = f"headwater stream alter {url} {stream.name} --schema FILE"
-    for part in parts:
-        batch = await part.peek()
-        if batch is not None and len(batch):
-            typed = [f for f in batch.records.schema if not f.name.startswith("_")]
-            return Columns(pa.schema(typed) if typed else None, chosen, declare=declare)
-    return Columns(None, chosen, declare=declare)

@@ -1,11 +1,14 @@
 """The columns that a reader sees: the same, in the same types, for every batch of a stream.
 
-    the typed columns of the stream's schema, or `_value`
+    the typed columns of the stream, declared or inferred, or `_value`
     `_key`, `_headers`, `_timestamp`, `_operation`       as the record model has them, never absent
     `_lsn`, `_partition`, `_sequence`                    where the record stands
 
-Only when they are asked for: `_metadata` (of the record's produce call), `_collection`, `_kind`,
-`_rid`, `_refresh_records`.
+Only when they are asked for: `_ingestion_timestamp` and `_metadata` (of the record's produce call),
+`_collection`, `_kind`, `_rid`, `_refresh_records`.
+
+A batch that was written in narrower types is widened, and numbers are taken over where each of them
+stays the number that it is (widening.py). Nothing else is cast: what does not fit is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, TIMESTAMP, VALUE, Operation
+from headwater.buffer.records import (
+    HEADERS,
+    INGESTED,
+    KEY,
+    OPERATION,
+    RESERVED,
+    TIMESTAMP,
+    VALUE,
+    Operation,
+)
+from headwater.buffer.widening import Inexact, exact_cast
 from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
@@ -33,11 +46,12 @@ PLACED: Final[dict[str, pa.DataType]] = {
     SEQUENCE: pa.int64(),
 }
 SHOWN: Final = (KEY, HEADERS, TIMESTAMP, OPERATION, *PLACED)
-ON_REQUEST: Final = (METADATA, "_collection", "_kind", "_rid", "_refresh_records")
-_TYPES: Final = {**RESERVED, **PLACED, METADATA: pa.binary()}
+ON_REQUEST: Final = (INGESTED, METADATA, "_collection", "_kind", "_rid", "_refresh_records")
+_TYPES: Final = {**RESERVED, **PLACED, INGESTED: RESERVED[TIMESTAMP], METADATA: pa.binary()}
 
 _DEFAULTS: Final[dict[str, Callable[[ConsumedBatch], pa.Array]]] = {
     TIMESTAMP: lambda batch: batch.calls.per_record(len(batch))[0],
+    INGESTED: lambda batch: batch.calls.per_record(len(batch))[0],
     OPERATION: lambda batch: pa.repeat(pa.scalar(int(Operation.INSERT), pa.int8()), len(batch)),
     "_collection": lambda batch: pa.repeat(pa.scalar(batch.stream), len(batch)),
     "_kind": lambda batch: pa.repeat(pa.scalar("entity"), len(batch)),
@@ -57,17 +71,15 @@ class Columns:
         typed: pa.Schema | None,
         chosen: Sequence[str] | None = None,
         *,
-        may_grow: bool = False,
+        version: int = 0,
         shows_all: bool | None = None,
-        declare: str = "",
     ) -> None:
         """`typed` is the stream's schema, None for opaque values; `chosen` picks and orders.
 
-        `may_grow`: `typed` is declared, and columns that were declared later are left out.
-        `shows_all`: a batch with any other values is refused; so it is where nothing is chosen.
-        `declare`: of a stream without a schema, the command that declares one.
+        `version`: of that schema; columns of batches that were written under a later one are left
+        out. `shows_all`: a batch with any other values is refused; so it is where nothing is
+        chosen.
         """
-        self._declare = declare
         opaque = pa.field(VALUE, pa.binary())
         value = list(typed) if typed else [opaque]
         offered = {f.name: pa.field(f.name, f.type) for f in (*value, opaque)}
@@ -75,18 +87,12 @@ class Columns:
         names = _listed(chosen) if chosen is not None else [*(f.name for f in value), *SHOWN]
         unknown = [name for name in names if name not in offered]
         if unknown:
-            told = (
-                ". The stream declares no schema, so only the columns of its first batch are "
-                f"known; declare one with the others: {declare}"
-            )
-            raise Refused(
-                f"no column {unknown[0]!r}; there are {', '.join(offered)}{told if declare else ''}"
-            )
+            raise Refused(f"no column {unknown[0]!r}; there are {', '.join(offered)}")
         if len(set(names)) < len(names) or not names:
             raise Refused(f"columns {', '.join(names) or '()'}: name one or more, each once")
         self.schema = pa.schema([offered[name] for name in names])
         self._shows_all = chosen is None if shows_all is None else shows_all
-        self._may_grow = may_grow
+        self._version = version
 
     def of(self, batch: ConsumedBatch) -> pa.RecordBatch:
         """The records of a batch in these columns."""
@@ -106,21 +112,12 @@ class Columns:
         if column.type == field.type:
             return column
         try:
-            return _cast(column, field.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            if self._declare:
-                told = (
-                    f"and those before have {field.type}: declare a schema with a type that holds "
-                    f"both, and everything is read in it: {self._declare}"
-                )
-            else:
-                told = (
-                    f"which does not fit {field.type}, as it was declared when this reader was "
-                    "opened; if a wider type was declared since, open it again"
-                )
+            return exact_cast(column, field.type)
+        except Inexact as error:
             raise Refused(
-                f"column {field.name!r} of batch {batch.sequence} is {column.type}, {told} "
-                f"({error})"
+                f"column {field.name!r} of batch {batch.sequence} is {column.type}, which does not "
+                f"fit {field.type}, the type of the column when this reader was opened; if the "
+                f"stream has another by now, open it again ({error})"
             ) from error
 
     def _check_nothing_vanishes(self, batch: ConsumedBatch, present: set[str]) -> None:
@@ -128,42 +125,20 @@ class Columns:
         shown = set(self.schema.names)
         values = {name for name in present if name == VALUE or not name.startswith("_")}
         hidden = sorted(values - shown)
-        # Whoever wrote under a schema wrote its columns alone, so these were declared since. What
-        # was written before there was one may have columns that nobody ever declared.
-        if self._may_grow and batch.descriptor.schema_version and VALUE not in hidden:
+        known = sorted(shown - _TYPES.keys())
+        # The stream's columns are recorded before they are written: these came later.
+        is_later = batch.descriptor.schema_version > self._version
+        if not hidden or (known and is_later and VALUE not in hidden):
             return
-        if hidden:
-            known = sorted(shown - _TYPES.keys()) or [VALUE]
-            raise Refused(
-                f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its "
-                f"reader shows {', '.join(known)}: the stream was written in two shapes. "
-                f"{self._remedy(hidden, known)}"
-            )
-
-    def _remedy(self, hidden: list[str], known: list[str]) -> str:
-        if VALUE in hidden or VALUE in known:
-            first = f"Declare a schema for those with columns: {self._declare}. Then name"
-            return (
-                f"{first if self._declare else 'Name'} the columns to be read, {VALUE} among "
-                "them: opaque values stand nowhere else."
-            )
-        if self._may_grow:
-            return (
-                "It was written before the schema was declared, which leaves those columns out. "
-                "Add them to it (headwater stream alter … --schema FILE), or name the columns to "
-                "be read."
-            )
-        return (
-            "Declare a schema with the columns of both; what a record lacks is null then"
-            f"{': ' + self._declare if self._declare else '.'}"
+        why = (
+            "open it again, the stream carried nothing when it was opened"
+            if is_later or not known
+            else "they are not among the stream's columns. Name the columns to be read"
         )
-
-
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
-        # Arrow asks for room for every integer there is; what counts is those that are here.
-        column = column.cast(pa.decimal128(38, kind.scale))
-    return column.cast(kind)
+        raise Refused(
+            f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its reader "
+            f"shows {', '.join(known or [VALUE])}: {why}"
+        )
 
 
 def _listed(chosen: Any) -> list[str]:

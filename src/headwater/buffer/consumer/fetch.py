@@ -22,7 +22,7 @@ from headwater.buffer.calls import Calls
 from headwater.buffer.consumer.consumed import ConsumedBatch, described_calls
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.riding import IN_ITS_CHUNK, Riding
-from headwater.buffer.consumer.unreadable import unreadable
+from headwater.buffer.consumer.unreadable import UnreadableBatch, unreadable
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream
@@ -83,6 +83,11 @@ class FetchHandle:
         try:
             data = await self._read(descriptor)
         except (NotFound, BadKey, Corrupt) as error:
+            if not descriptor.rows and isinstance(error, NotFound):
+                # It was counted while it was there, and had none: nothing is lost with it.
+                return ConsumedBatch.empty(
+                    descriptor, stream=self._stream, partition=self._partition
+                )
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         try:
             if len(data) <= DECODE_INLINE_BYTES:
@@ -122,6 +127,11 @@ class FetchHandle:
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         return calls
 
+    def bad_times(self, descriptor: Descriptor) -> UnreadableBatch:
+        """What is said of a batch without a record of the times that its entry says."""
+        error = Corrupt("the batch's times are not those that the queue says")
+        return unreadable(self._stream, self._partition, descriptor, error)
+
     def fetch_blocking(self, descriptor: Descriptor) -> ConsumedBatch:
         """Fetch and decode one batch from code that has no event loop."""
         return portal.shared().call(self.fetch(descriptor))
@@ -140,11 +150,12 @@ def _handle(store: Store, stream: str, partition: int, lenient: bool = False) ->
 
 
 def _holds_bytes(descriptor: Descriptor) -> bool:
-    """Whether a batch without records has bytes all the same: damage, or a compressed nothing.
+    """Whether a batch without records is an object that may be damaged, or a compressed nothing.
 
-    One that was given up or appended before has no size.
+    One that was given up or appended before has no size. A footer alone is damage, too, if it says
+    that what is before it is compressed.
     """
-    return descriptor.format == "v1" and descriptor.size_bytes > v1_batch.FOOTER_BYTES
+    return descriptor.format == "v1" and descriptor.size_bytes > 0
 
 
 def _decode(descriptor: Descriptor, data: bytes | memoryview, lenient: bool) -> Decoded:

@@ -8,14 +8,14 @@ group that had come further, and reads again what that one acknowledged.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from headwater.buffer.layout import group_key
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
-from headwater.core.errors import NotFound
+from headwater.core.errors import Fenced, NotFound
 from headwater.store import Register
 
 
@@ -32,9 +32,24 @@ class GroupPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     together: dict[str, tuple[int, int]] = {}
     """Sequence and LSN where the group begins in all partitions that it began with, this one among
     them, by the stream's id and the number: in the first of them, until the group has moved on."""
-    planned: tuple[int, int] | None = None
-    """Sequence and LSN where the micro-batch ends that a query of the group planned last, and has
-    in its checkpoint. A checkpoint that does not know it is an older copy."""
+    query: str = ""
+    """The token of the query whose position this is: of the checkpoint that was started last. Empty
+    if no query has read the partition, or a follower in Python has moved the position since."""
+    step: int = 0
+    """How many micro-batches that query has planned, where this is the partition that counts them.
+    A checkpoint with fewer is an older copy."""
+    closed: bool = False
+    """Whether the last of them had no rows, and let the one before it be committed."""
+
+
+class OtherQuery(Fenced):
+    """A group's position belongs to another query than the one that wants to move it."""
+
+    def __init__(self, key: str, query: str, found: GroupPosition | None) -> None:
+        owner = found.query if found is not None and found.query else "none"
+        super().__init__(f"{key} belongs to query {owner}, not to {query}")
+        self.found = found
+        """What is kept."""
 
 
 class Place(NamedTuple):
@@ -45,12 +60,23 @@ class Place(NamedTuple):
     lsn: int
 
 
+class Step(NamedTuple):
+    """A micro-batch among those of its query."""
+
+    number: int
+    closed: bool = False
+    """Whether it has no rows, and lets the one before it be committed."""
+
+
+NO_STEP: Final = Step(0)
+
+
 class GroupRegister:
     """One group's position in one partition. Only moves forward."""
 
     def __init__(self, stream: Stream, partition: int, group: str) -> None:
-        key = group_key(stream.name, partition, stream.id, group)
-        self._register = Register(stream.store, key, GroupPosition)
+        self._key = group_key(stream.name, partition, stream.id, group)
+        self._register = Register(stream.store, self._key, GroupPosition)
 
     @property
     def register(self) -> Register[GroupPosition]:
@@ -77,35 +103,76 @@ class GroupRegister:
         return (await self._register.update(lambda now: first if now is None else now)).value
 
     async def advance(
-        self, place: Place, *, behind: bool = False, planned: Place | None = None
+        self, place: Place, *, behind: bool = False, query: str = "", step: Step = NO_STEP
     ) -> GroupPosition:
-        """Move forward to this place; a position past it stays. `planned`: what comes next."""
+        """Move forward to this place; a position past it stays.
+
+        `query` and `step`: who says so, and how many micro-batches it has planned. `OtherQuery` if
+        the position belongs to another one.
+        """
         later = _kept(place, behind=behind)
 
         def forward(now: GroupPosition | None) -> GroupPosition:
-            if now is None or _order(now) < _order(later):
-                return _with_plan(later, now, planned)
+            if query:
+                now = self._counted(now, query, step)
+            if now is None:
+                return later
+            if _order(now) < _order(later):
+                return _with_claim(later, now)
             if _order(now) == _order(later) and now.behind != behind:
-                now = msgspec.structs.replace(now, behind=behind)
-            return _with_plan(now, now, planned)
+                return msgspec.structs.replace(now, behind=behind)
+            return now
 
         return (await self._register.update(forward)).value
 
-    async def plan(self, since: Place, until: Place) -> GroupPosition:
-        """A micro-batch is about to be read; the position stays."""
+    async def claim(self, place: Place, query: str) -> GroupPosition:
+        """A query begins here; whatever another one of the group does from now on is refused.
 
-        def announced(now: GroupPosition | None) -> GroupPosition:
-            return _with_plan(now or _kept(since), now, until)
+        `OtherQuery` if the group has moved past this place, which the query does not know.
+        """
 
-        return (await self._register.update(announced)).value
+        def claimed(now: GroupPosition | None) -> GroupPosition:
+            if now is None:
+                return msgspec.structs.replace(_kept(place), query=query)
+            if now.query == query:
+                return now
+            if _order(now) > tuple(place):
+                raise OtherQuery(self._key, query, now)
+            return msgspec.structs.replace(now, query=query, step=0, closed=False)
+
+        return (await self._register.update(claimed)).value
+
+    async def count(self, query: str, step: Step) -> GroupPosition:
+        """The query has planned so many micro-batches.
+
+        `OtherQuery` if the position is another one's, or if the query has planned more than that:
+        then another run of it has come further.
+        """
+
+        def counted(now: GroupPosition | None) -> GroupPosition:
+            found = self._counted(now, query, step)
+            if found.step > step.number:
+                raise OtherQuery(self._key, query, now)
+            return found
+
+        return (await self._register.update(counted)).value
+
+    def _counted(self, now: GroupPosition | None, query: str, step: Step) -> GroupPosition:
+        if now is None or now.query != query:
+            raise OtherQuery(self._key, query, now)
+        if step.number <= now.step:
+            return now
+        return msgspec.structs.replace(now, step=step.number, closed=step.closed)
 
     async def owned_until(self, acked: Place) -> GroupPosition:
         """The group owned the queue, acknowledged so far, and does not any more."""
         last = _kept(acked)
 
         def leave(now: GroupPosition | None) -> GroupPosition:
-            if now is None or (not now.behind and _order(now) < _order(last)):
+            if now is None:
                 return last
+            if not now.behind and _order(now) < _order(last):
+                return _with_claim(last, now)
             return now
 
         return (await self._register.update(leave)).value
@@ -125,15 +192,10 @@ def _kept(place: Place, *, behind: bool = False) -> GroupPosition:
     return GroupPosition(place.sequence, runtime.wall_ms(), place.lsn, behind)
 
 
-def _with_plan(
-    position: GroupPosition, before: GroupPosition | None, planned: Place | None
-) -> GroupPosition:
-    """The position with whichever plan reaches further: the one that was kept, or this one."""
-    plans = [plan for plan in (before.planned if before else None, planned) if plan is not None]
-    if not plans:
-        return position
-    sequence, lsn = max(plans)
-    return msgspec.structs.replace(position, planned=(sequence, lsn))
+def _with_claim(position: GroupPosition, before: GroupPosition) -> GroupPosition:
+    """The position, as that of the query that had it before."""
+    query, step, closed = before.query, before.step, before.closed
+    return msgspec.structs.replace(position, query=query, step=step, closed=closed)
 
 
 def _order(position: GroupPosition) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import looking_at
 from headwater.core import runtime
-from headwater.core.errors import NotFound, Trimmed
+from headwater.core.errors import NotFound, RolledBack, Trimmed
 from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
 from headwater.store import Store
 
@@ -41,25 +41,37 @@ async def lag(
 ) -> Lag:
     """What the owner of a partition's consumer, or a group, has not processed. Opens nothing.
 
-    `NotFound` if the group never began.
+    `NotFound` if the group never began; `RolledBack` if it stands beyond the end of the queue.
     """
     async with looking_at(source, name) as stream:
         return await _lag(stream, partition, group)
 
 
+class UnknownGroup(NotFound):
+    """The group never began: it has no position, and so no lag. Check its name."""
+
+
 async def _lag(stream: Stream, partition: int, group: str | None) -> Lag:
     looker = stream.looker(partition)
+    # The position before the end: no group stands beyond an end that was looked up later.
+    kept = None if group is None else await GroupRegister(stream, partition, group).read()
     state = (await looker.state()).checked()
     if group is None:
         return _behind(state)
-    kept = await GroupRegister(stream, partition, group).read()
+    if kept is not None and kept.next_sequence > state.next_sequence:
+        raise RolledBack(
+            f"group {group!r} stands at batch {kept.next_sequence - 1} of stream {stream.name!r}, "
+            f"partition {partition}, whose next one is {state.next_sequence}: the queue was "
+            "restored to an earlier state"
+        )
     if state.group == group and (kept is None or not kept.behind):
         found = _behind(state)
     elif kept is not None:
         found = await lag_behind(looker, kept.next_sequence - 1)
     else:
-        raise NotFound(
-            f"group {group!r} has no position in stream {stream.name!r}, partition {partition}"
+        raise UnknownGroup(
+            f"group {group!r} has no position in stream {stream.name!r}, partition {partition}, "
+            f"which {f'group {state.group!r}' if state.group else 'no group'} owns"
         )
     if kept is None or kept.lsn is None:
         return found

@@ -19,6 +19,7 @@ import pyarrow as pa
 from headwater.buffer.consumer.async_reader import AsyncReader, RaiseOrSkip, read_async
 from headwater.buffer.consumer.consumed import Lost
 from headwater.buffer.consumer.reading import ReadBounds
+from headwater.buffer.queue.contract import TimeBy
 from headwater.buffer.stream import Stream
 from headwater.core import portal
 from headwater.core.errors import Refused
@@ -94,6 +95,7 @@ def read(
     end: ReadBounds = None,
     *,
     partition: int | Sequence[int] | None = None,
+    time_by: TimeBy = "timestamp",
     follow: bool = False,
     columns: Sequence[str] | None = None,
     on_bad_batch: RaiseOrSkip = "raise",
@@ -105,7 +107,9 @@ def read(
 
     `start` (inclusive) and `end` (exclusive) are LSNs, "earliest", "latest" or times; a mapping
     gives each partition its own. Without `start`, from the oldest record that is retained;
-    without `end`, to the latest one at this moment, or with `follow` for ever.
+    without `end`, to the latest one at this moment, or with `follow` for ever. A time means the
+    first record whose timestamp is this one or later; with `time_by="ingestion"`, the first one
+    that was ingested then or later.
     """
     opening = read_async(
         source,
@@ -113,6 +117,7 @@ def read(
         start,
         end,
         partition=partition,
+        time_by=time_by,
         follow=follow,
         columns=columns,
         on_bad_batch=on_bad_batch,

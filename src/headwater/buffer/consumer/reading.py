@@ -1,23 +1,25 @@
 """Where a reading begins and ends, in LSNs.
 
 A position is an LSN, "earliest", "latest", or a time. A time becomes the LSN of the first retained
-record that was ingested at or after it; producers' clocks may disagree, so a record ingested later
-may stand before it, and one ingested earlier after it. Records are never reordered or left out.
+record whose timestamp is this one or later, or with `time_by="ingestion"` the first one ingested
+then or later. Times need not rise with LSNs, so earlier ones may follow. Records are never
+reordered or left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, date, datetime
-from typing import Any, Final
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.group import Place
 from headwater.buffer.consumer.unreadable import UnreadableBatch
-from headwater.buffer.queue.contract import QueueState, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import looking_at
 from headwater.buffer.whole_number import whole_number
@@ -26,6 +28,8 @@ from headwater.store import Store
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_US: Final = (1 << 63) - 1
 POSITIONS: Final = 'an LSN, "earliest", "latest", or a time such as 2026-01-31T08:00:00Z'
 
 ReadBound = int | str | date | None
@@ -58,14 +62,21 @@ def bound_of(position: ReadBounds, partition: int) -> ReadBound:
 
 
 async def resolve_start(
-    stream: Stream, partition: int, place: ReadBound, state: QueueState, *, skips: bool = False
+    stream: Stream,
+    partition: int,
+    place: ReadBound,
+    state: QueueState,
+    *,
+    time_by: TimeBy = "timestamp",
+    skips: bool = False,
 ) -> int:
     """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
     the oldest LSN.
 
     `skips`: a batch that cannot be read is passed over when its turn comes, and no obstacle here.
     """
-    found = await _resolve(stream, partition, EARLIEST if place is None else place, state, skips)
+    wanted = EARLIEST if place is None else place
+    found = await _resolve(stream, partition, wanted, state, time_by, skips)
     if found < state.floor_lsn:
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: LSN {found} is not retained any more; "
@@ -90,10 +101,17 @@ async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
 
 
 async def resolve_end(
-    stream: Stream, partition: int, place: ReadBound, state: QueueState, *, skips: bool = False
+    stream: Stream,
+    partition: int,
+    place: ReadBound,
+    state: QueueState,
+    *,
+    time_by: TimeBy = "timestamp",
+    skips: bool = False,
 ) -> int:
     """The first LSN not to read."""
-    return await _resolve(stream, partition, LATEST if place is None else place, state, skips)
+    wanted = LATEST if place is None else place
+    return await _resolve(stream, partition, wanted, state, time_by, skips)
 
 
 async def lsn_at_time(
@@ -102,37 +120,77 @@ async def lsn_at_time(
     *,
     time: int | str | date,
     partition: int = 0,
+    time_by: TimeBy = "timestamp",
 ) -> int | None:
-    """The LSN of the first retained record ingested at or after a time; None if there is none.
+    """The LSN of the first retained record whose timestamp is a time or later; None if none is.
 
-    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970.
+    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970. With
+    `time_by="ingestion"` it goes by when records were ingested.
     """
-    time_ms = time_ms_of(time) if isinstance(time, str | date) else whole_number("time", time)
+    if isinstance(time, str | date):
+        time_us = time_us_of(time)
+    else:
+        time_us = whole_number("time", time) * 1000
+    check_time_by(time_by)
     async with looking_at(source, name) as stream:
-        return await _lsn_at_time(stream, partition, time_ms)
+        found = await place_at_time(stream, partition, time_us, time_by)
+    return None if found is None else found.lsn
 
 
-async def _lsn_at_time(stream: Stream, partition: int, time_ms: int) -> int | None:
-    looker = stream.looker(partition)
-    sequence = await looker.sequence_at_time(time_ms)
-    if sequence is None:
+async def place_at_time(stream: Stream, partition: int, time_us: int, by: TimeBy) -> Place | None:
+    """The place before the first retained record of a time or later; None if there is none.
+
+    Reads a number of chunks that grows with the logarithm of theirs, and of the one batch that has
+    the record: nothing if all of it is late enough, else its calls for ingestion times, and itself
+    for timestamps.
+    """
+    if time_us > _LAST_US:
         return None
-    async with trimmed_by_lsn(stream, partition):
-        found = await looker.after(sequence - 1, 1)
-    if not found:
-        return None
-    descriptor = found[0]
-    if descriptor.min_ms >= time_ms:
-        return descriptor.first_lsn
-    handle = FetchHandle.of(stream, partition)
-    calls = (await handle.fetch_calls(descriptor)).columns
-    late = pc.greater_equal(calls.column("ingestion_time_ms"), time_ms)
-    call = max(int(pc.index(late, pa.scalar(True)).as_py()), 0)
-    return descriptor.first_lsn + int(calls.column("start_index")[call].as_py())
+    time_us = max(time_us, -_LAST_US - 1)
+    looker, handle = stream.looker(partition), FetchHandle.of(stream, partition)
+    while (batch := await looker.batch_at_time(time_us, by)) is not None:
+        try:
+            skip = await _skipped(handle, batch, time_us, by)
+        except UnreadableBatch:
+            if batch.sequence < await looker.floor():
+                continue  # deleted by retention meanwhile: another one is the first
+            raise
+        return Place(batch.sequence, batch.first_lsn + skip)
+    return None
+
+
+async def _skipped(handle: FetchHandle, batch: Descriptor, time_us: int, by: TimeBy) -> int:
+    """How many records of a batch come before the first of a time or later."""
+    if batch.range_us(by)[0] >= time_us:
+        return 0
+    if by == "timestamp" and batch.min_timestamp_us is not None:
+        found = await handle.fetch(batch)
+        row = _first_late(found.calls.timestamps_of(found.records), time_us)
+        if row is None:
+            raise handle.bad_times(batch)
+        return row
+    calls = await handle.fetch_calls(batch)
+    call = _first_late(calls.times, time_us)
+    if call is None:
+        if batch.format == "native":
+            raise handle.bad_times(batch)
+        return 0  # the published format may have times for records that a batch does not have
+    return int(calls.columns.column("start_index")[call].as_py())
+
+
+def _first_late(times: pa.Array, time_us: int) -> int | None:
+    late = pc.greater_equal(times.cast(pa.int64()), time_us)
+    found = int(pc.index(late, pa.scalar(True)).as_py())
+    return None if found < 0 else found
 
 
 async def _resolve(
-    stream: Stream, partition: int, place: ReadBound, state: QueueState, skips: bool
+    stream: Stream,
+    partition: int,
+    place: ReadBound,
+    state: QueueState,
+    time_by: TimeBy,
+    skips: bool,
 ) -> int:
     if not isinstance(place, str | date):
         lsn = _lsn(place)
@@ -144,12 +202,12 @@ async def _resolve(
     if place == LATEST:
         return state.next_lsn
     try:
-        found = await _lsn_at_time(stream, partition, time_ms_of(place))
+        found = await place_at_time(stream, partition, time_us_of(place), time_by)
     except (UnreadableBatch, Uncounted) as error:
         if not skips:
             raise
-        found = error.descriptor.first_lsn
-    return state.next_lsn if found is None else found
+        return error.descriptor.first_lsn
+    return state.next_lsn if found is None else found.lsn
 
 
 def _lsn(given: Any) -> int:
@@ -159,8 +217,14 @@ def _lsn(given: Any) -> int:
         raise Refused(f"{given!r} is no position: {POSITIONS}") from None
 
 
-def time_ms_of(time: str | date) -> int:
-    """Milliseconds since 1970 of a time; without a zone it is UTC."""
+def check_time_by(time_by: str) -> None:
+    """Refuse what is no kind of time."""
+    if time_by not in get_args(TimeBy):
+        raise Refused(f'time_by is {time_by!r}: it is "timestamp" or "ingestion"')
+
+
+def time_us_of(time: str | date) -> int:
+    """Microseconds since 1970 of a time; without a zone it is UTC."""
     if isinstance(time, str):
         try:
             time = datetime.fromisoformat(time)
@@ -169,4 +233,4 @@ def time_ms_of(time: str | date) -> int:
     if not isinstance(time, datetime):
         time = datetime(time.year, time.month, time.day, tzinfo=UTC)
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    return int(zoned.timestamp() * 1000)
+    return (zoned - _EPOCH) // timedelta(microseconds=1)

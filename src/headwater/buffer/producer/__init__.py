@@ -5,6 +5,7 @@ order, and for every call a handle that tells the place of its records.
 
     producer, blocking          the two fronts; about, unclosed: what both tell, and their end
     engine                      what stands behind them, from a call to its goodbye
+    known_stream                what it knows of the stream's columns, and how it learns more
     given, parcel, dict_rows    a call, checked and made plain; rows, pieces: as lists, as columns
     accumulator, drafts         calls become batches; gathering, stage, draft: while they do
     line                        callers who wait for room
@@ -15,6 +16,7 @@ order, and for every call a handle that tells the place of its records.
 Always holds:
 
 - a call is kept whole or not at all, and refused before anything of it is written;
+- what a call carries is recorded of the stream before the call is kept;
 - records of one partition are accepted in the order of their calls, each exactly once;
 - an error reaches exactly the handles it concerns, and nobody's records vanish without one;
 - whatever is held and not accepted is counted, and bounded.

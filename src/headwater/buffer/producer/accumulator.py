@@ -83,6 +83,13 @@ class Accumulator(Drafts):
         self._limit_bytes = self._short_bytes
         """What `take_one` may fill: nothing, while somebody waits in line or all is refused."""
 
+    def open_short_way(self) -> None:
+        """From here on `take_one` may keep values: the stream is known to carry such."""
+        with self._lock:
+            self._short_bytes = self._buffer_bytes
+            if not self._waiting and self.refusal is None:
+                self._limit_bytes = self._short_bytes
+
     def take_one(
         self, value: bytes, key: bytes | None, metadata: bytes | None, now_ms: int
     ) -> Handle | None:
@@ -226,6 +233,8 @@ class Accumulator(Drafts):
             shape = None if VALUE in records.schema.names else shape_of(records.schema)
             chosen = free if partition is None else partition
             draft = self._draft(chosen, shape, size, records.num_rows)
+            if not draft.rows or parcel.schema_version < draft.schema_version:
+                draft.schema_version = parcel.schema_version
             draft.begin_call(now_ms, parcel.metadata, ends=number == last[partition])
             _extend(parts, Part(draft, draft.rows, records.num_rows))
             draft.add_piece(records)

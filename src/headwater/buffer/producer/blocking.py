@@ -10,13 +10,17 @@ all blocking fronts of the process share.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
+
 from headwater.buffer.producer.about import AboutProducer
 from headwater.buffer.producer.engine import Engine
+from headwater.buffer.producer.given import arrow_table
 from headwater.buffer.producer.handle import Acceptance, Handle
+from headwater.buffer.producer.known_stream import Unrecorded
 from headwater.buffer.producer.parcel import (
     Columns,
     Entries,
@@ -140,7 +144,9 @@ class BlockingProducer(AboutProducer):
                         self._portal.post(self._accumulator.pump)
                     return handle  # type: ignore[return-value]
         extras = Extras(keys, headers, timestamps, operations)
-        return self._keep(self._engine.valued(entries, metadata, extras, partition), entries)
+        return self._keep(
+            lambda: self._engine.valued(entries, metadata, extras, partition), entries
+        )
 
     def produce_arrow(
         self,
@@ -150,7 +156,8 @@ class BlockingProducer(AboutProducer):
         partition: int | None = None,
     ) -> BlockingHandle:
         """Send typed columns, as `Producer.produce_arrow` does."""
-        return self._keep(self._engine.typed(data, metadata, partition), data)
+        table = arrow_table(data)
+        return self._keep(lambda: self._engine.typed(table, metadata, partition), table)
 
     def produce_rows(
         self,
@@ -161,7 +168,7 @@ class BlockingProducer(AboutProducer):
     ) -> BlockingHandle:
         """Send rows of typed columns, as dicts, as `Producer.produce_rows` does."""
         listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
-        return self._keep(self._engine.dicts(listed, metadata, partition), listed)
+        return self._keep(lambda: self._engine.dicts(listed, metadata, partition), listed)
 
     def flush(self) -> None:
         """Send what was gathered and wait until everything produced so far is accepted."""
@@ -181,9 +188,21 @@ class BlockingProducer(AboutProducer):
                 if owned is not None:
                     self._portal.call(owned.close())
 
-    def _keep(self, parcel: Parcel, entries: Any) -> BlockingHandle:
+    def fit(self, data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
+        """Records as the stream carries them, after it says that it does. Sends none of them."""
+        return self._settled(lambda: self._engine.typed(data, None, None)).batches
+
+    def _settled(self, check: Callable[[], Parcel]) -> Parcel:
         # Here and not over there: the loop is to upload, not to hash the keys of every thread.
+        while True:
+            try:
+                return check()
+            except Unrecorded as unrecorded:
+                self._portal.call(self._engine.known.record(unrecorded))
+
+    def _keep(self, check: Callable[[], Parcel], entries: Any) -> BlockingHandle:
         accumulator = self._accumulator
+        parcel = self._settled(check)
         handle = accumulator.take(accumulator.arrange(parcel), self._wall_ms())
         if handle is None:
             handle = self._portal.call(self._engine.keep(parcel, entries))

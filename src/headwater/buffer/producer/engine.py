@@ -19,15 +19,22 @@ from headwater.buffer.producer.accumulator import INLINE_COPY_BYTES, Accumulator
 from headwater.buffer.producer.config import Settings, settings_for
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.draft import Draft
-from headwater.buffer.producer.given import arrow_table, is_whole_text
+from headwater.buffer.producer.given import is_whole_text
 from headwater.buffer.producer.handle import Handle
+from headwater.buffer.producer.known_stream import (
+    NOTHING,
+    OPAQUE,
+    KnownStream,
+    Unrecorded,
+    fit_parcel,
+)
 from headwater.buffer.producer.lane import Carrier, Lane
 from headwater.buffer.producer.line import BufferFull, Line
 from headwater.buffer.producer.metrics import ProducerMetrics
-from headwater.buffer.producer.parcel import Columns, Entries, Extras, Parcel, typed, valued
+from headwater.buffer.producer.parcel import Entries, Extras, Parcel, typed, valued
 from headwater.buffer.producer.pieces import defaults_for
 from headwater.buffer.queue.contract import Appender, Resumed
-from headwater.buffer.records import VALUE
+from headwater.buffer.records import VALUE, without_untyped
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletion
 from headwater.core import limits, runtime
@@ -58,7 +65,7 @@ class Engine:
         resumable: bool,
     ) -> None:
         """`resumable`: a successor under the id goes on after the last accepted batch."""
-        self.stream = stream
+        self.known = KnownStream(stream, self)
         self.producer_id = producer_id
         self.settings = settings
         self.metrics = ProducerMetrics([appender.counters for appender, _ in opened])
@@ -66,7 +73,7 @@ class Engine:
             settings,
             stream.partitions,
             self._ship,
-            short_way=stream.schema is None,
+            short_way=stream.is_opaque,
             takes_keys=stream.config.format != "v1",
             handle_type=handle_type,
         )
@@ -86,8 +93,8 @@ class Engine:
             settings,
             self.metrics,
             self,
+            self.known,
             defaults_for(stream.name),
-            schema_version=stream.schema_version,
             packs_calls=self._is_v1,
             stops_at_loss=(resumable and not self._is_v1) or settings.on_failure == "stop",
         )
@@ -127,24 +134,40 @@ class Engine:
         resumable = producer_id is not None
         return cls(stream, chosen, settings, opened, handle_type, resumable=resumable)
 
-    # Checking: plain functions, for any thread
+    @property
+    def stream(self) -> Stream:
+        """The stream, with the columns that this producer knows of."""
+        return self.known.stream
+
+    def found_opaque(self) -> None:
+        """The stream carries opaque values: small calls may take the short way."""
+        self.accumulator.open_short_way()
+
+    def check_open(self) -> None:
+        """Raise why nothing is taken any more, if nothing is."""
+        if self.accumulator.refusal is not None:
+            raise self.accumulator.refusal.with_traceback(None)
+
+    # Checking: plain functions, for any thread. `Unrecorded`: the stream's register comes first.
 
     def valued(
         self, entries: Entries, metadata: bytes | None, extras: Extras, partition: int | None
     ) -> Parcel:
         """A call of opaque values, checked."""
         self._check_partition(partition)
-        plain = self.stream.schema is None
-        parcel = valued(entries, metadata, extras, partition, as_lists=plain)
-        if not plain:
-            parcel.batches = [self.stream.fit(batch) for batch in parcel.batches]
+        stream = self.stream
+        parcel = valued(entries, metadata, extras, partition, as_lists=stream.schema is None)
         if self._is_v1:
             _check_v1(parcel)
+        if parcel.rows and not stream.is_opaque:
+            if stream.schema is None:
+                raise Unrecorded(stream, OPAQUE)
+            fit_parcel(parcel, stream)
         return _checked(parcel)
 
     def typed(
         self,
-        given: Columns,
+        data: pa.RecordBatch | pa.Table,
         metadata: bytes | None,
         partition: int | None,
         *,
@@ -152,22 +175,22 @@ class Engine:
     ) -> Parcel:
         """A call of columns, checked. `is_ours`: nobody else can change their memory."""
         self._check_partition(partition)
-        data = arrow_table(given)
+        stream = self.stream
+        if stream.config.shape is None or stream.config.is_inferred:
+            data = without_untyped(data, stream.schema)
         parcel = typed(data, metadata, partition, self._carried, is_ours=is_ours)
-        parcel.batches = [self.stream.fit(batch) for batch in parcel.batches]
-        if self.stream.schema is None:
-            for batch in parcel.batches:
-                check_nulls(batch)
-        if parcel.batches and parcel.batches[0].schema.equals(data.schema, check_metadata=True):
-            self._carried = data.schema
         if self._is_v1:
             _check_v1(parcel)
+        if not stream.config.schemas or stream.config.is_inferred:
+            for batch in parcel.batches:
+                check_nulls(batch)
+        fit_parcel(parcel, stream)
+        if parcel.batches and parcel.batches[0].schema.equals(data.schema, check_metadata=True):
+            self._carried = data.schema
         return _checked(parcel)
 
-    def takes_time(self, data: Columns) -> bool:
-        """Whether `typed` looks at the values of a large call, copies them, or has them made."""
-        if not isinstance(data, pa.RecordBatch | pa.Table):
-            return True
+    def takes_time(self, data: pa.RecordBatch | pa.Table) -> bool:
+        """Whether `typed` looks at the values of a large call, or copies them."""
         if data.nbytes <= INLINE_ARRANGE_BYTES:
             return False
         return not isinstance(data, pa.RecordBatch) or (
@@ -178,8 +201,20 @@ class Engine:
         self, rows: Iterable[Mapping[str, Any]], metadata: bytes | None, partition: int | None
     ) -> Parcel:
         """A call of dicts, checked."""
-        table = table_of(rows, self.stream.schema)
+        stream = self.stream
+        try:
+            table = table_of(rows, stream.schema, may_widen=stream.config.is_inferred)
+        except Refused as refusal:
+            raise Unrecorded(stream, NOTHING, refusal) from refusal
         return self.typed(table, metadata, partition, is_ours=True)
+
+    async def settled(self, check: Callable[[], Parcel]) -> Parcel:
+        """A call, checked; what is new to the stream is recorded before, or it is refused."""
+        while True:
+            try:
+                return check()
+            except Unrecorded as unrecorded:
+                await self.known.record(unrecorded)
 
     def _check_partition(self, partition: int | None) -> None:
         count = self.stream.partitions

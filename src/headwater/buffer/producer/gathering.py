@@ -27,6 +27,7 @@ class Gathering:
         "metadata",
         "pieces",
         "rows",
+        "schema_version",
         "shape",
         "size_bytes",
         "starts",
@@ -40,6 +41,8 @@ class Gathering:
         """The typed columns that all its records have; None if they have opaque values."""
         self.first_s = first_s
         """When its first record came: the interval counts from here."""
+        self.schema_version = 0
+        """The oldest version of the stream's schema that one of its calls was fitted to."""
         self.rows = 0
         self.size_bytes = 0
         self.calls = 0

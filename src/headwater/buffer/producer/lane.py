@@ -7,9 +7,11 @@ append begins goes with it.
 Always holds:
 
 - a producer sequence belongs to the first draft that was part of an append under it, for ever:
-  that append may have landed, whatever was answered. Such a draft is *attempted*; it stands at the
+  that append may have landed, whatever was answered, unless the queue says that it did not and
+  will not (`OlderSchema`). Such a draft is *attempted*; it stands at the
   front of the lane until it has landed, and nothing overtakes it. Its handles are told
-  `OutcomeUnknown` when their time is up; the lane goes on with it all the same;
+  `OutcomeUnknown` when their time is up; the lane goes on with it all the same, unless the queue
+  says that nothing can tell any more (`Unsettled`): then it is left out;
 - a draft that was never attempted can be dropped, and leaves no gap;
 - of a producer that can be resumed, or that is to stop at a failure, nothing is accepted that comes
   after what was dropped: a successor that goes on after the last accepted batch would skip it.
@@ -24,17 +26,20 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch
+from headwater.buffer.batch import Batch, Times
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.draft import Draft
+from headwater.buffer.producer.known_stream import KnownStream
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.queue.contract import (
     Appender,
     BelowFloor,
     Encoded,
     NewBatch,
+    OlderSchema,
     Placed,
     Resumed,
+    Unsettled,
 )
 from headwater.buffer.queue.v1.items import pack_calls
 from headwater.core import limits, runtime
@@ -86,19 +91,21 @@ class Carrier:
         settings: Settings,
         metrics: ProducerMetrics,
         desk: Desk,
+        known: KnownStream,
         defaults: Mapping[str, pa.Scalar],
         *,
-        schema_version: int,
         packs_calls: bool,
         stops_at_loss: bool,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
         self.desk = desk
+        self.known = known
         self.defaults = defaults
-        self.schema_version = schema_version
         self.packs_calls = packs_calls
         self.stops_at_loss = stops_at_loss
+        self.schema_floor = 0
+        """What was fitted to an older version of the schema is not appended any more."""
         self.slots = asyncio.Semaphore(settings.max_in_flight)
 
 
@@ -118,7 +125,7 @@ class _Flight:
         "packed",
         "size_bytes",
         "task",
-        "times_ms",
+        "times",
     )
 
     def __init__(self, draft: Draft) -> None:
@@ -126,7 +133,7 @@ class _Flight:
         self.batch_id = ""
         self.batch: Batch | None = None
         self.size_bytes = 0
-        self.times_ms = (0, 0)
+        self.times = Times(0, 0, None, None)
         self.inline: bytes | None = None
         self.packed = b""
         self.metadata: bytes | None = None
@@ -153,7 +160,7 @@ class Lane:
         self._flights: deque[_Flight] = deque()
         self._next_sequence = resumed.producer_sequence + 1
         """The producer sequence of the first in the lane."""
-        self._resume_metadata = resumed.metadata
+        self._resume_metadata = self._landed_metadata = resumed.metadata
         self._appending: asyncio.Task[None] | None = None
         self._stopped: HeadwaterError | None = None
         self._broken: HeadwaterError | None = None
@@ -211,15 +218,20 @@ class Lane:
         assert flight.batch is not None
         flight.size_bytes = len(data)
         flight.inline = bytes(data) if inline else None
-        flight.times_ms = flight.batch.calls.time_range_ms
         if self._carrier.packs_calls:
             flight.packed = pack_calls(flight.batch.calls)
 
     def _encode(self, flight: _Flight) -> Encoded:
+        draft = flight.draft
         if flight.batch is None:
-            flight.batch = flight.draft.build(
-                flight.batch_id, self._carrier.defaults, loose=self.appender.takes_loose
-            )
+            is_older = 0 < draft.schema_version < self._carrier.schema_floor
+            loose = self.appender.takes_loose and not is_older
+            built = draft.build(flight.batch_id, self._carrier.defaults, loose=loose)
+            if is_older:
+                records, draft.schema_version = self._carrier.known.refit(built.records)
+                built = built._replace(records=records)
+            flight.batch = built
+            flight.times = built.times()
         batch = flight.batch._replace(batch_id=flight.batch_id)
         return self.appender.encode(batch, self._carrier.settings.compression)
 
@@ -250,6 +262,10 @@ class Lane:
                     placed = await self.appender.append(entries)
                 except BelowFloor as error:
                     self._send_again(group, error)
+                except Unsettled as error:
+                    self._leave_out(group, error)
+                except OlderSchema as error:
+                    await self._fit_again(group, entries, error)
                 except (Fenced, Damaged, Bug, NotFound) as error:
                     self._carrier.desk.stop(await self._carrier.desk.explain(error))
                     return
@@ -277,16 +293,14 @@ class Lane:
             if not isinstance(draft.complete, bool):
                 self._resume_metadata = draft.complete
             flight.metadata = self._resume_metadata
-        low_ms, high_ms = flight.times_ms
         return NewBatch(
             batch_id=flight.batch_id,
             producer_sequence=draft.producer_sequence,
             rows=draft.rows,
             size_bytes=flight.size_bytes,
-            min_ms=low_ms,
-            max_ms=high_ms,
+            **flight.times._asdict(),
             metadata=flight.metadata,
-            schema_version=self._carrier.schema_version,
+            schema_version=draft.schema_version,
             inline=flight.inline,
             calls=flight.packed,
         )
@@ -303,6 +317,7 @@ class Lane:
             metrics.bytes_flushed += draft.size_bytes
             metrics.bytes_written += flight.size_bytes
             metrics.flush_duration_seconds.observe(now_s - draft.sealed_s)
+            self._landed_metadata = flight.metadata
             self._let_go(flight)
             draft.accept(place)
             carrier.desk.told(draft)
@@ -319,6 +334,48 @@ class Lane:
             flight.task = runtime.spawn(
                 self._prepare(flight, refusal.floor), name=f"upload-{self.partition}"
             )
+
+    def _leave_out(self, group: list[_Flight], error: Unsettled) -> None:
+        """Go on without attempted drafts: they have landed, or never will."""
+        unsettled = [flight for flight in group if flight.batch_id in error.batch_ids]
+        if not unsettled:
+            raise Bug(f"none of {len(group)} batches is unsettled")
+        for flight in unsettled:
+            self._flights.remove(flight)
+            self._next_sequence += 1
+            rows = flight.draft.rows
+            self._fail(flight, OutcomeUnknown(f"{rows} records may be accepted or not: {error}"))
+
+    async def _fit_again(
+        self, group: list[_Flight], entries: list[NewBatch], refusal: OlderSchema
+    ) -> None:
+        """Fit what was refused to the schema that has taken the place of its own.
+
+        What landed is told so. Nothing else did, nor will: it is as if it had not been attempted,
+        and what does not fit any more is dropped.
+        """
+        landed = [one for one in entries if one.producer_sequence <= refusal.landed]
+        if landed:
+            self._land(group[: len(landed)], await self.appender.append(landed))
+        self._resume_metadata = self._landed_metadata
+        carrier = self._carrier
+        carrier.schema_floor = max(carrier.schema_floor, refusal.floor)
+        older: list[_Flight] = []
+        for flight in self._flights:
+            flight.attempted = False
+            if flight.is_ready and 0 < flight.draft.schema_version < carrier.schema_floor:
+                flight.is_ready, flight.batch, flight.cause = False, None, refusal
+                older.append(flight)
+        try:
+            await carrier.known.learn_schema(carrier.schema_floor)
+        except HeadwaterError as error:
+            carrier.desk.stop(await carrier.desk.explain(error))
+            return
+        for flight in older:
+            if flight in self._flights:
+                flight.task = runtime.spawn(
+                    self._prepare(flight, flight.batch_id), name=f"upload-{self.partition}"
+                )
 
     # Giving up
 

@@ -138,6 +138,7 @@ class Parcel:
         "partition",
         "pieces",
         "rows",
+        "schema_version",
         "size_bytes",
         "sizes",
         "timestamps",
@@ -148,6 +149,8 @@ class Parcel:
         self.metadata = checked_metadata(metadata)
         self.partition = partition
         self.rows = 0
+        self.schema_version = 0
+        """The version of the stream's schema that its columns were fitted to."""
         self.size_bytes = len(metadata or b"")
         self.batches: list[pa.RecordBatch] = []
         self.is_ours = False

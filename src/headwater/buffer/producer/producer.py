@@ -18,9 +18,13 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
+
 from headwater.buffer.producer.about import AboutProducer
 from headwater.buffer.producer.engine import Engine
+from headwater.buffer.producer.given import arrow_table
 from headwater.buffer.producer.handle import Handle
+from headwater.buffer.producer.known_stream import Unrecorded
 from headwater.buffer.producer.parcel import (
     Columns,
     Entries,
@@ -124,8 +128,9 @@ class Producer(AboutProducer):
                         accumulator.pump()
                     return handle
         extras = Extras(keys, headers, timestamps, operations)
-        parcel = self._engine.valued(entries, metadata, extras, partition)
-        return await self._engine.keep(parcel, entries)
+        engine = self._engine
+        parcel = await engine.settled(lambda: engine.valued(entries, metadata, extras, partition))
+        return await engine.keep(parcel, entries)
 
     async def produce_arrow(
         self,
@@ -140,11 +145,22 @@ class Producer(AboutProducer):
         frame of pandas or polars, a result of DuckDB. A stream is read whole before it is sent.
         """
         await runtime.sleep(0)
-        if self._engine.takes_time(data):
-            parcel = await runtime.run_blocking(self._engine.typed, data, metadata, partition)
-        else:
-            parcel = self._engine.typed(data, metadata, partition)
-        return await self._engine.keep(parcel, data)
+        engine = self._engine
+        table = data
+        if not isinstance(data, pa.RecordBatch | pa.Table):
+            # Once: what is checked again, after the stream recorded its columns, may not be read
+            # again.
+            table = await runtime.run_blocking(arrow_table, data)
+        while True:
+            try:
+                if engine.takes_time(table):
+                    parcel = await runtime.run_blocking(engine.typed, table, metadata, partition)
+                else:
+                    parcel = engine.typed(table, metadata, partition)
+            except Unrecorded as unrecorded:
+                await engine.known.record(unrecorded)
+            else:
+                return await engine.keep(parcel, table)
 
     async def produce_rows(
         self,
@@ -156,7 +172,9 @@ class Producer(AboutProducer):
         """Send rows of typed columns, as dicts; reserved names as in `produce_arrow`."""
         await runtime.sleep(0)
         listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
-        return await self._engine.keep(self._engine.dicts(listed, metadata, partition), listed)
+        engine = self._engine
+        parcel = await engine.settled(lambda: engine.dicts(listed, metadata, partition))
+        return await engine.keep(parcel, listed)
 
     async def flush(self) -> None:
         """Send what was gathered and wait until everything produced so far is accepted.

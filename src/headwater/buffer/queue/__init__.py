@@ -19,6 +19,7 @@ from headwater.buffer.queue.contract import (
     Resumed,
     Retention,
     Taker,
+    TimeBy,
     Uncounted,
 )
 
@@ -36,5 +37,6 @@ __all__ = [
     "Resumed",
     "Retention",
     "Taker",
+    "TimeBy",
     "Uncounted",
 ]

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from headwater.buffer.batch import Batch
+from headwater.buffer.calls import micros
 from headwater.buffer.compression import Compression
-from headwater.core.errors import Damaged, Refused, RolledBack
+from headwater.core.errors import Damaged, OutcomeUnknown, Refused, RolledBack
 from headwater.store import Parts
 
 Encoded = bytes | memoryview | Parts
 """The bytes of a batch."""
+TimeBy = Literal["timestamp", "ingestion"]
+"""Which time of a record a position goes by: its own timestamp, or when it was ingested."""
 
 
 class BelowFloor(Refused):
@@ -32,6 +35,29 @@ class BelowFloor(Refused):
     def __init__(self, message: str, *, floor: str) -> None:
         super().__init__(message)
         self.floor = floor
+
+
+class Unsettled(OutcomeUnknown):
+    """Batches that may have been appended: nothing can tell any more, and none of them will land
+    later. Appending them again could double them: report them, and go on without them."""
+
+    def __init__(self, message: str, *, batch_ids: frozenset[str]) -> None:
+        super().__init__(message)
+        self.batch_ids = batch_ids
+
+
+class OlderSchema(Refused):
+    """A column's type was replaced: what was fitted to an older version of the schema is refused.
+
+    Everything through the producer sequence `landed` is in the queue. Nothing after it is, nor will
+    be: the sequences are free again.
+    """
+
+    def __init__(self, message: str, *, floor: int, landed: int) -> None:
+        super().__init__(message)
+        self.floor = floor
+        """The version of the schema from which on batches are appended."""
+        self.landed = landed
 
 
 class NewBatch(msgspec.Struct, frozen=True):
@@ -44,6 +70,11 @@ class NewBatch(msgspec.Struct, frozen=True):
     size_bytes: int
     min_ms: int
     max_ms: int
+    """The earliest and the latest ingestion time."""
+    min_timestamp_us: int | None = None
+    max_timestamp_us: int | None = None
+    """The earliest and the latest timestamp; None if no record has one of its own: then all have
+    the time of their ingestion."""
     metadata: bytes | None = None
     """The metadata of the batch's last call: what a source resumes from."""
     schema_version: int = 0
@@ -83,6 +114,10 @@ class Descriptor(msgspec.Struct, frozen=True):
     size_bytes: int
     min_ms: int
     max_ms: int
+    """The earliest and the latest ingestion time."""
+    min_timestamp_us: int | None = None
+    max_timestamp_us: int | None = None
+    """The earliest and the latest timestamp; None if no record has one of its own."""
     batch_id: str = ""
     producer: str = ""
     producer_sequence: int = 0
@@ -100,6 +135,13 @@ class Descriptor(msgspec.Struct, frozen=True):
     def last_lsn(self) -> int:
         """The LSN of the last record; one below the first for a batch without records."""
         return self.first_lsn + self.rows - 1
+
+    def range_us(self, by: TimeBy) -> tuple[int, int]:
+        """The earliest and the latest time of its records, in microseconds."""
+        low_us, high_us = self.min_timestamp_us, self.max_timestamp_us
+        if by == "ingestion" or low_us is None or high_us is None:
+            return micros(self.min_ms), micros(self.max_ms)
+        return low_us, high_us
 
 
 class Uncounted(Damaged):
@@ -199,8 +241,8 @@ class Appender(ABC):
         first and in the same order, perhaps followed by more: what has landed meanwhile is
         recognised and not appended twice. After `BelowFloor`, none of those given whose id is
         above the floor has to change; the others are uploaded again under new ids, keeping their
-        producer sequence. Batches that had landed before are answered all the same. `Fenced`
-        ends this appender.
+        producer sequence. Batches that had landed before are answered all the same. After
+        `Unsettled`, go on without the batches that it names. `Fenced` ends this appender.
         """
 
     @abstractmethod
@@ -294,10 +336,11 @@ class Looker(ABC):
         """
 
     @abstractmethod
-    async def sequence_at_time(self, time_ms: int) -> int | None:
-        """The first retained batch with a record ingested at or after this time; None if none.
+    async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
+        """The first retained batch with a record of this time or a later one; None if none.
 
-        `Uncounted` if none is before a batch that cannot be counted.
+        Published v1 records have no timestamp but the time of their ingestion. `Uncounted` if
+        there is no such batch before one that cannot be counted.
         """
 
 

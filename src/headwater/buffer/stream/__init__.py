@@ -5,15 +5,17 @@ Enters: a name and settings. Leaves: `Stream`, with a door to each partition's q
     streams                    made, opened, changed and listed
     handle                     a stream that was opened: its doors and its schema
     config, settings, changes  what is kept, how it is spelled, what may be asked of it
-    schema, fit                declared columns, their versions, and rows put under them
+    schema, fit                columns, their versions, and rows put under them
+    recording                  what a stream carries, recorded as it comes
     register, queues           where it is kept, and the queue that each partition has
     source                     where it is found: an address, a store, or here it is
     adopt                      going on where another implementation consumed
     delete, deleted            its end, and how others learn of it
     delete_damaged             the end of one whose register cannot be read
 
-Always holds: `stream.json` changes by conditional writes alone; a schema only ever takes in more;
-a queue that was made once is never made again.
+Always holds: `stream.json` changes by conditional writes alone; it says what a stream carries
+before that is appended; no change of it loses a retained value; a queue that was made once is never
+made again.
 """
 
 from headwater.buffer.stream.adopt import adopt_stream

@@ -16,10 +16,11 @@ async def adopt_stream(
 ) -> dict[int, Adopted]:
     """Go on with what is pending, and leave out what another consumer took.
 
-    Returns what became of each partition. LSNs go on from the last that Headwater gave, from 1 if
-    it gave none; what our own consumers acknowledged stays readable for its retention, unless more
-    than V1_TAKEN_MAX batches were taken since. Of a partition from which nobody else took anything,
-    nothing is changed. Stop the other consumer first, or it will take more.
+    Returns what became of each partition. LSNs go on above every one that Headwater can have told,
+    from 1 if it never had the queue; what our own consumers acknowledged stays readable for its
+    retention, unless more than V1_TAKEN_MAX batches were taken since. Of a partition from which
+    nobody else took anything, nothing is changed. The other consumer is fenced; stop it all the
+    same, or it will take more as soon as it is opened again.
 
     The stream may be given by its store and name, since one that was never consumed here cannot be
     opened before.

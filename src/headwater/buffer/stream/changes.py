@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.stream.config import SchemaVersion, StreamConfig
-from headwater.buffer.stream.schema import difference, evolved, schema_version
+from headwater.buffer.stream.config import StreamConfig
+from headwater.buffer.stream.schema import arrow_schema, difference, evolved, schema_version
 from headwater.core.errors import AlreadyExists, Refused
 
 
@@ -20,9 +20,9 @@ def check_agrees(
     wrong = [
         (name, f"is {getattr(now, name)}, and {value} was asked for")
         for name, value in given.items()
-        if name != "schemas" and getattr(now, name) != value
+        if name not in ("schemas", "shape") and getattr(now, name) != value
     ]
-    if declared is not None and (not now.schemas or not _is_latest(now, declared)):
+    if declared is not None and (now.is_inferred or not _is_latest(now, declared)):
         wrong.append(("schema", "another one is declared" if now.schemas else "none is declared"))
     if wrong:
         raise AlreadyExists(
@@ -60,15 +60,23 @@ def check_cleaned(before: StreamConfig | None) -> None:
         )
 
 
-def next_schemas(now: StreamConfig, declared: pa.Schema, added_ms: int) -> list[SchemaVersion]:
-    """The versions with `declared` as the latest; the same ones if it is that already."""
+def declaring(now: StreamConfig, declared: pa.Schema, added_ms: int) -> dict[str, Any]:
+    """What changes when `declared` is the latest schema; nothing if it is that already."""
+    if now.is_opaque:
+        raise Refused(
+            f"stream {now.name!r} carries opaque values, for its life: declare the schema of "
+            "another stream, and write columns to that one"
+        )
+    number = now.next_schema_version
     if not now.schemas:
-        return [schema_version(1, declared, added_ms=added_ms)]
+        first = schema_version(number, declared, added_ms=added_ms)
+        return {"shape": "typed", "schemas": [first]}
     latest = now.schemas[-1]
     schema = evolved(now.name, latest, declared)
-    if schema is None:
-        return now.schemas
-    return [*now.schemas, schema_version(latest.version + 1, schema, added_ms=added_ms)]
+    if schema is None and not now.is_inferred:
+        return {}
+    schema = arrow_schema(latest) if schema is None else schema
+    return {"schemas": [*now.schemas, schema_version(number, schema, added_ms=added_ms)]}
 
 
 def tombstone(now: StreamConfig, *, deleted_ms: int) -> StreamConfig:
@@ -79,6 +87,8 @@ def tombstone(now: StreamConfig, *, deleted_ms: int) -> StreamConfig:
 
 
 def _is_latest(now: StreamConfig, declared: pa.Schema) -> bool:
+    if not now.schemas:
+        return False
     try:
         return evolved(now.name, now.schemas[-1], declared) is None
     except Refused:

@@ -4,8 +4,9 @@ Always holds:
 
 - every field is written, also where it is the default, so that a later default changes no stream
   that exists; but for `v1_reading`, whose absence means strict for good;
-- the versions are read before the rest: what a later version wrote may not fit these fields, and
+- the versions are read before the rest: what another version wrote may not fit these fields, and
   "upgrade" is a better answer than "damaged";
+- a stream has columns exactly if its shape is `typed`;
 - the id is a UUID. It stands in paths below which things are deleted.
 """
 
@@ -19,7 +20,7 @@ import msgspec
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, NotSupported, Refused
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """The stream format that this software reads and writes."""
 RELEASE: Final = "0.1.0"
 """The first release of Headwater that reads and writes FORMAT_VERSION."""
@@ -41,13 +42,15 @@ Format = Literal["native", "v1"]
 CompressionName = Literal["none", "zstd", "lz4"]
 ConsumerKind = Literal["query", "nodes"]
 State = Literal["live", "deleted"]
+StreamShape = Literal["opaque", "typed"]
+Origin = Literal["declared", "inferred"]
 V1Reading = Literal["lenient"]
 
 _UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of a declared schema; `type` as type_text.py writes it."""
+    """A column of a schema; `type` as type_text.py writes it."""
 
     name: str
     type: str
@@ -55,10 +58,12 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class SchemaVersion(msgspec.Struct, frozen=True):
-    """A schema that was declared, and when."""
+    """The columns of a stream from some moment on."""
 
     version: int
     added_ms: int
+    origin: Origin
+    """`declared` by a person: producers add nothing to it; or `inferred` from what was produced."""
     columns: list[Column]
 
 
@@ -93,7 +98,13 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long producers wait before they flush; None is LINGER_MS, locally LINGER_LOCAL_MS."""
     batch_bytes: int | None = None
     """How much producers gather before they flush; None is BATCH_BYTES."""
+    shape: StreamShape | None = None
+    """What records carry, for the stream's life; None until the first that carries anything."""
     schemas: list[SchemaVersion] = []
+    """Of inferred ones that follow each other, the last."""
+    schema_floor: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Above the latest version while a column's type is being replaced: the version that says how
+    that came out."""
     v1_reading: V1Reading | msgspec.UnsetType = msgspec.UNSET
     """How a published v1 stream is read: strictly, unless it says lenient."""
 
@@ -101,6 +112,26 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     def is_lenient(self) -> bool:
         """Whether what the reference accepts is read, though it breaks the published format."""
         return self.v1_reading == "lenient"
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether records carry columns."""
+        return self.shape == "typed"
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether records carry opaque values; those of a published v1 stream do by nature."""
+        return self.shape == "opaque" or self.format == "v1"
+
+    @property
+    def is_inferred(self) -> bool:
+        """Whether the columns were inferred: then producers add to them."""
+        return bool(self.schemas) and self.schemas[-1].origin == "inferred"
+
+    @property
+    def next_schema_version(self) -> int:
+        """The number of the next schema, which no other has had nor will have."""
+        return max(self.schema_floor, self.schemas[-1].version if self.schemas else 0) + 1
 
     @property
     def is_live(self) -> bool:
@@ -136,11 +167,21 @@ def decode_config(name: str, raw: msgspec.Raw, *, writing: bool) -> StreamConfig
         raise Corrupt(
             f"the stream.json of {name!r} is that of {config.name!r}: it was copied or renamed"
         )
+    if config.is_typed != bool(config.schemas):
+        columns = "columns" if config.schemas else "no columns"
+        raise Corrupt(f"the stream.json of {name!r} says {config.shape}, and has {columns}")
     return config
 
 
 def check_versions(name: str, needs: _Versions | StreamConfig, *, writing: bool) -> None:
     """Refuse a stream that takes later software: to read it, or to write it too."""
+    if needs.reader_version < FORMAT_VERSION:
+        # Not "upgrade": to whoever deletes damaged streams, it is one.
+        raise Corrupt(
+            f"stream {name!r} is in stream format {needs.reader_version}, from before the first "
+            f"release, and this software has format {FORMAT_VERSION}: delete it (headwater stream "
+            f"delete URL {name} --damaged), and create it again"
+        )
     release = f"headwater {needs.needs_release}" if needs.needs_release else "a later headwater"
     asked = [("read", needs.reader_version)]
     if writing:
@@ -186,7 +227,7 @@ def check_config(config: StreamConfig) -> StreamConfig:
     if config.format == "v1":
         if config.compression == "lz4":
             raise Refused("the published v1 format knows compression none and zstd, not lz4")
-        if config.schemas:
+        if config.is_typed or config.schemas:
             raise Refused(
                 "a stream in the published v1 format carries opaque values and no columns: declare "
                 "no schema, or use the native format"

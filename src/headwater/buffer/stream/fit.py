@@ -1,21 +1,22 @@
-"""Fitting records to the schema that their stream declares, column by column.
+"""Fitting records to what their stream carries, column by column.
 
-What comes out has the reserved columns that were given, first, and then every declared column in
-the declared order and type. In the batch they stand as nullable, at every depth, whatever the
-schema says: a delete has a key and no columns, and one batch must not have another schema than the
-next because a delete is in it. That no other record lacks what may not be null is checked here.
+What comes out has the reserved columns that were given, first, and then every column of the stream
+in its order and type. In the batch they stand as nullable, at every depth, whatever the schema
+says: a delete has a key and no columns, and one batch must not have another schema than the next
+because a delete is in it. That no other record lacks what may not be null is checked here.
 
 What is refused, whole, before anything of it is written:
 
-- a column that is not declared, or whose type is not the declared one nor narrower;
+- a column that the stream does not have, or whose type is not the stream's nor narrower;
 - null where the schema does not allow it, but in a delete;
 - records without any declared column, but deletes;
-- opaque values.
+- opaque values among columns, and columns among opaque values.
 """
 
 from __future__ import annotations
 
 import difflib
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,17 +30,63 @@ from headwater.buffer.records import (
     from_arrow,
     record_schema,
 )
-from headwater.buffer.stream.schema import difference, widens
-from headwater.buffer.type_text import field_text
+from headwater.buffer.stream.config import Origin
+from headwater.buffer.stream.schema import difference
+from headwater.buffer.type_text import field_text, type_text
+from headwater.buffer.widening import Inexact, accepts, exact_cast, relaxed
 from headwater.core.errors import Refused
 
 
-class Fitting:
-    """Fits records to one version of a stream's schema. Safe to share between threads."""
+class Fits(Protocol):
+    """Fits records to what a stream carries. Safe to share between threads."""
 
-    def __init__(self, stream: str, version: int, schema: pa.Schema) -> None:
+    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records as the stream carries them; `Refused` shows where they do not fit."""
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Records that were fitted before, to an older version of what the stream carries."""
+
+
+class OpaqueFitting:
+    """Fits records to a stream of opaque values, or to one that carries nothing yet."""
+
+    def __init__(self, stream: str, *, is_recorded: bool) -> None:
+        self._stream = stream
+        self._is_recorded = is_recorded
+
+    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records themselves."""
+        names = records.schema.names
+        columns = [name for name in names if name not in RESERVED]
+        if columns and self._is_recorded:
+            raise Refused(
+                f"stream {self._stream!r} carries opaque values, and these records have columns "
+                f"({', '.join(columns)}): produce them as values (produce), or write columns to "
+                "another stream"
+            )
+        if (columns or VALUE in names) and not self._is_recorded:
+            raise Refused(
+                f"of stream {self._stream!r} nothing is recorded yet: record what it is to carry "
+                "before that is written (Stream.recording)"
+            )
+        return records
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records themselves: opaque values have no versions."""
+        return records
+
+
+class Fitting:
+    """Fits records to one version of a stream's schema."""
+
+    def __init__(
+        self, stream: str, version: int, schema: pa.Schema, origin: Origin, alter: str
+    ) -> None:
+        """`alter` is the command that declares a schema."""
         self._stream = stream
         self._version = version
+        self._origin = origin
+        self._alter = alter
         self._declared = schema
         self._typed = [pa.field(field.name, relaxed(field.type)) for field in schema]
         self._strict = [field for field in schema if not field.nullable or is_strict(field.type)]
@@ -56,13 +103,31 @@ class Fitting:
             self._check_nulls(records, field)
         return records
 
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records of an older version, each value as it is in the type of this one."""
+        reserved = [field for field in records.schema if field.name in RESERVED]
+        columns = [records.column(field.name) for field in reserved]
+        for field in self._typed:
+            if field.name not in records.schema.names:
+                columns.append(pa.nulls(records.num_rows, field.type))
+                continue
+            try:
+                columns.append(exact_cast(records.column(field.name), field.type))
+            except Inexact as error:
+                raise self._refused(
+                    f"column {field.name!r} was declared as {type_text(field.type)} while these "
+                    f"records were on their way, and they were not accepted: {error}"
+                ) from error
+        return pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
+
     def _arranged(self, records: pa.RecordBatch) -> pa.RecordBatch:
         records = _carried(records)
         names = records.schema.names
+        must_have = self._origin == "declared" or VALUE in names
         if VALUE in names:
             records = self._without_value(records)
             names = records.schema.names
-        if all(name in RESERVED for name in names):
+        if must_have and all(name in RESERVED for name in names):
             self._check_all_deletes(records)
         self._check_columns(records)
         rows = records.num_rows
@@ -80,7 +145,7 @@ class Fitting:
             raise self._refused(
                 f"these records carry opaque values; it has the columns "
                 f"{', '.join(self._declared.names)}. Produce them as columns (produce_arrow, "
-                "produce_rows)"
+                "produce_rows), or write opaque values to another stream"
             )
         return records.drop_columns([VALUE])
 
@@ -101,13 +166,22 @@ class Fitting:
                 if not field.nullable and first(pc.invert(_deletes(records))) is not None:
                     wrong.append((field.name, f"{field_text(field)} is declared, and is missing"))
             elif not accepts(found.type, field.type):
-                wrong.append(
-                    (field.name, f"{field_text(field)} is declared, {found.type} is given")
-                )
-        for name, found in given.items():
-            wrong.append((name, f"{found.type} is given, and not declared{self._near(name)}"))
+                told = f"{field_text(field)} is {self._origin}, {type_text(found.type)} is given"
+                wrong.append((field.name, told))
+        if not wrong or self._origin == "declared":
+            for name, found in given.items():
+                told = f"{type_text(found.type)} is given, and not {self._origin}"
+                wrong.append((name, f"{told}{self._near(name)}"))
         if wrong:
-            raise self._refused(f"these records do not fit:{difference(wrong)}")
+            raise self._refused(f"these records do not fit:{difference(wrong)}\n{self._cure()}")
+
+    def _cure(self) -> str:
+        if self._origin == "declared":
+            return f"Cast or leave out; or declare the next version of the schema: {self._alter}"
+        return (
+            "Cast what is given; or, if every retained value fits another type, declare that one: "
+            f"{self._alter}"
+        )
 
     def _check_nulls(self, records: pa.RecordBatch, field: pa.Field) -> None:
         column = records.column(field.name)
@@ -127,39 +201,6 @@ class Fitting:
 
     def _refused(self, why: str) -> Refused:
         return Refused(f"stream {self._stream!r} (schema version {self._version}): {why}")
-
-
-def accepts(given: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a column of one type can be carried as the other without any loss."""
-    if given == declared or widens(given, declared):
-        return True
-    if pa.types.is_list(given) and pa.types.is_list(declared):
-        return accepts(given.value_type, declared.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(declared):
-        return accepts(given.key_type, declared.key_type) and accepts(
-            given.item_type, declared.item_type
-        )
-    if pa.types.is_struct(given) and pa.types.is_struct(declared):
-        fields = {field.name: field for field in given}
-        for field in declared:
-            found = fields.pop(field.name, None)
-            if found is None and not field.nullable:
-                return False
-            if found is not None and not accepts(found.type, field.type):
-                return False
-        return not fields
-    return False
-
-
-def relaxed(kind: pa.DataType) -> pa.DataType:
-    """The type with everything inside it nullable: as it stands in batches."""
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", relaxed(kind.value_type)))
-    if pa.types.is_map(kind):
-        return pa.map_(relaxed(kind.key_type), relaxed(kind.item_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, relaxed(field.type)) for field in kind])
-    return kind
 
 
 def _carried(records: pa.RecordBatch) -> pa.RecordBatch:

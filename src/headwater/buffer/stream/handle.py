@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 
 import pyarrow as pa
 
@@ -18,9 +19,12 @@ from headwater.buffer.stream.config import (
     StreamConfig,
     check_versions,
 )
-from headwater.buffer.stream.fit import Fitting
+from headwater.buffer.stream.fit import Fits, Fitting, OpaqueFitting
+from headwater.buffer.stream.recording import taking_in
+from headwater.buffer.stream.register import StreamRegister
 from headwater.buffer.stream.schema import arrow_schema
 from headwater.buffer.whole_number import whole_number
+from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.store import Store
 
@@ -68,19 +72,30 @@ class Stream:
 
     @property
     def schema_version(self) -> int:
-        """The number of the latest declared schema; 0 if none is declared."""
+        """The number of the latest schema; 0 if there are no columns."""
         return self.config.schemas[-1].version if self.config.schemas else 0
 
     @functools.cached_property
     def schema(self) -> pa.Schema | None:
-        """The latest declared schema: the typed columns, without the reserved ones."""
+        """The columns, declared or inferred, without the reserved ones; None if there are none."""
         return arrow_schema(self.config.schemas[-1]) if self.config.schemas else None
 
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it carries opaque values; neither these nor columns before the first record."""
+        return self.config.is_opaque
+
+    @property
+    def alter_command(self) -> str:
+        """The command that declares a schema."""
+        return f"headwater stream alter {shlex.quote(self.store.url)} {self.name} --schema FILE"
+
     @functools.cached_property
-    def _fitting(self) -> Fitting | None:
+    def _fitting(self) -> Fits:
         if self.schema is None:
-            return None
-        return Fitting(self.name, self.schema_version, self.schema)
+            return OpaqueFitting(self.name, is_recorded=self.is_opaque)
+        origin = self.config.schemas[-1].origin
+        return Fitting(self.name, self.schema_version, self.schema, origin, self.alter_command)
 
     def appender(self, partition: int, producer_id: str) -> Appender:
         """A producer's door to a partition."""
@@ -120,12 +135,45 @@ class Stream:
         )
 
     def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records under the latest declared schema, as they are if none is declared.
+        """The records as the stream carries them.
 
         Columns are put in order, widened, and added where they may be null. `Refused` shows the
-        difference column by column.
+        difference column by column; what is new to the stream is recorded first (`recording`).
         """
-        return records if self._fitting is None else self._fitting.fit(records)
+        return self._fitting.fit(records)
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Records that were fitted to an older version of the schema, under this one.
+
+        `Refused` if a value is none of the type that its column has now.
+        """
+        return self._fitting.refit(records)
+
+    async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
+        """The stream, once its register says that it carries records of this schema.
+
+        Nothing is written where it does already, and where it cannot: then `fit` refuses them.
+        With `is_fresh`, what this handle knows of the register is not asked for again.
+        `Conflict`, `NotFound`: it was deleted.
+        """
+
+        def record(now: StreamConfig) -> StreamConfig:
+            return taking_in(now, records, added_ms=added_ms)
+
+        added_ms = runtime.wall_ms()
+        if is_fresh and record(self.config) == self.config:
+            return self
+        register = StreamRegister(self.store, self.name)
+        return self.with_config(await register.update_live(self.id, record))
+
+    def taking_in(self, records: pa.Schema) -> Stream:
+        """The stream as it would be once it recorded records of this schema; writes nothing."""
+        config = taking_in(self.config, records, added_ms=runtime.wall_ms())
+        return self if config is self.config else self.with_config(config)
+
+    def with_config(self, config: StreamConfig) -> Stream:
+        """The same stream, as its register says now."""
+        return Stream(self.store, config)
 
     def dead_letter_prefix(self, partition: int) -> str:
         """Where batches of a partition that could not be read are listed."""

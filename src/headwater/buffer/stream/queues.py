@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from headwater.buffer import layout
 from headwater.buffer.queue import native, v1
-from headwater.buffer.queue.contract import Appender, Collector, Looker, Taker
+from headwater.buffer.queue.contract import Appender, Collector, Counters, Looker, Taker
 from headwater.buffer.stream.config import StreamConfig
+from headwater.core import limits
+from headwater.core.backoff import RetryPolicy
 from headwater.store import Store
 
 PACE_S: Final = {"gs": 1.0}
@@ -28,6 +31,19 @@ async def create_queue(store: Store, config: StreamConfig, partition: int) -> No
         await v1.create_v1_queue(store, prefix, config.id, lenient=config.is_lenient)
     else:
         await native.create_native_queue(store, prefix, config.id)
+
+
+async def raise_schema_floor(
+    store: Store,
+    config: StreamConfig,
+    partition: int,
+    floor: int,
+    check: Callable[[int], Awaitable[None]],
+) -> None:
+    """Let a partition take nothing of a schema older than `floor`, once `check` let it be."""
+    chunks = native.Chunks(store, queue_prefix(config, partition), config.id)
+    budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
+    await native.raise_schema_floor(native.Tail(chunks, Counters()), floor, check, budget)
 
 
 def appender(store: Store, config: StreamConfig, partition: int, producer_id: str) -> Appender:

@@ -1,18 +1,8 @@
 """The schema that a stream declares: how it is written down, and how it may change.
 
-Versions count from 1 and are kept. The next version may add nullable columns and widen types, so
+Versions count from 1. The next version may add nullable columns and widen types (widening.py), so
 that every reader of it can read what was written under the ones before; an order of columns is
 not a change. Whatever else is asked for is refused with the difference, column by column.
-
-| from | widens to |
-| --- | --- |
-| int8, int16, int32 | int16, int32, int64 |
-| float32 | float64 |
-| decimal(p, s) | decimal(more than p, s) |
-| list, map, struct | of wider elements; a struct also with more nullable fields |
-
-These are the widenings that Spark and Iceberg both make without rewriting anything. A date is not
-widened to a timestamp, nor an integer to a float: readers would see other values than were written.
 """
 
 from __future__ import annotations
@@ -23,9 +13,10 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from headwater.buffer.stream.config import Column, SchemaVersion
+from headwater.buffer.stream.config import Column, Origin, SchemaVersion
 from headwater.buffer.type_text import field_text, parse_field, type_text
 from headwater.buffer.types import carried_schema, check_names, check_nested
+from headwater.buffer.widening import widens
 from headwater.core.errors import Corrupt, LimitExceeded, Refused
 
 COLUMNS_MAX: Final = 10_000
@@ -42,9 +33,7 @@ def declared_schema(given: SchemaLike) -> pa.Schema:
         schema = pa.schema([parse_field(str(name), str(text)) for name, text in given.items()])
     if not schema.names:
         raise Refused("a schema has at least one column")
-    if len(schema.names) > COLUMNS_MAX:
-        raise LimitExceeded(f"{len(schema.names):,} columns; COLUMNS_MAX is {COLUMNS_MAX:,}")
-    check_names("", schema.names)
+    check_columns(schema.names)
     reserved = [name for name in schema.names if name.startswith("_")]
     if reserved:
         raise Refused(
@@ -57,10 +46,19 @@ def declared_schema(given: SchemaLike) -> pa.Schema:
     return carried
 
 
-def schema_version(version: int, schema: pa.Schema, *, added_ms: int) -> SchemaVersion:
-    """How a declared schema is written down."""
+def check_columns(names: list[str]) -> None:
+    """Refuse more columns than a stream may have, and such that Spark cannot tell apart."""
+    if len(names) > COLUMNS_MAX:
+        raise LimitExceeded(f"{len(names):,} columns; COLUMNS_MAX is {COLUMNS_MAX:,}")
+    check_names("", names)
+
+
+def schema_version(
+    version: int, schema: pa.Schema, *, added_ms: int, origin: Origin = "declared"
+) -> SchemaVersion:
+    """How a schema is written down."""
     columns = [Column(field.name, type_text(field.type), field.nullable) for field in schema]
-    return SchemaVersion(version, added_ms, columns)
+    return SchemaVersion(version, added_ms, origin, columns)
 
 
 def arrow_schema(version: SchemaVersion) -> pa.Schema:
@@ -72,11 +70,24 @@ def arrow_schema(version: SchemaVersion) -> pa.Schema:
     return pa.schema(fields)
 
 
+class Replaces(Exception):
+    """Types that were inferred are to be replaced by others, which are not wider."""
+
+    def __init__(self, schema: pa.Schema, columns: list[pa.Field]) -> None:
+        super().__init__(", ".join(field.name for field in columns))
+        self.schema = schema
+        """With the types in their place."""
+        self.columns = columns
+        """Those that every retained value has to fit."""
+
+
 def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schema | None:
     """The schema that follows `latest` if `declared` is asked for; None if that is the same.
 
-    Columns keep their place, and those that are added come last.
+    Columns keep their place, and those that are added come last. `Replaces`: it depends on the
+    records that are retained, because types that were inferred are to become others.
     """
+    replaced: list[pa.Field] = []
     before = arrow_schema(latest)
     given = {field.name: field for field in declared}
     fields: list[pa.Field] = []
@@ -88,14 +99,17 @@ def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schem
             wrong.append((field.name, f"{field_text(field)} → missing: no column goes{renamed}"))
             continue
         kind = merged_type(field.type, asked.type)
-        if kind is None:
-            change = f"{field_text(field)} → {field_text(asked)}: not a wider type"
-            wrong.append((field.name, change))
-        elif field.nullable != asked.nullable:
+        if field.nullable != asked.nullable:
             change = f"{field_text(field)} → {field_text(asked)}: whether it may be null stays"
             wrong.append((field.name, change))
-        else:
+        elif kind is not None:
             fields.append(pa.field(field.name, kind, field.nullable))
+        elif latest.origin == "inferred":
+            fields.append(asked)
+            replaced.append(asked)
+        else:
+            change = f"{field_text(field)} → {field_text(asked)}: not a wider type"
+            wrong.append((field.name, change))
     for asked in given.values():
         if not asked.nullable:
             wrong.append((asked.name, f"added as {field_text(asked)}: it must be nullable"))
@@ -107,6 +121,8 @@ def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schem
         )
     check_names("", [field.name for field in fields])
     schema = pa.schema(fields)
+    if replaced:
+        raise Replaces(schema, replaced)
     return None if schema == before else schema
 
 
@@ -125,17 +141,6 @@ def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         return _merged_struct(old, new)
     return None
-
-
-def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether every value of one plain type is a value of the other, wider one."""
-    if pa.types.is_signed_integer(narrow) and pa.types.is_signed_integer(wide):
-        return bool(narrow.bit_width < wide.bit_width)
-    if pa.types.is_floating(narrow) and pa.types.is_floating(wide):
-        return bool(narrow.bit_width < wide.bit_width)
-    if pa.types.is_decimal(narrow) and pa.types.is_decimal(wide):
-        return bool(narrow.scale == wide.scale and narrow.precision < wide.precision)
-    return False
 
 
 def difference(lines: Iterable[tuple[str, str]]) -> str:

@@ -26,12 +26,17 @@ from headwater.buffer.stream.changes import (
     check_agrees,
     check_alterable,
     check_cleaned,
-    next_schemas,
+    declaring,
 )
 from headwater.buffer.stream.config import StreamConfig, changed, new_stream_id
 from headwater.buffer.stream.handle import Stream
 from headwater.buffer.stream.register import StreamRegister, check_store
-from headwater.buffer.stream.schema import SchemaLike, declared_schema, schema_version
+from headwater.buffer.stream.schema import (
+    Replaces,
+    SchemaLike,
+    declared_schema,
+    schema_version,
+)
 from headwater.buffer.stream.settings import parse_settings
 from headwater.buffer.stream.source import kept, visiting
 from headwater.core import runtime
@@ -62,7 +67,9 @@ async def create_stream(
     declared = None if schema is None else declared_schema(schema)
     created_ms = runtime.wall_ms()
     if declared is not None:
-        given["schemas"] = [schema_version(1, declared, added_ms=created_ms)]
+        given |= {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=created_ms)]}
+    elif given.get("format") == "v1":
+        given["shape"] = "opaque"
     fresh = changed(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), given)
 
     def create(now: StreamConfig | None) -> StreamConfig:
@@ -127,7 +134,9 @@ async def alter_stream(
 ) -> Stream:
     """Change settings of a stream, or declare its next schema.
 
-    More partitions mean that keys land on other partitions than before.
+    More partitions mean that keys land on other partitions than before. A type that was inferred
+    and becomes one that is not wider is replaced if every retained value fits: all of them are
+    read.
     """
     given = parse_settings(changes)
     declared = None if schema is None else declared_schema(schema)
@@ -139,12 +148,18 @@ async def alter_stream(
         check_alterable(now, given)
         if declared is None:
             return changed(now, given)
-        return changed(now, {**given, "schemas": next_schemas(now, declared, added_ms)})
+        return changed(now, {**given, **declaring(now, declared, added_ms)})
 
     async with visiting(source) as store:
         register = StreamRegister(store, name)
-        stream_id = (await register.read_live(writing=True)).id
-        config = await register.update_live(stream_id, alter)
+        found = await register.read_live(writing=True)
+        try:
+            config = await register.update_live(found.id, alter)
+        except Replaces as replaces:
+            # Here, because it reads records, of which this package knows nothing.
+            from headwater.buffer.replacing import replace_types
+
+            config = await replace_types(Stream(store, found), replaces, given)
         return kept(source, Stream(store, await _completed(store, register, config)))
 
 

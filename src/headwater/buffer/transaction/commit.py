@@ -10,6 +10,10 @@ A commit is four steps, each of which may be the last one that a driver gets to:
 3. change the record, if nothing in it moved since step 1. *That is the commit*;
 4. append, say so in the record, and let go of the hold.
 
+The driver renews the hold for as long as that takes. Once the change of step 3 may have landed, the
+answer is that it did, or `OutcomeUnknown`: no later error says that nothing was committed. A hold
+that is gone says so only after the record was changed so that a write still under way cannot land.
+
 An abort asks the record first: what was committed, perhaps with its answer lost, is finished and
 not aborted. What was not is made impossible by a change of the record, and deleted after that:
 deleting what a late write may still commit would lose it.
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
@@ -37,7 +41,7 @@ from headwater.buffer.transaction.record import (
     in_order,
     read_application,
 )
-from headwater.core import limits
+from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
@@ -47,6 +51,7 @@ from headwater.core.errors import (
     OutcomeUnknown,
     Refused,
     Unavailable,
+    staying_unknown,
 )
 
 COMMIT_ATTEMPTS: Final = 64
@@ -80,7 +85,7 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class OlderMicroBatch(Refused):
-    """A query came back with a micro-batch before its last one. Nothing of it was written."""
+    """A query came back with a micro-batch before its last one, and writes nothing of it."""
 
 
 class _Changed(Exception):
@@ -109,17 +114,18 @@ class Committer:
     async def commit(self, tasks: Sequence[TaskUploads]) -> Committed:
         """Commit what these tasks uploaded, or find that it was committed already.
 
-        `HoldLost`, `OlderMicroBatch`: nothing was committed, and never will be. `OutcomeUnknown`,
-        `Unavailable`: it may have been; commit again, or abort, and both will tell.
+        `HoldLost`, `Unavailable`: nothing was committed, and never will be. `OlderMicroBatch`: this
+        call committed nothing. `OutcomeUnknown`: it may be committed; commit again, or abort, and
+        both will tell.
         """
         _check_count(tasks)
         uploads = in_order([(one.task, one.uploads) for one in tasks])
         rows = sum(one.rows for one in tasks)
         try:
-            record = await self._committed(tasks, uploads)
-            mine = record.is_of(self._attempt) is True
-            if record.is_appending:
-                await self._appending.finish(record)
+            async with self._kept_held(tasks):
+                record = await self._committed(tasks, uploads)
+                mine = record.is_of(self._attempt) is True
+                await self._finish(record)
         except BaseException:
             await self._appending.close()
             raise
@@ -134,16 +140,11 @@ class Committer:
     async def abort(self, tasks: Sequence[TaskUploads]) -> bool:
         """Give up, unless it is committed; whether it was given up."""
         attempt = self._attempt
-
-        def revoke(now: Application | None) -> Application:
-            now = now or Application()
-            return now if now.has(attempt) else now.revoked()
-
-        record = (await self._register.update(revoke)).value
+        record = await self._revoked()
         was_committed = record.has(attempt)
         try:
-            if was_committed and record.is_appending:
-                await self._appending.finish(record)
+            if was_committed:
+                await self._finish(record)
         finally:
             await self._appending.close()
         if record.is_of(attempt) is False:
@@ -151,45 +152,106 @@ class Committer:
         await self._let_go(for_good=True)
         return not was_committed
 
+    @contextlib.asynccontextmanager
+    async def _kept_held(self, tasks: Sequence[TaskUploads]) -> AsyncIterator[None]:
+        """Renew the hold meanwhile: the last task that did so may have ended long ago."""
+        tokens = {one.hold_token for one in tasks if one.uploads}
+        keeping = [
+            runtime.spawn(self._keep(token), name="headwater-hold") for token in sorted(tokens)
+        ]
+        try:
+            yield
+        finally:
+            for task in keeping:
+                task.cancel()
+
+    async def _keep(self, token: str) -> None:
+        with contextlib.suppress(HoldLost):  # which the commit finds by itself
+            await self._holder.keep(token)
+
+    async def _finish(self, record: Application) -> None:
+        """Append what is committed. That it is stays true whatever comes of this."""
+        if not record.is_appending:
+            return
+        try:
+            await self._appending.finish(record)
+        except (Unavailable, Fenced) as error:
+            raise OutcomeUnknown(
+                f"{self._attempt}: it is committed, and not all of it is appended yet: commit it "
+                f"again, or leave that to a collector. {error}"
+            ) from error
+
     async def _committed(
         self, tasks: Sequence[TaskUploads], uploads: dict[int, list[Upload]]
     ) -> Application:
         """The record once it has this transaction; its appends may still be to do."""
         budget = _PATIENT.start()
-        in_doubt: int | None = None
+        in_doubt: tuple[int, OutcomeUnknown] | None = None
         while True:
-            found = await read_application(self._register)
-            if found.has(self._attempt):
-                _refuse_older(self._attempt, found)
-                return found
-            if self._is_forgotten(found, in_doubt):
-                raise OutcomeUnknown(
-                    f"{self._attempt}: it may be committed; {found.version - (in_doubt or 0)} "
-                    "others were since, and its record no longer tells"
-                )
-            if found.is_appending:
-                await self._appending.finish(found)
-                continue
-            await self._appending.go_on_from(found)
-            try:
-                return await self._change(found, tasks, uploads)
-            except (_Changed, Fenced):
-                pass  # another attempt is at it, and may be done by now
-            except OutcomeUnknown:
-                # Looking tells; and what may still land does not, once something else has.
-                in_doubt = found.version if in_doubt is None else in_doubt
-            if not await budget.pause():
+            lost: HoldLost | None = None
+            with staying_unknown(None if in_doubt is None else in_doubt[1]):
+                found = await read_application(self._register)
+                if found.has(self._attempt):
+                    _refuse_older(self._attempt, found)
+                    return found
+                self._refuse_forgotten(found, in_doubt)
+                if found.is_appending:
+                    await self._appending.finish(found)
+                    continue
+                await self._appending.go_on_from(found)
+                try:
+                    return await self._change(found, tasks, uploads)
+                except HoldLost as error:
+                    lost = error
+                except (_Changed, Fenced):
+                    pass  # another attempt is at it, and may be done by now
+                except OutcomeUnknown as error:
+                    # Looking tells; and what may still land does not, once something else has.
+                    in_doubt = (found.version, error) if in_doubt is None else in_doubt
+            if lost is not None:
+                await self._make_certain(lost)
+            elif not await budget.pause():
                 told = f"{self._attempt}: not committed in {budget.used} attempts"
                 if in_doubt is not None:
                     raise OutcomeUnknown(f"{told}, of which one may still land: commit or abort it")
                 raise Contended(f"{told}: others kept changing its record")
 
-    def _is_forgotten(self, found: Application, in_doubt: int | None) -> bool:
-        return (
-            in_doubt is not None
-            and self._attempt.version is None
-            and found.version - in_doubt > RECENT_MAX
-        )
+    async def _make_certain(self, lost: HoldLost) -> None:
+        """Raise that the hold is lost, unless the transaction is committed after all.
+
+        A change of the record that is still under way, of this call or an earlier one, could
+        commit it after the job was told to run again. So the record is changed first.
+        """
+        try:
+            record = await self._revoked()
+        except (Unavailable, OutcomeUnknown) as error:
+            raise OutcomeUnknown(
+                f"{self._attempt}: its hold is gone, and whether it is committed is not known: "
+                f"commit it again, or abort it. {error}"
+            ) from error
+        if not record.has(self._attempt):
+            raise lost
+
+    async def _revoked(self) -> Application:
+        """The record, changed so that this transaction cannot be committed, unless it is."""
+
+        def revoke(now: Application | None) -> Application:
+            now = now or Application()
+            return now if now.has(self._attempt) else now.revoked()
+
+        return (await self._register.update(revoke)).value
+
+    def _refuse_forgotten(
+        self, found: Application, in_doubt: tuple[int, OutcomeUnknown] | None
+    ) -> None:
+        if in_doubt is None or self._attempt.version is not None:
+            return
+        others = found.version - in_doubt[0]
+        if others > RECENT_MAX:
+            raise OutcomeUnknown(
+                f"{self._attempt}: it may be committed; {others} others were since, and its record "
+                "no longer tells"
+            )
 
     async def _change(
         self, found: Application, tasks: Sequence[TaskUploads], uploads: dict[int, list[Upload]]
@@ -253,8 +315,8 @@ def _refuse_older(attempt: Attempt, found: Application) -> None:
     if attempt.follows_on and attempt.version is not None and attempt.version < found.version:
         raise OlderMicroBatch(
             f"{attempt}: micro-batch {found.version} of this query is committed already. Its "
-            "checkpoint is an older copy, or another run of it has come further. Nothing of this "
-            "one is written: stop one of the two, or give the query a new checkpointLocation"
+            "checkpoint is an older copy, or another run of it has come further. This run writes "
+            "nothing of it: stop one of the two, or give the query a new checkpointLocation"
         )
 
 

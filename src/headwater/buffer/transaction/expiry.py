@@ -24,7 +24,7 @@ from headwater.buffer.transaction.holds import Hold, Holds, holds_register, read
 from headwater.buffer.transaction.identity import producer_id
 from headwater.buffer.transaction.record import Application, application_register
 from headwater.core import runtime
-from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.core.ids import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
 
@@ -49,36 +49,55 @@ async def held(stream: Stream, grace_ms: int) -> Held:
         holds = await _look(stream, register)
         ending = {name: hold for name, hold in holds.holds.items() if hold.is_ending}
         if ending:
-            await _end(stream, register, ending)
-    now_ms = runtime.wall_ms()
-    wanted, most = _ulid_at(now_ms - grace_ms), _ulid_at(now_ms)
-
-    def rise(now: Holds | None) -> Holds:
-        now = now or Holds()
-        lowest = min((hold.above for hold in now.holds.values()), default=most)
-        # To the present where anything is to be gained at all: the next passes then need not.
-        if now.floor >= min(wanted, lowest):
-            return now
-        return msgspec.structs.replace(now, floor=max(now.floor, min(most, lowest)))
-
-    holds = (await register.update(rise)).value
+            holds = await _end(stream, register, ending)
+    if holds.floor < min(_ulid_at(runtime.wall_ms() - grace_ms), _lowest(holds)):
+        holds = await _raise_floor(stream, register, grace_ms)
     return Held(
         encode_ulid(decode_ulid(holds.floor) + 1),
         frozenset(producer_id(hold.application) for hold in holds.holds.values()),
     )
 
 
-async def _look(stream: Stream, register: Register[Holds]) -> Holds:
-    """Note which holds were renewed since the last look, and mark those that were not for long."""
+def _lowest(holds: Holds) -> str:
+    """Up to where the holds let the floor rise."""
+    return min((hold.above for hold in holds.holds.values()), default=ULID_MAX)
+
+
+async def _raise_floor(stream: Stream, register: Register[Holds], grace_ms: int) -> Holds:
+    """Raise the floor to the present, by the store's clock, if that gains anything at all.
+
+    By the collector's own clock, one that is a year ahead would have every upload of the next year
+    given an id above that year, and what of them nobody appends is not collected before then.
+    """
+    _, at_ms = await _count_pass(stream, register)
+    wanted, most = _ulid_at(at_ms - grace_ms), _ulid_at(at_ms)
+
+    def rise(now: Holds | None) -> Holds:
+        now = now or Holds()
+        # To the present where anything is to be gained: the next passes then need not.
+        if now.floor >= min(wanted, _lowest(now)):
+            return now
+        return msgspec.structs.replace(now, floor=max(now.floor, min(most, _lowest(now))))
+
+    return (await register.update(rise)).value
+
+
+async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds, int]:
+    """The holds, and the time of the store at or after they were written: what is still the same
+    later on was not renewed since."""
 
     def count(now: Holds | None) -> Holds:
         now = now or Holds()
         return msgspec.structs.replace(now, passes=now.passes + 1)
 
-    before = (await register.update(count)).value
-    # The time of the store, at or after the count was written: what is still the same later on was
-    # not renewed since.
-    at_ms = (await stream.store.head(register.key)).modified_ms
+    counted = (await register.update(count)).value
+    return counted, (await stream.store.head(register.key)).modified_ms
+
+
+async def _look(stream: Stream, register: Register[Holds]) -> Holds:
+    """Note which holds were renewed since the last look, and mark those that were not for long."""
+
+    before, at_ms = await _count_pass(stream, register)
 
     def note(now: Holds | None) -> Holds:
         now = now or Holds()
@@ -102,7 +121,7 @@ def _noted(hold: Hold, at_ms: int) -> Hold:
     return hold
 
 
-async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold]) -> None:
+async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold]) -> Holds:
     for application in sorted({hold.application for hold in ending.values()}):
         record = (await application_register(stream, application).update(_revoked)).value
         if record.is_appending and f"{application}.{record.attempt}" in ending:
@@ -115,7 +134,7 @@ async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold
                 now = now.with_hold(name, None)
         return now
 
-    await register.update(drop)
+    return (await register.update(drop)).value
 
 
 def _revoked(now: Application | None) -> Application:

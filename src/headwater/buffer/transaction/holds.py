@@ -14,6 +14,7 @@ collector notes which count it saw, and when the store says that was.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 import msgspec
@@ -23,7 +24,13 @@ from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.identity import Attempt
 from headwater.core import limits, runtime
-from headwater.core.errors import LimitExceeded, NotFound, Refused
+from headwater.core.errors import (
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.store import Register
 
 TIMEOUT_MS: Final = 24 * 3600 * 1000
@@ -65,6 +72,9 @@ class Holds(msgspec.Struct, frozen=True):
     holds: dict[str, Hold] = {}
     passes: int = 0
     """Counts passes that asked the store for the time."""
+    schema_floor: int = 0
+    """No hold is taken for records of an older version of the stream's schema. It rises while
+    there are no holds, so nothing is committed later that was fitted to an older one."""
 
     def with_hold(self, name: str, hold: Hold | None) -> Holds:
         """The same with another hold of this name, or without one."""
@@ -105,13 +115,22 @@ class Holder:
         self._attempt = attempt
         self._timeout_ms = check_timeout_ms(timeout_ms)
 
-    async def take(self) -> Hold:
-        """The hold, taken unless another task of the attempt already did."""
+    async def take(self, schema_version: int = 0) -> Hold:
+        """The hold, taken unless another task of the attempt already did.
+
+        `Refused` if the stream's columns have changed since this version in a way that a sink
+        cannot follow.
+        """
         name = self._attempt.hold
         token = runtime.new_token().hex()
 
         def change(now: Holds | None) -> Holds:
             now = now or Holds()
+            if 0 < schema_version < now.schema_floor:
+                raise Refused(
+                    f"{self._attempt}: a type of the stream's columns was replaced, or is being "
+                    "replaced, since its rows were made; nothing of it is written. Run it again"
+                )
             if name in now.holds:
                 return now
             if len(now.holds) >= limits.HOLDS_MAX:
@@ -139,6 +158,14 @@ class Holder:
             return now.with_hold(self._attempt.hold, renewed)
 
         await self._register.update(change)
+
+    async def keep(self, token: str) -> None:
+        """Renew the hold again and again, until this is cancelled; `HoldLost` if it is gone."""
+        while True:
+            await runtime.sleep(self._timeout_ms / 1000 / RENEWALS_IN_TIMEOUT)
+            # What fails is due again long before the hold ends.
+            with contextlib.suppress(Unavailable, OutcomeUnknown):
+                await self.renew(token)
 
     async def move(self) -> None:
         """After a commit: hold nothing uploaded so far, and be ready for what comes next.

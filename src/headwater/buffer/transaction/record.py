@@ -32,6 +32,8 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     min_ms: int
     max_ms: int
+    min_timestamp_us: int | None
+    max_timestamp_us: int | None
     schema_version: int
 
 
@@ -53,6 +55,8 @@ class Share(msgspec.Struct, frozen=True):
                 upload.size_bytes,
                 upload.min_ms,
                 upload.max_ms,
+                upload.min_timestamp_us,
+                upload.max_timestamp_us,
                 schema_version=upload.schema_version,
             )
             for sequence, upload in numbered

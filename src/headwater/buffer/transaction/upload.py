@@ -5,7 +5,8 @@ and not sealed there is never more than GATHERED_BATCHES times that, however man
 are. Sealed batches are encoded on threads and uploaded beside the caller, IN_FLIGHT at a time;
 `add` waits for room. Nobody sees an upload before its transaction commits.
 
-Always holds: the hold is taken before the first upload has its id, and every id is above it.
+Always holds: the hold is taken before the first upload has its id, and every id is above it; what
+is uploaded fits what the stream's register says that it carries.
 """
 
 from __future__ import annotations
@@ -17,23 +18,18 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch
+from headwater.buffer.batch import Batch, Times
 from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import Appender, Encoded
 from headwater.buffer.records import check_sizes
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.commit import TaskUploads
-from headwater.buffer.transaction.holds import (
-    RENEWALS_IN_TIMEOUT,
-    TIMEOUT_MS,
-    Hold,
-    Holder,
-)
+from headwater.buffer.transaction.holds import TIMEOUT_MS, Hold, Holder
 from headwater.buffer.transaction.identity import Attempt, producer_id
 from headwater.buffer.transaction.record import Upload
 from headwater.core import limits, runtime
-from headwater.core.errors import Bug, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import Bug, Refused
 
 BATCH_BYTES: Final = 32 * limits.MIB
 BATCH_BYTES_MOST: Final = limits.BATCH_MAX_BYTES // 2
@@ -43,6 +39,7 @@ IN_FLIGHT: Final = 3
 
 class _Gathered(msgspec.Struct):
     pieces: list[pa.RecordBatch]
+    schema_version: int
     size_bytes: int = 0
     rows: int = 0
 
@@ -64,7 +61,6 @@ class Uploader:
         check_batch_bytes(batch_bytes)
         self._stream = stream
         self._task = task
-        self._timeout_ms = timeout_ms
         self._batch_bytes = batch_bytes
         self._compression = stream.compression if compression is None else compression
         self._producer = producer_id(attempt.application)
@@ -81,8 +77,9 @@ class Uploader:
         """How many batches were sealed so far."""
 
     async def add(self, partition: int, records: pa.RecordBatch) -> None:
-        """Take records for one partition, in the form in which the stream carries them."""
+        """Take records for one partition; `Refused` if they do not fit what the stream carries."""
         self._raise_failure()
+        records = await self._fitted(records)
         check_sizes(records)
         for piece in split(records, self._batch_bytes):
             await self._add(partition, piece)
@@ -112,6 +109,16 @@ class Uploader:
         if self._flights:
             await asyncio.wait(self._flights)
 
+    async def _fitted(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records as the stream carries them. That it does is recorded before any upload."""
+        try:
+            return self._stream.fit(records)
+        except Refused:
+            known, self._stream = self._stream, await self._stream.recording(records.schema)
+            if self._stream.config == known.config:
+                raise
+            return self._stream.fit(records)
+
     async def _add(self, partition: int, piece: pa.RecordBatch) -> None:
         gathered = self._gathered.get(partition)
         if gathered is not None and (
@@ -122,7 +129,8 @@ class Uploader:
             await self._seal(partition)
             gathered = None
         if gathered is None:
-            gathered = self._gathered[partition] = _Gathered([])
+            version = self._stream.schema_version
+            gathered = self._gathered[partition] = _Gathered([], version)
         gathered.pieces.append(piece)
         gathered.size_bytes += piece.nbytes
         gathered.rows += piece.num_rows
@@ -138,8 +146,9 @@ class Uploader:
         self._gathered_bytes -= gathered.size_bytes
         self.sealed += 1
         if self._hold is None:
-            self._hold = await self._holder.take()
-            self._renewing = runtime.spawn(self._renew(), name="headwater-hold")
+            self._hold = await self._holder.take(gathered.schema_version)
+            keeping = self._holder.keep(self._hold.token)
+            self._renewing = runtime.spawn(keeping, name="headwater-hold")
         await self._slots.acquire()
         places = self._uploads.setdefault(partition, [])
         places.append(None)
@@ -156,32 +165,25 @@ class Uploader:
     async def _upload(self, partition: int, place: int, gathered: _Gathered, hold: Hold) -> None:
         batch_id, at_ms = runtime.new_ulid(above=hold.above), runtime.wall_ms()
         door = self._door(partition)
-        data = await runtime.run_blocking(self._encode, door, batch_id, gathered.pieces, at_ms)
+        data, times = await runtime.run_blocking(
+            self._encode, door, batch_id, gathered.pieces, at_ms
+        )
         await door.upload(batch_id, data)
         self._uploads[partition][place] = Upload(
-            batch_id, gathered.rows, len(data), at_ms, at_ms, self._stream.schema_version
+            batch_id, gathered.rows, len(data), *times, gathered.schema_version
         )
 
     def _encode(
         self, door: Appender, batch_id: str, pieces: list[pa.RecordBatch], at_ms: int
-    ) -> Encoded:
+    ) -> tuple[Encoded, Times]:
         records = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        calls = Calls.of([Call(0, at_ms, None)])
-        return door.encode(Batch(batch_id, records, calls), self._compression)
+        batch = Batch(batch_id, records, Calls.of([Call(0, at_ms, None)]))
+        return door.encode(batch, self._compression), batch.times()
 
     def _door(self, partition: int) -> Appender:
         if partition not in self._doors:
             self._doors[partition] = self._stream.appender(partition, self._producer)
         return self._doors[partition]
-
-    async def _renew(self) -> None:
-        assert self._hold is not None
-        while True:
-            await runtime.sleep(self._timeout_ms / 1000 / RENEWALS_IN_TIMEOUT)
-            try:
-                await self._holder.renew(self._hold.token)
-            except (Unavailable, OutcomeUnknown):
-                continue  # it is due again long before the hold ends
 
     def _stop_renewing(self) -> None:
         if self._renewing is not None:

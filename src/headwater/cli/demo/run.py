@@ -182,8 +182,8 @@ def _check_installed() -> None:
     ]
     if missing:
         raise Refused(
-            f"the demo needs {', '.join(missing)}: pip install 'headwater[demo]' (or, in a clone, "
-            "make demo)"
+            f"the demo needs {', '.join(missing)}: pip install {' '.join(missing)} "
+            "(or, in a clone, make demo)"
         )
 
 

@@ -27,6 +27,12 @@ class Package:
     before: tuple[int, ...] = ()
     why: str = ""
 
+    @property
+    def install(self) -> str:
+        """Names the package itself: Headwater is on no index from which an extra could come."""
+        bounds = f">={_dotted(self.oldest)}" + (f",<{_dotted(self.before)}" if self.before else "")
+        return f"pip install '{self.name}{bounds}'"
+
 
 PACKAGES: Final = (
     Package("pyarrow", (21,), ""),
@@ -52,24 +58,20 @@ def check_packages(version_of: VersionOf) -> Iterator[Finding]:
 
 
 def _check_package(package: Package, version: str | None) -> Finding:
-    whole = f"headwater[{package.extra}]" if package.extra else "headwater"
-    install = f"pip install '{whole}'"
     if version is None:
         if not package.extra:
-            return wrong(package.name, "not installed", install)
-        return note(package.name, "not installed", f"for {package.why}: {install}")
+            return wrong(package.name, "not installed", package.install)
+        return note(package.name, "not installed", f"for {package.why}: {package.install}")
     parsed = _numbers(version)
     if parsed < package.oldest:
-        oldest = ".".join(map(str, package.oldest))
-        return wrong(package.name, f"{version} is too old", f"{oldest} or newer: {install}")
+        return wrong(package.name, f"{version} is too old", package.install)
     if package.before and parsed >= package.before:
-        before = ".".join(map(str, package.before))
-        return wrong(
-            package.name,
-            f"{version} is too new for {package.why}",
-            f"pip install '{package.name}<{before}'",
-        )
+        return wrong(package.name, f"{version} is too new for {package.why}", package.install)
     return ok(package.name, version)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

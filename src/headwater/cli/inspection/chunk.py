@@ -13,7 +13,7 @@ from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
 from headwater.core.errors import Corrupt, NotSupported
 
-KIND: Final = "chunk of a native queue, HWC1"
+KIND: Final = "chunk of a native queue, HWC2"
 _NUMBER: Final = re.compile(r"[0-9]{20}")
 _QUEUE_ID: Final = re.compile(r"/ingest/([0-9a-f-]{36})/chunks/[0-9]{20}$")
 
@@ -41,13 +41,23 @@ def inspect_chunk(source: Source, *, entries: int) -> Report:
         "next_lsn": chunk.next_lsn,
         "batches_here_bytes": chunk.bytes_through - chunk.bytes_before,
         "batches_before_bytes": chunk.bytes_before,
-        "latest_ingested_before_ms": chunk.max_ms_before or None,
         "batch_floor": chunk.batch_floor,
         "openings_of_producers": chunk.openings,
         "token": chunk.token.hex(),
         "checksum": f"XXH3 {xxhash.xxh3_64_hexdigest(data[:-8])} matches",
     }
     report.tables.append(entry_rows(chunk, entries))
+    blocks = [
+        (
+            f"{block.first} to {block.first + block.size - 1}",
+            block.newest.ingested_ms,
+            block.newest.timestamp_us,
+        )
+        for block in chunk.blocks_before
+    ]
+    if blocks:
+        columns = ("chunks", "latest_ingested_ms", "latest_timestamp_us")
+        report.tables.append(Rows("times_before", columns, blocks))
     if chunk.recent_openings:
         owners = [(owner.producer, owner.incarnation) for owner in chunk.recent_openings]
         report.tables.append(Rows("recent_openings", ("producer", "incarnation"), owners))
@@ -63,6 +73,8 @@ def entry_rows(chunk: Chunk, shown: int) -> Rows:
             entry.rows,
             entry.size_bytes,
             entry.min_ms,
+            entry.min_timestamp_us,
+            entry.max_timestamp_us,
             chunk.owners[entry.owner].producer,
             entry.producer_sequence,
             entry.batch_id,
@@ -77,6 +89,8 @@ def entry_rows(chunk: Chunk, shown: int) -> Rows:
         "records",
         "size_bytes",
         "first_ingested_ms",
+        "earliest_timestamp_us",
+        "latest_timestamp_us",
         "producer",
         "producer_sequence",
         "batch",

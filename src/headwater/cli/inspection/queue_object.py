@@ -31,7 +31,7 @@ def inspect_queue_object(source: Source, *, entries: int) -> Report:
         return inspect_chunk(source, entries=entries)
     report = Report("no part of a queue that is known", len(data))
     problem = Corrupt(
-        f"these {len(data):,} bytes are no part of a queue: neither a chunk (HWC1), nor a "
+        f"these {len(data):,} bytes are no part of a queue: neither a chunk (HWC2), nor a "
         "register, nor a segment (HWA1)"
     )
     report.problems.append(mistaken(data, "queue") or Problem.of(problem, "kind", offset=0))

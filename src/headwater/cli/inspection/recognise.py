@@ -22,7 +22,7 @@ class Kind(NamedTuple):
 
 _BEGINNINGS: Final[dict[bytes, Kind]] = {
     b"HWB1": Kind("a native batch", "batch"),
-    b"HWC1": Kind("a chunk of a native queue", "queue"),
+    b"HWC": Kind("a chunk of a native queue", "queue"),
     b"HWA1": Kind("a segment of acknowledged entries of a published v1 queue", "queue"),
     b'{"register":': Kind("a register", "queue"),
     b"HWQ1": Kind("an entry of a numbered sequence"),

@@ -216,7 +216,9 @@ def _stream(report: Report, config: StreamConfig, _: int) -> None:
         "compression": config.compression,
         "consumer": config.consumer,
         "acknowledged_records_stay": retention_words(config),
+        "records_carry": config.shape,
         "schema_version": schema.version if schema else None,
+        "schema_origin": schema.origin if schema else None,
         "format_to_read": config.reader_version,
         "format_to_write": config.writer_version,
     }
@@ -231,9 +233,8 @@ def _position(report: Report, position: GroupPosition, _: int) -> None:
         "next_lsn": position.lsn,
         "committed_ms": position.committed_ms,
     }
-    if position.planned:
-        sequence, lsn = position.planned
-        report.facts["planned_until"] = f"sequence {sequence}, LSN {lsn}"
+    if position.query:
+        report.facts |= {"query": position.query, "micro_batches_planned": position.step}
     if position.together:
         report.facts["resolved_where_it_begins_in"] = f"{len(position.together)} partitions"
     if position.behind:

@@ -71,13 +71,15 @@ def _show_rows(console: Console, rows: Rows) -> None:
     numbers = []
     for index, label in enumerate(labels):
         kinds = {type(row[index]) for row in rows.rows} - {type(None)}
-        if kinds == {int} and not rows.columns[index].endswith("_ms"):
+        if kinds == {int} and not rows.columns[index].endswith(("_ms", "_us")):
             numbers.append(label)
     print_table(console, labels, cells, numbers=numbers)
 
 
 def _label(name: str) -> str:
-    return name.removesuffix("_ms").removesuffix("_bytes").replace("_", " ").replace("lsn", "LSN")
+    for unit in ("_ms", "_us", "_bytes"):
+        name = name.removesuffix(unit)
+    return name.replace("_", " ").replace("lsn", "LSN")
 
 
 def _words(name: str, value: Any, max_shown: int) -> str:
@@ -88,6 +90,8 @@ def _words(name: str, value: Any, max_shown: int) -> str:
     if isinstance(value, int):
         if name.endswith("_ms"):
             return time_words(value)
+        if name.endswith("_us"):
+            return time_words(value // 1000)
         return f"{value:,} B" if name.endswith("_bytes") else f"{value:,}"
     if isinstance(value, bytes):
         return bytes_words(value, max_shown)

@@ -7,7 +7,9 @@ Always holds:
 
 - the topology epoch rises with every change of who is there, healthy or re-bootstrapping, and with
   nothing else;
-- what a replica acknowledged never goes down, unless it registers and says itself that it has less.
+- what a replica acknowledged never goes down, unless it registers and says itself that it has less;
+- a session is good at the leader that gave it, for the process that it was given to, and nowhere
+  else: it names the leader's epoch, and is no number that another could have come to as well.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from headwater.log.primary.replica_state import ReplicaState
 class Registration(msgspec.Struct, frozen=True):
     """What a replica is told when it registers."""
 
-    session: int
+    session: str
     """What it says with every further request."""
     restart_lsn: int
     """Where its slot stands."""
@@ -33,11 +35,11 @@ class Registration(msgspec.Struct, frozen=True):
 class ReplicaRegistry:
     """Registered replicas, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, leader_epoch: int) -> None:
         self.topology_epoch = 0
+        self._leader_epoch = leader_epoch
         self._replicas: dict[str, ReplicaState] = {}
         self._heard_s: dict[str, float] = {}
-        self._sessions = 0
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -49,31 +51,44 @@ class ReplicaRegistry:
         """All of them, in the order in which they came."""
         return list(self._replicas.values())
 
-    def get(self, name: str, *, session: int | None = None) -> ReplicaState:
-        """The replica of this name; `NotFound` if it has to register first.
+    def get(self, name: str, *, session: str | None = None) -> ReplicaState:
+        """The replica of this name; `NotFound` if it has to register first, here or once more.
 
         `Fenced` if another registration took the name over since `session`.
         """
         state = self._replicas.get(name)
         if state is None:
             raise NotFound(f"replica {name!r} is not registered here: register it first")
-        if session is not None and session != state.session:
-            raise Fenced(
-                f"replica {name!r} was registered again (session {state.session}) after this "
-                f"session {session}: two replicas may not share a name; stop one of them"
+        if session is None or session == state.session:
+            return state
+        epoch, _, _ = str(session).partition("-")
+        if session and epoch != str(self._leader_epoch):
+            raise NotFound(
+                f"session {session} of replica {name!r} is another leader's, and this one has "
+                f"epoch {self._leader_epoch}: register it again"
             )
-        return state
+        raise Fenced(
+            f"replica {name!r} was registered again (session {state.session or 'by a pull'}) "
+            f"after session {session or 'by a pull'}: two replicas may not share a name; "
+            "stop one of them"
+        )
 
     def register(
-        self, name: str, *, region: str | None, sent_lsn: int, position_lsn: int | None
+        self,
+        name: str,
+        *,
+        region: str | None,
+        sent_lsn: int,
+        position_lsn: int | None,
+        by_pull: bool = False,
     ) -> ReplicaState:
         """Add a replica, or take one back that comes again: it keeps what it acknowledged.
 
         One that says it has less than it acknowledged has lost the rest, and no longer counts
-        for it.
+        for it. One that is registered by its pull has no session.
         """
         now_ms = runtime.wall_ms()
-        self._sessions += 1
+        session = "" if by_pull else f"{self._leader_epoch}-{runtime.new_token().hex()}"
         before = self._replicas.get(name)
         if before is None:
             self.topology_epoch += 1
@@ -83,14 +98,14 @@ class ReplicaRegistry:
                 connected_at_ms=now_ms,
                 last_seen_at_ms=now_ms,
                 region=region,
-                session=self._sessions,
+                session=session,
             )
         else:
             state = msgspec.structs.replace(
                 before,
                 last_sent_lsn=max(before.last_sent_lsn, sent_lsn),
                 region=region or before.region,
-                session=self._sessions,
+                session=session,
             )
             if position_lsn is not None:
                 state = _with_at_most(state, position_lsn)

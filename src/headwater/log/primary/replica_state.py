@@ -25,8 +25,9 @@ class ReplicaState(msgspec.Struct, frozen=True):
     rebootstrapping: bool = False
     """It loads a fresh copy, and what it has applied describes data that it is about to discard."""
     healthy: bool = True
-    session: int = 0
-    """The number of its registration: what an earlier one still sends is refused."""
+    session: str = ""
+    """Of its registration: what an earlier one still sends is refused. Empty for a replica that
+    only pulls."""
 
     @property
     def is_counted(self) -> bool:

@@ -57,7 +57,7 @@ class PrimaryReplication:
         self.retention = LogRetention(wal, slots, self.config.retention, self.metrics)
         self._slots = slots
         self._book = slots.book
-        self._registry = ReplicaRegistry()
+        self._registry = ReplicaRegistry(self._book.leader_epoch)
         self.commits = Commits(wal, self._registry, self._book, self.config, self.metrics)
         self._sweeping: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -153,7 +153,7 @@ class PrimaryReplication:
         """What is known of each."""
         return self._registry.replicas()
 
-    def replica(self, name: str, *, session: int | None = None) -> ReplicaState:
+    def replica(self, name: str, *, session: str | None = None) -> ReplicaState:
         """What is known of one; `NotFound`, or `Fenced` if the name was registered again since."""
         return self._registry.get(name, session=session)
 
@@ -162,7 +162,12 @@ class PrimaryReplication:
         return ReplicationProgress.from_replicas(self._registry.replicas())
 
     def register_replica(
-        self, name: str, *, region: str | None = None, position_lsn: int | None = None
+        self,
+        name: str,
+        *,
+        region: str | None = None,
+        position_lsn: int | None = None,
+        by_pull: bool = False,
     ) -> Registration:
         """Add a replica, or take one back that comes again, with what it acknowledged.
 
@@ -179,6 +184,7 @@ class PrimaryReplication:
             region=region,
             sent_lsn=min(max(slot.restart_lsn, position_lsn or 0), self.wal.current_lsn()),
             position_lsn=position_lsn,
+            by_pull=by_pull,
         )
         self._evaluate()
         return Registration(state.session, slot.restart_lsn, slot.confirmed_lsn)
@@ -187,7 +193,7 @@ class PrimaryReplication:
         """Register a replica that only pulls, the first time it does; whether this was it."""
         if name in self._registry:
             return False
-        self.register_replica(name, position_lsn=position_lsn)
+        self.register_replica(name, position_lsn=position_lsn, by_pull=True)
         return True
 
     def unregister_replica(self, name: str) -> bool:

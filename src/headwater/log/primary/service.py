@@ -68,7 +68,7 @@ class PrimaryService:
         name: str,
         since_lsn: int,
         *,
-        session: int | None = None,
+        session: str | None = None,
         max_records: int = limits.PULL_MAX_RECORDS,
         max_bytes: int = limits.PULL_MAX_BYTES,
         wait_s: float = 0.0,
@@ -86,7 +86,7 @@ class PrimaryService:
             resume = primary.plan_replica_resume(name, since_lsn)
             if isinstance(resume, FullRebootstrap):
                 return self._cannot(since_lsn, resume)
-        session = primary.replica(name, session=session).session
+        session = self._registered(name, session)
         primary.check_known(name, since_lsn)
         refusal = primary.retention.pull_refusal(name, since_lsn)
         if refusal is not None:
@@ -102,7 +102,8 @@ class PrimaryService:
         )
         primary.check_leading()
         primary.replica(name, session=session)
-        if groups and groups[0].first_lsn != since_lsn + 1:
+        # Nothing to send may mean that it was pruned to its end meanwhile.
+        if (groups[0].first_lsn if groups else primary.wal.oldest_lsn()) > since_lsn + 1:
             return self._cannot(since_lsn, primary.retention.pruned_before(name, since_lsn))
         through_lsn = groups[-1].last_lsn if groups else since_lsn
         primary.note_replica_pull(name, through_lsn)
@@ -117,11 +118,11 @@ class PrimaryService:
         )
 
     async def acknowledge(
-        self, name: str, progress: Acknowledgement, *, session: int | None = None
+        self, name: str, progress: Acknowledgement, *, session: str | None = None
     ) -> Acknowledged:
         """See `ReplicationSource`."""
         self._primary.check_leading()
-        self._primary.replica(name, session=session)
+        self._registered(name, session)
         self._primary.acknowledge(
             name,
             applied_lsn=progress.applied_lsn,
@@ -132,29 +133,40 @@ class PrimaryService:
         return self._acknowledged(self._primary.slot(name))
 
     async def begin_bootstrap(
-        self, name: str, *, image_lsn: int | None = None, session: int | None = None
+        self, name: str, *, image_lsn: int | None = None, session: str | None = None
     ) -> Bootstrap:
         """See `ReplicationSource`."""
-        session = self._primary.replica(name, session=session).session
+        session = self._registered(name, session)
         plan = self._primary.begin_rebootstrap(name, image_lsn=image_lsn)
         await self._primary.settle_slots()
         self._primary.replica(name, session=session)
         return Bootstrap(self._primary.term, plan)
 
     async def complete_bootstrap(
-        self, name: str, lsn: int, *, session: int | None = None
+        self, name: str, lsn: int, *, session: str | None = None
     ) -> Acknowledged:
         """See `ReplicationSource`."""
-        session = self._primary.replica(name, session=session).session
+        session = self._registered(name, session)
         slot = self._primary.complete_rebootstrap(name, lsn)
         await self._primary.settle_slots()
         self._primary.replica(name, session=session)
         return self._acknowledged(slot)
 
-    async def unregister(self, name: str, *, session: int | None = None) -> None:
+    async def unregister(self, name: str, *, session: str | None = None) -> None:
         """See `ReplicationSource`."""
-        self._primary.replica(name, session=session)
+        self._registered(name, session)
         self._primary.unregister_replica(name)
+
+    def _registered(self, name: str, session: str | None) -> str:
+        """Check the session of a request, and return it. Only a replica that was registered by its
+        pull has none."""
+        state = self._primary.replica(name, session=session)
+        if session is None and state.session:
+            raise Refused(
+                f"replica {name!r} is registered with a session: say it with every request, or "
+                "register again. Another process may have the name"
+            )
+        return state.session
 
     async def _read_synced(
         self, since_lsn: int, *, max_records: int, max_bytes: int

@@ -21,8 +21,8 @@ class Registered(msgspec.Struct, frozen=True):
     """The answer to `register`."""
 
     term: int
-    session: int
-    """Goes with every further request."""
+    session: str
+    """Goes with every further request to this leader. The next one gives another."""
     resume: ResumeMode
     """How to go on."""
     topology_epoch: int
@@ -82,8 +82,10 @@ class Bootstrap(msgspec.Struct, frozen=True):
 class ReplicationSource(Protocol):
     """Where a replica gets the log from.
 
-    All raise `NotFound` if the replica has to register (again), `Fenced` if its name was registered
-    by another since, or if a newer leader took over, and `Unavailable` if later may work.
+    All raise `NotFound` if the replica has to register (again), as when the leader has changed,
+    `Fenced` if its name was registered by another since, or if a newer leader took over, and
+    `Unavailable` if later may work. Who was registered says its session with every request:
+    without it, that is `Refused`.
     """
 
     async def register(
@@ -99,7 +101,7 @@ class ReplicationSource(Protocol):
         name: str,
         since_lsn: int,
         *,
-        session: int | None = None,
+        session: str | None = None,
         max_records: int = limits.PULL_MAX_RECORDS,
         max_bytes: int = limits.PULL_MAX_BYTES,
         wait_s: float = 0.0,
@@ -110,12 +112,12 @@ class ReplicationSource(Protocol):
         """
 
     async def acknowledge(
-        self, name: str, progress: Acknowledgement, *, session: int | None = None
+        self, name: str, progress: Acknowledgement, *, session: str | None = None
     ) -> Acknowledged:
         """Say how far the replica has come."""
 
     async def begin_bootstrap(
-        self, name: str, *, image_lsn: int | None = None, session: int | None = None
+        self, name: str, *, image_lsn: int | None = None, session: str | None = None
     ) -> Bootstrap:
         """Plan a fresh copy; the log after the image is kept when this returns.
 
@@ -123,9 +125,9 @@ class ReplicationSource(Protocol):
         """
 
     async def complete_bootstrap(
-        self, name: str, lsn: int, *, session: int | None = None
+        self, name: str, lsn: int, *, session: str | None = None
     ) -> Acknowledged:
         """The fresh copy holds everything through this LSN, on disk, in place of the old one."""
 
-    async def unregister(self, name: str, *, session: int | None = None) -> None:
+    async def unregister(self, name: str, *, session: str | None = None) -> None:
         """Leave; the slot stays for when the replica comes again."""

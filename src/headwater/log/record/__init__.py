@@ -6,6 +6,7 @@ group         records that stand in the log one after the other
 rows          from one to the other
 python_rows   records as Python's own values
 hashing       what two copies of the log compare
+range_hashes  the same of many groups, off the event loop
 kept_types    the types of columns, and those that Parquet keeps them in
 kept_columns  columns to those types, and back
 layout        the same memory under another type

@@ -95,7 +95,9 @@ def _entity(row: dict[str, Any]) -> bytes | None:
         value: bytes | None = row[VALUE]
         return value
     typed = {name: _plain(value) for name, value in row.items() if not name.startswith("_")}
-    return compact_json(typed) if typed else None
+    # A column that is null, or not there, depends on the records beside it in the log.
+    there = {name: value for name, value in typed.items() if value is not None}
+    return compact_json(there) if typed else None
 
 
 def _plain(value: Any) -> Any:

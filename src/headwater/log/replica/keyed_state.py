@@ -30,8 +30,8 @@ from headwater.core import limits, runtime
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.log.record import Group
 from headwater.log.record.columns import COLLECTION, REFRESH_RECORDS
+from headwater.log.record.range_hashes import hashes_between
 from headwater.log.record.views import without_views
-from headwater.log.replica.hashes import hashes_between
 from headwater.log.replica.image import decode_image, encode_image
 from headwater.log.replica.image_store import ImageStore
 from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable

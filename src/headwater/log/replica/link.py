@@ -1,9 +1,10 @@
 """What a replica says to its source, one registration at a time.
 
 Always holds: no answer is looked at before its term is heeded: one of a leader that was overtaken
-is `Fenced`, and one of a new leader is kept on disk first. An answer that does not come is
-`Unavailable`, never awaited for ever; and so is whatever goes wrong at the source or on the way to
-it, be it a damaged log, a broken line or a mistake: none of it is a reason for a copy to end.
+is `Fenced`, and one of a new leader is kept on disk first, and used only if it answers a
+registration: the copy was compared with another leader's log before. An answer that does not come
+is `Unavailable`, never awaited for ever; and so is whatever goes wrong at the source or on the way
+to it, be it a damaged log, a broken line or a mistake: none of it is a reason for a copy to end.
 """
 
 from __future__ import annotations
@@ -74,11 +75,12 @@ class Link:
         return is_comparable(lsn, confirmed_lsn=told.confirmed_lsn, oldest_lsn=told.oldest_lsn)
 
     @property
-    def _session(self) -> int | None:
+    def _session(self) -> str | None:
         return None if self._told is None else self._told.session
 
     async def register(self, position_lsn: int) -> Registered:
         """Come, or come back; what follows is said in the session that this gives."""
+        self._told = None
         told = await self._ask(
             self._source.register(self._name, position_lsn, region=self._config.region)
         )
@@ -139,4 +141,9 @@ class Link:
             what = str(error) if isinstance(error, HeadwaterError) else repr(error)
             raise Unavailable(f"the source failed, and is asked again: {what}") from error
         await self._heed(answer.term)
+        if self._told is not None and answer.term != self._told.term:
+            raise NotFound(
+                f"the leader of term {answer.term} answers to a session of term "
+                f"{self._told.term}: register again"
+            )
         return answer

@@ -26,8 +26,8 @@ from headwater.core.limits import (
     REPLICA_DISTRUST_S,
 )
 from headwater.log.record import Group
+from headwater.log.record.range_hashes import hashes_between
 from headwater.log.replica.archive import LogArchive
-from headwater.log.replica.hashes import hashes_between
 from headwater.log.replica.target import Image, Target
 from headwater.log.spool import Draft, Spool, SpoolConfig, draft_of, draft_of_lost
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from headwater.log.primary import Registered
 from headwater.log.record import Group
-from headwater.log.replica.hashes import hashes_between
+from headwater.log.record.range_hashes import hashes_between
 from headwater.log.replica.target import Target
 
 

@@ -6,12 +6,17 @@ appends goes to a segment of its own.
 
 from __future__ import annotations
 
+from typing import Final
+
 from headwater.core.errors import Refused
 from headwater.core.limits import LSN_MAX
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, Listing
 from headwater.log.spool.scan import Ending, scan
 from headwater.log.spool.window import Window
+
+_RESTORE: Final = "bring the file back from a copy"
+_REWRITE: Final = "write its whole frames to another file in the order of their LSNs, and open that"
 
 
 def adopt(folder: Folder, listing: Listing) -> Listing:
@@ -37,9 +42,9 @@ def _first_lsn(window: Window) -> int:
     file that cannot be a segment is left under the name that it had.
     """
     head = window.peek(0)
-    if head is not None and head.header.lsn < 1:
-        raise Refused(f"{window.path} begins with LSN {head.header.lsn}: LSNs begin at 1")
     whole = head is not None and window.payload(head) is not None
+    if head is not None and whole and head.header.lsn < 1:
+        raise Refused(f"{window.path} begins with LSN {head.header.lsn}: LSNs begin at 1")
     first_lsn = head.first_lsn if whole and head is not None else 1
     found = scan(window, first_lsn=first_lsn, native=False)
     if found.last_lsn > LSN_MAX:
@@ -50,7 +55,7 @@ def _first_lsn(window: Window) -> int:
             path=window.path,
             offset=found.valid_bytes,
             lsn=found.last_lsn + 1,
-            advice="write its frames to another file in the order of their LSNs, and open that",
+            advice=_REWRITE if found.frames or whole else _RESTORE,
         )
     if not whole and found.ending is Ending.CORRUPT:
         raise SpoolCorrupt(
@@ -58,7 +63,7 @@ def _first_lsn(window: Window) -> int:
             path=window.path,
             offset=0,
             lsn=1,
-            advice="bring the file back from a copy",
+            advice=_RESTORE,
         )
     return first_lsn
 

@@ -5,22 +5,33 @@ hands over to one of those who came meanwhile, once its own append is done; task
 never lead themselves, a thread does it for them. So nobody works for others for ever, and a
 cancelled task, or a loop that ends, leaves nothing undone.
 
-Always holds: appends are taken and written in the order in which they were handed in; each is
-settled once.
+Always holds: appends are taken and written in the order in which they were handed in, and tasks of
+one event loop hand theirs in as they called (`CallOrder`); each is settled once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
 
 from headwater.core import runtime, signals
-from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import (
+    Conflict,
+    Fenced,
+    HeadwaterError,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.core.limits import LOG_FLUSH_BYTES
 from headwater.log.spool.envelope import Body
 from headwater.log.spool.wake import wake
+
+_CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)
+"""What an append is refused with before any of it is written, or after that was cut off again."""
 
 
 class Appended(NamedTuple):
@@ -34,9 +45,17 @@ class Ticket:
     """One append on its way."""
 
     def __init__(
-        self, bodies: list[Body], *, term: int, first_lsn: int | None, timestamp_ms: int
+        self,
+        bodies: list[Body],
+        *,
+        term: int,
+        first_lsn: int | None,
+        timestamp_ms: int,
+        give_back: Callable[[list[Body]], None] = lambda bodies: None,
     ) -> None:
+        """`give_back` gets the frames of an append that changed nothing."""
         self.bodies = bodies
+        self._give_back = give_back
         self.term = term
         self.first_lsn = first_lsn
         self.timestamp_ms = timestamp_ms
@@ -74,6 +93,8 @@ class Ticket:
         if self.is_settled:
             return
         self._appended, self._error, self.is_settled = appended, error, True
+        if isinstance(error, _CHANGED_NOTHING):
+            self._give_back(self.bodies)
         if self.turn is not None:
             self.turn.set()
         if self.heard is not None:
@@ -139,32 +160,45 @@ class Committer:
             raise
         return ticket.result()
 
-    async def append_from_task(self, ticket: Ticket) -> Appended:
-        """Wait until it is settled. To be cancelled ends the waiting, not the append."""
-        ticket.heard = asyncio.get_running_loop().create_future()
+    def enter_from_task(self, ticket: Ticket) -> Awaitable[Appended]:
+        """Get in line at once; what is returned waits until it is settled.
+
+        To be cancelled ends the waiting, not the append.
+        """
+        heard = ticket.heard = asyncio.get_running_loop().create_future()
         with signals.held():
             if self._enter(ticket):
                 self._lead_beside()
-        await ticket.heard
-        return ticket.result()
+
+        async def settled() -> Appended:
+            await heard
+            return ticket.result()
+
+        return settled()
 
     def _enter(self, ticket: Ticket) -> bool:
         """Get in line; True if nobody leads."""
         with self._mutex:
-            if self._closed is not None:
-                raise Refused(self._closed)
-            size_bytes = ticket.size_bytes
-            if self._waiting and self._waiting_bytes + size_bytes > self._queue_bytes:
-                raise Unavailable(
-                    f"{self._waiting_bytes:,} bytes wait to be written to the log already "
-                    f"(queue_bytes is {self._queue_bytes:,}): the disk does not keep up"
-                )
+            refusal = self._refusal(ticket)
+            if refusal is not None:
+                ticket.fail(refusal)
+                raise refusal
             self._waiting.append(ticket)
-            self._waiting_bytes += size_bytes
+            self._waiting_bytes += ticket.size_bytes
             # A loop that was closed will never begin what it was asked for.
             gone = self._appointed is not None and self._appointed.is_closed()
             leads, self._led = gone or not self._led, True
             return leads
+
+    def _refusal(self, ticket: Ticket) -> HeadwaterError | None:
+        if self._closed is not None:
+            return Refused(self._closed)
+        if self._waiting and self._waiting_bytes + ticket.size_bytes > self._queue_bytes:
+            return Unavailable(
+                f"{self._waiting_bytes:,} bytes wait to be written to the log already "
+                f"(queue_bytes is {self._queue_bytes:,}): the disk does not keep up"
+            )
+        return None
 
     def _lead_beside(self) -> None:
         """Let a thread lead, for tasks of the loop that runs here."""
@@ -252,3 +286,47 @@ class Committer:
         self._on_broken(told)
         for ticket in left:
             ticket.fail(told)
+
+
+class CallOrder:
+    """The order in which tasks called, for those whose records are encoded on a thread first.
+
+    Without it a small append would overtake a large one that was handed in before it. Each event
+    loop has an order of its own: nothing says which of two threads called first.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[asyncio.AbstractEventLoop, asyncio.Future[None]] = {}
+        """By loop: the last call that has not entered yet, if there is one."""
+
+    def is_free(self) -> bool:
+        """Whether every earlier call of this loop has entered."""
+        return asyncio.get_running_loop() not in self._last
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Holds a place behind all earlier calls; what it gives waits until they have entered.
+
+        Leaving the block lets the next one enter, but never before the ones in front of both: a
+        call that is cancelled while it waits only gives up its own place.
+        """
+        loop = asyncio.get_running_loop()
+        before, mine = self._last.get(loop), loop.create_future()
+        self._last[loop] = mine
+
+        def leave(_: object = None) -> None:
+            mine.set_result(None)
+            if self._last.get(loop) is mine:
+                del self._last[loop]
+
+        async def come() -> None:
+            if before is not None:
+                await asyncio.wait((before,))
+
+        try:
+            yield come
+        finally:
+            if before is None or before.done():
+                leave()
+            else:
+                before.add_done_callback(leave)

@@ -1,49 +1,57 @@
-"""Columns that come and go: one schema for appends that differ in what nobody has to give.
+"""Columns that come and go: one schema for appends that differ in which columns they have.
 
-A key, headers or metadata are absent where nobody used them, and absent means the same as null. So
-an append without them fits into a segment that has them, and a segment is not sealed for each.
+A column that an append does not have means the same as one of nulls. So an append without it fits
+into a segment that has it, and a segment is not sealed for each. Only a column that has another
+type needs another segment, and values as bytes beside typed columns.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import pyarrow as pa
 
 from headwater.buffer.records import VALUE
 from headwater.core.errors import Bug
-from headwater.core.limits import LOG_GROUP_BYTES
-from headwater.log.record.columns import LOG_COLUMNS
+from headwater.core.limits import LOG_GROUP_BYTES, TIER_MERGE_COLUMNS
 
-_OPTIONAL: Final = frozenset(LOG_COLUMNS) - {VALUE}
 _SAMPLE_ROWS: Final = 1024
-_NULL_BYTES: Final = {
-    name: pa.nulls(_SAMPLE_ROWS, LOG_COLUMNS[name]).nbytes / _SAMPLE_ROWS for name in _OPTIONAL
-}
-"""What a null takes in a frame: offsets and numbers stand there nevertheless."""
 
 
 def joined(schema: pa.Schema, given: pa.Schema, *, rows: int, nbytes: int) -> pa.Schema | None:
     """`schema` with what only `given` has, for so many records of it that have so many bytes.
 
-    None if the streams' own columns differ, or if it would mostly be nulls that are written: more
-    than the records, and more than a segment of their own costs.
+    None if the types of a column differ, if there would be too many columns, or if it would mostly
+    be nulls that are written: more than the records, and more than a segment of their own costs.
     """
     both = merged(schema, given)
-    if both is None:
+    if both is None or len(both) > max(TIER_MERGE_COLUMNS, len(given)):
         return None
-    absent = _OPTIONAL.intersection(both.names).difference(given.names)
-    null_bytes = rows * sum(_NULL_BYTES[name] for name in absent)
+    there = set(given.names)
+    null_bytes = rows * sum(_null_bytes(field.type) for field in both if field.name not in there)
     return None if null_bytes > max(nbytes, LOG_GROUP_BYTES) else both
 
 
+@functools.lru_cache(maxsize=1024)
+def _null_bytes(kind: pa.DataType) -> float:
+    """What a null takes in a frame: offsets and numbers stand there nevertheless."""
+    return float(pa.nulls(_SAMPLE_ROWS, kind).nbytes / _SAMPLE_ROWS)
+
+
 def merged(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
-    """`schema` with what only `other` has; None if the streams' own columns differ."""
-    if _own(schema) != _own(other):
+    """`schema` with what only `other` has; None if a column of both has two types, or if one has
+    values as bytes and the other typed columns."""
+    others = {field.name: field for field in other}
+    if len(schema) and (VALUE in others) != (VALUE in schema.names):
         return None
-    fields = [_in_both(field, other) for field in schema]
-    fields += [field.with_nullable(True) for field in other if field.name not in schema.names]
-    return pa.schema(fields)
+    fields = []
+    for field in schema:
+        twin = others.pop(field.name, None)
+        if twin is not None and twin.type != field.type:
+            return None
+        fields.append(field.with_nullable(field.nullable or twin is None or twin.nullable))
+    return pa.schema([*fields, *(field.with_nullable(True) for field in others.values())])
 
 
 def filled(records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema) -> pa.RecordBatch:
@@ -62,14 +70,3 @@ def filled(records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema) -> p
         for field in schema
     ]
     return pa.record_batch(columns, schema=schema)
-
-
-def _own(schema: pa.Schema) -> list[pa.Field]:
-    return [field for field in schema if field.name not in _OPTIONAL]
-
-
-def _in_both(field: pa.Field, other: pa.Schema) -> pa.Field:
-    if field.name not in _OPTIONAL:
-        return field
-    nullable = field.nullable or field.name not in other.names or other.field(field.name).nullable
-    return field.with_nullable(nullable)

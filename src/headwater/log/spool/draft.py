@@ -18,17 +18,29 @@ from headwater.log.spool.envelope import Body
 
 
 class Draft:
-    """The frames of one append, which need only their LSNs and their place. Good for one append."""
+    """The frames of one append, which need only their LSNs and their place.
+
+    Good for one append that lands. After an error that changed nothing (`Unavailable`, `NoSpace`,
+    `Conflict`, `Fenced`, `Refused`) it can be appended again, to this log or to another.
+    """
 
     def __init__(self, bodies: list[Body]) -> None:
-        self._bodies: list[Body] | None = bodies
+        # A list with one item or none: taking it out is one step, whichever threads try.
+        self._free = [bodies]
 
     def take(self) -> list[Body]:
-        """The frames; they are filled in where they stand, so nobody else gets them."""
-        bodies, self._bodies = self._bodies, None
-        if bodies is None:
-            raise Refused("a draft is appended once, also where that was refused: make another")
-        return bodies
+        """The frames. They are filled in where they are, so one append at a time has them."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            raise Refused(
+                "this draft was appended, or is being appended, or its outcome is not known: make "
+                "another"
+            ) from None
+
+    def give_back(self, bodies: list[Body]) -> None:
+        """The append that took these frames changed nothing."""
+        self._free.append(bodies)
 
 
 def draft_of(

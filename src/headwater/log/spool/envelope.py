@@ -150,6 +150,8 @@ def decode_group(header: Header, payload: memoryview) -> Group:
         return _published(header, payload)
     term, body = header.term or 0, payload[ENVELOPE_BYTES:]
     first, last = envelope.first_lsn, header.lsn
+    if not 1 <= first <= last:
+        raise Corrupt(f"a group says that it holds LSNs {first} to {last}: there are none such")
     if envelope.kind == Kind.LOST:
         cause = str(body, "utf-8", "replace")
         return Group(term, first, last, NO_RECORDS, header.timestamp_ms, cause)

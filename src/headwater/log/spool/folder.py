@@ -128,6 +128,22 @@ class Folder:
                 self.disk.unlink(self.file(marks.name))
         self.disk.sync_dir(self.path)
 
+    def clear(self) -> None:
+        """Remove the log: oldest segment first, the marks last, each safely before the next.
+
+        So what a crash leaves is no log that could be gone on with: its beginning is missing.
+        """
+        listing = self.listing()
+        firsts = [self.segment(first) for first in listing.segments]
+        for path in [*map(self.file, listing.published), *firsts]:
+            self.disk.unlink(path)
+            self.disk.sync_dir(self.path)
+        for path in [*map(self.index, listing.indexes), *map(self.file, listing.temporary)]:
+            self.disk.unlink(path)
+        for marks in listing.all_marks:
+            self.disk.unlink(self.file(marks.name))
+        self.disk.sync_dir(self.path)
+
     @contextlib.contextmanager
     def replacing(self, path: str) -> Iterator[DiskFile]:
         """Write a file that is under its name wholly or not at all, which is not yet synced."""

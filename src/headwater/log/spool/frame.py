@@ -5,7 +5,8 @@
     v1  "RDLW" | u8 1 | u64 lsn | u64 length | payload
 
 Little-endian. The CRC-32 covers everything from the version on, without the magic. v1 and v2 are
-read and never written; v1 has no checksum, so a changed byte in it goes unnoticed.
+read and never written; v1 has no checksum, so a changed byte in it goes unnoticed. A frame that
+reads as v1 and is whole as another version is no frame of v1: its version is damaged.
 """
 
 from __future__ import annotations
@@ -74,6 +75,24 @@ def is_whole(header: Header, frame: memoryview) -> bool:
         return True
     (crc,) = _CRC.unpack(frame[-CRC_BYTES:])
     return bool(zlib.crc32(frame[len(MAGIC) : -CRC_BYTES]) == crc)
+
+
+def read_as(version: int, head: Buffer) -> Header | None:
+    """The header at the start of `head` if its version were this one."""
+    changed = bytearray(head[:HEADER_MAX_BYTES])
+    if len(changed) < 5:
+        return None
+    changed[4] = version
+    return read_header(changed)
+
+
+def is_whole_as(header: Header, frame: memoryview) -> bool:
+    """Whether a frame is whole but for its version, which should be that of the header."""
+    if len(frame) != header.frame_bytes:
+        return False
+    (crc,) = _CRC.unpack(frame[-CRC_BYTES:])
+    version = zlib.crc32(bytes((header.version,)))
+    return bool(zlib.crc32(frame[len(MAGIC) + 1 : -CRC_BYTES], version) == crc)
 
 
 def payload_of(header: Header, frame: memoryview) -> memoryview:

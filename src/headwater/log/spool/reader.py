@@ -32,12 +32,12 @@ class SpoolReader:
         self._metrics = metrics
         self._loading = threading.Lock()
 
-    def taking(self, lsn: int, max_records: int, max_bytes: int) -> Taking:
+    def taking(self, lsn: int, max_records: int | None, max_bytes: int) -> Taking:
         """A read that has taken nothing yet."""
         lsn = max(whole_number("lsn", lsn), self._state.floor_lsn)
         return Taking(
             lsn,
-            max_records=whole_number("max_records", max_records),
+            max_records=None if max_records is None else whole_number("max_records", max_records),
             max_bytes=whole_number("max_bytes", max_bytes),
         )
 

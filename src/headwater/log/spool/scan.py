@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from headwater.core.limits import LOG_READ_CHUNK_BYTES
 from headwater.log.spool.envelope import ENVELOPE_BYTES
 from headwater.log.spool.frame import HEADER_MAX_BYTES, MAGIC
 from headwater.log.spool.index import SparseIndex
@@ -118,7 +119,7 @@ def _whole(window: Window, offset: int, above: int, *, native: bool) -> Peeked |
         return None
     envelope = peeked.envelope
     if envelope is None:
-        right = not native
+        right = not native and _is_followed(window, peeked)
     else:
         right = envelope.offset == offset and envelope.first_lsn == above + 1
         right = right and envelope.synced_lsn <= above and envelope.first_lsn <= peeked.header.lsn
@@ -133,8 +134,18 @@ def _said(window: Window, offset: int, above: int) -> int | None:
 def _misplaced(window: Window, offset: int, found: Scan, *, native: bool) -> str | None:
     """What is wrong with a frame that is whole, and stands where it cannot; None if it is not."""
     peeked = window.peek(offset)
-    if peeked is None or peeked.end > window.end or window.payload(peeked) is None:
+    if peeked is None:
         return None
+    version = None if native else window.true_version(peeked)
+    if version is not None:
+        return (
+            f"this frame reads as version 1, which has no checksum, and is whole as version "
+            f"{version}: its version is damaged"
+        )
+    if peeked.end > window.end or window.payload(peeked) is None:
+        return None
+    if not native and not _is_followed(window, peeked):
+        return "no frame follows this one of version 1, which has no checksum: it is damaged"
     if not native:
         return _out_of_order(peeked, found.last_lsn)
     if offset == 0 and peeked.envelope is not None and peeked.envelope.offset == 0:
@@ -143,6 +154,21 @@ def _misplaced(window: Window, offset: int, found: Scan, *, native: bool) -> str
             f"{found.first_lsn}: it was given another's name"
         )
     return None
+
+
+def _is_followed(window: Window, peeked: Peeked) -> bool:
+    """Whether what comes after a frame can be the next one, or the rest of a write that was cut.
+
+    Of version 1 nothing else says that its length is right.
+    """
+    if peeked.header.version != 1:
+        return True
+    if MAGIC.startswith(bytes(window.view(peeked.end, len(MAGIC)))):
+        return True
+    return all(
+        not any(window.view(at, LOG_READ_CHUNK_BYTES))
+        for at in range(peeked.end, window.end, LOG_READ_CHUNK_BYTES)
+    )
 
 
 def _out_of_order(peeked: Peeked, above: int) -> str:

@@ -28,18 +28,17 @@ from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, 
 from headwater.core.limits import (
     DECODE_INLINE_BYTES,
     LOG_READ_BYTES,
-    LOG_READ_RECORDS,
     LOG_TEND_EVERY_S,
     LSN_MAX,
 )
 from headwater.log.record.change import TERM_MAX
 from headwater.log.record.group import Group
-from headwater.log.spool.commit import Appended, Committer, Ticket
+from headwater.log.spool.commit import Appended, CallOrder, Committer, Ticket
 from headwater.log.spool.config import SpoolConfig
 from headwater.log.spool.draft import Draft, draft_of
 from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.metrics import SpoolMetrics
-from headwater.log.spool.ownership import Ownership
+from headwater.log.spool.ownership import Ownership, clear
 from headwater.log.spool.reader import SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
 from headwater.log.spool.state import Segment, SpoolState
@@ -81,6 +80,7 @@ class Spool:
         self._committer = Committer(
             self._writer.flush, queue_bytes=config.queue_bytes, on_broken=self._state.end
         )
+        self._calls = CallOrder()
         self.metrics.torn_bytes = 0 if self.torn is None else self.torn.size_bytes
 
     @classmethod
@@ -109,6 +109,15 @@ class Spool:
         except BaseException:
             ownership.release()
             raise
+
+    @classmethod
+    def discard(cls, path: str, *, disk: Disk | None = None) -> None:
+        """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
+
+        The next `open` begins it again, at any LSN. The term is forgotten as well: the next writer
+        must know from elsewhere that it leads. After a crash, discard it again.
+        """
+        clear(Folder(disk or OsDisk(), os.path.abspath(path)))
 
     def __enter__(self) -> Spool:
         return self
@@ -188,16 +197,26 @@ class Spool:
     ) -> Appended:
         """Write records under the next LSNs; returns when they are as safe as `sync` promises.
 
+        Appends of one event loop are written in the order of their calls, however large each is.
         A `first_lsn` that is not the next is `Conflict`, with the next one in `current`; a term
         below one that has written is `Fenced`. After `NoSpace` nothing has changed. After
         `DiskFailed` the outcome is not known, and the spool has to be opened again.
         """
         self._ownership.check_open()
-        if isinstance(records, Draft) or _checked(records).nbytes <= DECODE_INLINE_BYTES:
-            draft = self._drafted(records)
+        is_small = isinstance(records, Draft) or _checked(records).nbytes <= DECODE_INLINE_BYTES
+        if is_small and self._calls.is_free():
+            ticket = _ticket(self._drafted(records), term, first_lsn, timestamp_ms)
+            settled = self._committer.enter_from_task(ticket)
         else:
-            draft = await runtime.run_blocking(self._drafted, records)
-        return await self._committer.append_from_task(_ticket(draft, term, first_lsn, timestamp_ms))
+            async with self._calls.turn() as my_turn:
+                if is_small:
+                    draft = self._drafted(records)
+                else:
+                    draft = await runtime.run_blocking(self._drafted, records)
+                await my_turn()
+                ticket = _ticket(draft, term, first_lsn, timestamp_ms)
+                settled = self._committer.enter_from_task(ticket)
+        return await settled
 
     def append_blocking(
         self,
@@ -219,9 +238,13 @@ class Spool:
         return draft_of(_checked(records), group_bytes=group_bytes, schema=schema)
 
     async def read_since(
-        self, lsn: int, *, max_records: int = LOG_READ_RECORDS, max_bytes: int = LOG_READ_BYTES
+        self, lsn: int, *, max_records: int | None = None, max_bytes: int = LOG_READ_BYTES
     ) -> Sequence[Group]:
-        """Groups with LSNs above `lsn` and above the floor, in order and without gaps."""
+        """Groups with LSNs above `lsn` and above the floor, in order and without gaps.
+
+        With `max_records` they cover so many LSNs at most. Without, there are at most
+        LOG_READ_RECORDS records, and a range that is lost is one group, however long it is.
+        """
         self._ownership.check_open()
         taking = self._reader.taking(lsn, max_records, max_bytes)
         if not self._reader.read_tail(taking):
@@ -229,7 +252,7 @@ class Spool:
         return taking.groups
 
     def read_since_blocking(
-        self, lsn: int, *, max_records: int = LOG_READ_RECORDS, max_bytes: int = LOG_READ_BYTES
+        self, lsn: int, *, max_records: int | None = None, max_bytes: int = LOG_READ_BYTES
     ) -> Sequence[Group]:
         """As `read_since`, from a thread."""
         self._ownership.check_open()
@@ -399,7 +422,13 @@ def _ticket(draft: Draft, term: int, first_lsn: int | None, timestamp_ms: int | 
         written_ms = max(0, runtime.wall_ms())
     else:
         written_ms = _number("timestamp_ms", timestamp_ms, 0, _U64_MAX)
-    return Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=written_ms)
+    return Ticket(
+        draft.take(),
+        term=term,
+        first_lsn=first_lsn,
+        timestamp_ms=written_ms,
+        give_back=draft.give_back,
+    )
 
 
 def _number(name: str, value: object, lowest: int, highest: int) -> int:

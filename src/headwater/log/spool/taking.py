@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headwater.core.errors import Refused
+from headwater.core.limits import LOG_READ_RECORDS
 from headwater.log.record.group import Group
 from headwater.log.record.views import without_views
 
@@ -10,16 +11,19 @@ from headwater.log.record.views import without_views
 class Taking:
     """Gathers groups above an LSN until there are enough records or bytes."""
 
-    def __init__(self, lsn: int, *, max_records: int, max_bytes: int) -> None:
-        if max_records < 1 or max_bytes < 1:
+    def __init__(self, lsn: int, *, max_records: int | None, max_bytes: int) -> None:
+        """Without `max_records` there are LOG_READ_RECORDS at most, and a lost range counts as one
+        and is never cut: it may be of any length, and would be handed out for ever."""
+        self._keeps_lost_whole = max_records is None
+        self.max_records = LOG_READ_RECORDS if max_records is None else max_records
+        if self.max_records < 1 or max_bytes < 1:
             raise Refused(
                 f"max_records is {max_records} and max_bytes {max_bytes}: both are above 0"
             )
         self.lsn = lsn
         """How far it has come."""
         self.groups: list[Group] = []
-        self.max_records = max_records
-        self._records_left = max_records
+        self._records_left = self.max_records
         self._bytes_left = max_bytes
 
     def add(self, group: Group) -> bool:
@@ -27,15 +31,17 @@ class Taking:
         part = group.after(self.lsn)
         if part is None:
             return True
-        part = part.between(part.first_lsn, part.first_lsn + self._records_left - 1)
-        if part is None:
-            return False
+        counts_as_one = self._keeps_lost_whole and part.lost is not None
+        if not counts_as_one:
+            part = part.between(part.first_lsn, part.first_lsn + self._records_left - 1)
+            if part is None:
+                return False
         whole, part = part, self._fitting(part)
         if part is None:
             return False
         self.groups.append(part)
         self.lsn = part.last_lsn
-        self._records_left -= len(part)
+        self._records_left -= 1 if counts_as_one else len(part)
         self._bytes_left -= part.nbytes
         return part is whole and self._records_left > 0 and self._bytes_left > 0
 

@@ -8,9 +8,19 @@ from typing import NamedTuple, Protocol
 from headwater.core.limits import LOG_READ_CHUNK_BYTES
 from headwater.log.spool.envelope import ENVELOPE_BYTES, Envelope, read_envelope
 from headwater.log.spool.errors import SpoolCorrupt
-from headwater.log.spool.frame import HEADER_MAX_BYTES, Header, is_whole, payload_of, read_header
+from headwater.log.spool.frame import (
+    HEADER_MAX_BYTES,
+    Header,
+    is_whole,
+    is_whole_as,
+    payload_of,
+    read_as,
+    read_header,
+)
 
 _PEEK_BYTES = HEADER_MAX_BYTES + ENVELOPE_BYTES
+_TRIED_FACTOR = 8
+"""How often, over a whole file, frames of version 1 are tried as those of another."""
 
 
 class Peeked(NamedTuple):
@@ -47,6 +57,7 @@ class Window:
         self._file = file
         self._chunk = memoryview(b"")
         self._at = 0
+        self._tried_bytes = 0
 
     def view(self, offset: int, length: int) -> memoryview:
         """Up to `length` bytes; fewer only where the file ends."""
@@ -70,7 +81,29 @@ class Window:
     def payload(self, peeked: Peeked) -> memoryview | None:
         """The payload of a frame that is whole; None if it is not."""
         frame = self.view(peeked.offset, peeked.header.frame_bytes)
-        return payload_of(peeked.header, frame) if is_whole(peeked.header, frame) else None
+        if not is_whole(peeked.header, frame) or self.true_version(peeked) is not None:
+            return None
+        return payload_of(peeked.header, frame)
+
+    def true_version(self, peeked: Peeked) -> int | None:
+        """The version that a frame was written as, where it reads as version 1 and is another's.
+
+        Version 1 has no checksum, and one flipped bit makes a 3 a 1. Trying costs a checksum of
+        what the other version would hold; where a file has that tried too often, no frame of it is
+        believed to be of version 1.
+        """
+        if peeked.header.version != 1:
+            return None
+        for version in (3, 2):
+            header = read_as(version, self.view(peeked.offset, HEADER_MAX_BYTES))
+            if header is None or peeked.offset + header.frame_bytes > self.end:
+                continue
+            self._tried_bytes += header.frame_bytes
+            if self._tried_bytes > _TRIED_FACTOR * self.end + _PEEK_BYTES:
+                return version
+            if is_whole_as(header, self.view(peeked.offset, header.frame_bytes)):
+                return version
+        return None
 
 
 def frames_after(

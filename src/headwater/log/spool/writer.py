@@ -73,6 +73,10 @@ class SegmentWriter:
         self.term = recovered.term
         """The highest that has written."""
         self._schema: pa.Schema | None = recovered.schema
+        self._used: set[str] = set()
+        """Columns that appends to the active segment had."""
+        self._wish: pa.Schema | None = None
+        """What the next append had best have, where the active segment is empty."""
         self._old_from_s = runtime.monotonic_s() - recovered.age_s + config.segment_age_s
         self._synced_s = runtime.monotonic_s()
         self._synced_bytes = self._size_bytes
@@ -80,9 +84,9 @@ class SegmentWriter:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """What the active segment has, as far as one can tell without the lock; None where nothing
-        is in it yet."""
-        return None if self._state.active.is_empty else self._schema
+        """What the active segment has, or begins with, as far as one can tell without the lock;
+        None where nothing says so yet."""
+        return self._wish if self._state.active.is_empty else self._schema
 
     def flush(self, tickets: list[Ticket]) -> None:
         """Write what waits, in order, and settle all of it."""
@@ -142,6 +146,7 @@ class SegmentWriter:
         with self.lock:
             self._check_usable()
             segment, file = self._create(first_lsn)
+            self._wish = None
             gone = self._state.restart(segment)
             self._tail.restart(first_lsn)
             self._use(segment, file)
@@ -158,14 +163,14 @@ class SegmentWriter:
             finally:
                 self._file.close()
 
-    def _run(self, schema: pa.Schema | None = None) -> Run:
-        """Nothing yet, after all that is published; `schema` is what an empty segment had best."""
+    def _run(self) -> Run:
+        """Nothing yet, after all that is published."""
         begins = self._state.active.is_empty
         return Run(
             next_lsn=self._state.current_lsn + 1,
             size_bytes=self._size_bytes,
             term=self.term,
-            schema=schema if begins else self._schema,
+            schema=self._wish if begins else self._schema,
             begins=begins,
             synced_lsn=self._state.synced_lsn,
             group_bytes=self._config.group_bytes,
@@ -230,7 +235,9 @@ class SegmentWriter:
             self._seal_by_age()
         else:
             self._seal(reason)
-        return self._run(schema)
+        if schema is not None:
+            self._wish = schema
+        return self._run()
 
     def _is_old(self) -> bool:
         return runtime.monotonic_s() >= self._old_from_s
@@ -325,6 +332,9 @@ class SegmentWriter:
         if self._state.active.is_empty:
             self._old_from_s = runtime.monotonic_s() + self._config.segment_age_s
         self.term, self._schema = run.term, run.schema
+        for ticket, _ in run.tickets:
+            if ticket.given is not None:
+                self._used.update(ticket.given.names)
         groups = [group for group, _ in run.groups]
         self._tail.extend(groups)
         self._state.publish(last_lsn=run.next_lsn - 1, size_bytes=run.size_bytes)
@@ -344,9 +354,16 @@ class SegmentWriter:
         sealed = self._state.active
         segment, file = self._create(sealed.last_lsn + 1)
         self._keep_index(sealed)
+        # A segment that was full or old is followed by one with the columns that were in use.
+        self._wish = self._in_use() if reason in ("size", "age") else None
         self._state.begin_segment(segment)
         self._use(segment, file)
         self._metrics.segments_sealed[reason] += 1
+
+    def _in_use(self) -> pa.Schema | None:
+        if self._schema is None:
+            return None
+        return pa.schema([field for field in self._schema if field.name in self._used])
 
     def _create(self, first_lsn: int) -> tuple[Segment, DiskFile]:
         path = self._folder.segment(first_lsn)
@@ -365,6 +382,7 @@ class SegmentWriter:
     def _use(self, segment: Segment, file: DiskFile) -> None:
         self._file.close()
         self._file, self._size_bytes, self._synced_bytes = file, 0, 0
+        self._used = set()
         assert segment.index is not None
         self._index = segment.index
 

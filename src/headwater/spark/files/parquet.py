@@ -39,6 +39,8 @@ class FilePlan(NamedTuple):
     order: list[int]
     target_bytes: int
     compression: str
+    above: str | None = None
+    """The ids of files lie above this one, whatever the clock says."""
 
 
 def task(plan: FilePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -109,7 +111,7 @@ class _Rolling:
         data = self._sink.getvalue()
         self._writer, self._sink = None, None
         place = self._plan.place
-        location = f"{self._plan.folder}/{runtime.new_ulid()}.parquet"
+        location = f"{self._plan.folder}/{runtime.new_ulid(above=self._plan.above)}.parquet"
         portal.shared().call(place.store().put(place.key(location), memoryview(data)))
         footer = pa.BufferOutputStream()
         pq.read_metadata(pa.BufferReader(data)).write_metadata_file(footer)

@@ -9,7 +9,7 @@ says what was meant; nothing is asked of any store to find that out.
 from headwater.spark.options.mode import Mode
 from headwater.spark.options.offsets import Offsets
 from headwater.spark.options.parse import parse_options, reading_mode
-from headwater.spark.options.read import ReadOptions
+from headwater.spark.options.read import ReadOptions, TimeBound
 from headwater.spark.options.table import OPTIONS, Option
 from headwater.spark.options.write import WriteOptions
 
@@ -19,6 +19,7 @@ __all__ = [
     "Offsets",
     "Option",
     "ReadOptions",
+    "TimeBound",
     "WriteOptions",
     "parse_options",
     "reading_mode",

@@ -3,22 +3,25 @@
 earliest, latest, {"orders": {"0": 23, "1": -2}}     -2 is earliest, -1 is latest
 {"orders": [0, 1]}                                   partitions of streams
 1767225600000, 2026-01-01T00:00:00Z                  a moment
+{"orders": {"0": 1767225600000}}                     a moment for each partition
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
 
-from headwater.buffer.consumer.reading import time_ms_of
+from headwater.buffer.consumer.reading import time_us_of
 from headwater.core.errors import Refused
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 OLDEST_OFFSET: Final = -2
 NEWEST_OFFSET: Final = -1
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 
 Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
 """A word, or the LSN of each partition of each stream; -2 and -1 are the words as numbers."""
@@ -57,17 +60,31 @@ def parse_assignment(name: str, text: str) -> dict[str, list[int]]:
     return assigned
 
 
-def parse_moment_ms(name: str, text: str) -> int:
-    """Milliseconds since 1970."""
-    if text.strip().isdecimal():
-        return int(text)
+def parse_moment_us(name: str, text: str) -> int:
+    """Microseconds since 1970, from milliseconds or a time."""
+    if _NUMBER.fullmatch(text.strip()):
+        return int(text) * 1000
     try:
-        return time_ms_of(text.strip())
+        return time_us_of(text.strip())
     except Refused:
         raise Refused(
             f"{name}={text}: expected milliseconds since 1970, or a time such as "
             "2026-01-31T08:00:00Z"
         ) from None
+
+
+def parse_moments_us(name: str, text: str) -> dict[str, dict[int, int]]:
+    """A moment for each partition of each stream."""
+    such_as = '{"orders": {"0": 1767225600000, "1": 1767225600000}}'
+    moments: dict[str, dict[int, int]] = {}
+    for stream, partitions in _json_object(name, text, such_as).items():
+        if not isinstance(partitions, dict):
+            raise Refused(f"{name}={text}: expected {such_as}")
+        moments[stream] = {
+            _partition(name, text, partition): parse_moment_us(name, str(moment))
+            for partition, moment in partitions.items()
+        }
+    return moments
 
 
 def _json_object(name: str, text: str, such_as: str) -> dict[str, Any]:

@@ -6,11 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headwater.buffer.queue import TimeBy
 from headwater.core.errors import Refused
 from headwater.spark.options.mode import Mode
 from headwater.spark.options.offsets import LATEST
 from headwater.spark.options.parse import parse_options
 from headwater.spark.options.table import MAX_PARTITION_BYTES
+
+
+@dataclass(frozen=True)
+class TimeBound:
+    """A bound by time."""
+
+    option: str
+    """The one that asked for it."""
+    by: TimeBy
+    moment_us: int = 0
+    """Of every partition, unless there is one for each."""
+    moments_us: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def of(self, stream: str, partition: int) -> int:
+        """The moment for one partition."""
+        return self.moments_us[stream][partition] if self.moments_us else self.moment_us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +40,14 @@ class ReadOptions:
     assign: Mapping[str, list[int]] = field(default_factory=dict)
     starting_offsets: Any = None
     """An `Offsets`; None where nothing was asked for."""
-    starting_timestamp_ms: int | None = None
+    starting_time: TimeBound | None = None
+    """Goes before offsets."""
+    starts_at_latest: bool = False
+    """Where no record is as late as that: begin at the end, and do not fail."""
     ending_offsets: Any = LATEST
     """An `Offsets`."""
-    ending_timestamp_ms: int | None = None
+    ending_time: TimeBound | None = None
+    """Goes before offsets."""
     group_id: str = ""
     take_over: bool = False
     max_offsets_per_trigger: int | None = None
@@ -36,9 +57,17 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] | None = None
     include_headers: bool = False
+    include_ingestion_timestamp: bool = False
     include_metadata: bool = False
     value_format: str | None = None
     on_bad_batch: str = "fail"
+
+    @property
+    def starting_option(self) -> str | None:
+        """The option that says where to begin, if one does."""
+        if self.starting_time is not None:
+            return self.starting_time.option
+        return None if self.starting_offsets is None else "startingOffsets"
 
     @classmethod
     def parse(cls, given: Mapping[str, str], mode: Mode) -> ReadOptions:
@@ -58,9 +87,10 @@ class ReadOptions:
             subscribe_pattern=parsed["subscribePattern"],
             assign=parsed["assign"] or {},
             starting_offsets=parsed["startingOffsets"],
-            starting_timestamp_ms=parsed["startingTimestamp"],
+            starting_time=_time_bound(parsed, "starting"),
+            starts_at_latest=parsed["startingOffsetsByTimestampStrategy"] == LATEST,
             ending_offsets=parsed.get("endingOffsets", LATEST),
-            ending_timestamp_ms=parsed.get("endingTimestamp"),
+            ending_time=_time_bound(parsed, "ending"),
             group_id=parsed.get("groupId") or "",
             take_over=parsed.get("takeOver", False),
             max_offsets_per_trigger=parsed.get("maxOffsetsPerTrigger"),
@@ -70,10 +100,25 @@ class ReadOptions:
             fail_on_data_loss=parsed["failOnDataLoss"],
             columns=None if columns is None else tuple(columns),
             include_headers=parsed["includeHeaders"],
+            include_ingestion_timestamp=parsed["includeIngestionTimestamp"],
             include_metadata=parsed["includeMetadata"],
             value_format=parsed["valueFormat"],
             on_bad_batch=parsed["onBadBatch"],
         )
+
+
+def _time_bound(parsed: Mapping[str, Any], side: str) -> TimeBound | None:
+    whole, each = f"{side}Timestamp", f"{side}OffsetsByTimestamp"
+    ingested = f"{side}IngestionTimestamp"
+    given = [name for name in (whole, each, ingested) if parsed.get(name) is not None]
+    if ingested in given and len(given) > 1:
+        raise Refused(f"{given[0]} and {ingested} go by different times: give one of them")
+    if not given:
+        return None
+    name = given[0]
+    if name == each:
+        return TimeBound(each, "timestamp", moments_us=parsed[each])
+    return TimeBound(name, "ingestion" if name == ingested else "timestamp", parsed[name])
 
 
 def _check_source(parsed: Mapping[str, Any]) -> None:

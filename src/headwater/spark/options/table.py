@@ -11,7 +11,8 @@ from headwater.spark.options.mode import READING, WRITING, Mode
 from headwater.spark.options.offsets import (
     LATEST,
     parse_assignment,
-    parse_moment_ms,
+    parse_moment_us,
+    parse_moments_us,
     parse_offsets,
 )
 
@@ -59,19 +60,59 @@ _ROWS: Final = (
     Option(
         "startingTimestamp",
         READING,
-        parse_moment_ms,
+        parse_moment_us,
         None,
         "",
-        "Begin with the first record ingested at or after this moment; goes before offsets.",
+        "Begin with the first record whose timestamp is this moment or later; goes before offsets.",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        READING,
+        parse_moments_us,
+        None,
+        "",
+        'The same, with a moment for each partition: {"orders": {"0": 1767225600000}}.',
+    ),
+    Option(
+        "startingIngestionTimestamp",
+        READING,
+        parse_moment_us,
+        None,
+        "",
+        "Begin with the first record that was ingested at this moment or later.",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        READING,
+        values.one_of("error", "latest"),
+        "error",
+        "error",
+        "What to do where no record is that late: fail, or begin at the end.",
     ),
     Option("endingOffsets", _READ, parse_offsets, LATEST, "latest", "Where to end, not included."),
     Option(
         "endingTimestamp",
         _READ,
-        parse_moment_ms,
+        parse_moment_us,
         None,
         "",
-        "End before the first record ingested at or after this moment; goes before offsets.",
+        "End before the first record whose timestamp is this moment or later; goes before offsets.",
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        _READ,
+        parse_moments_us,
+        None,
+        "",
+        "The same, with a moment for each partition.",
+    ),
+    Option(
+        "endingIngestionTimestamp",
+        _READ,
+        parse_moment_us,
+        None,
+        "",
+        "End before the first record that was ingested at this moment or later.",
     ),
     Option(GROUP_ID, _STREAM, values.parse_group, None, "required", "Whose position this is."),
     Option(
@@ -125,6 +166,14 @@ _ROWS: Final = (
     Option("columns", READING, values.parse_names, None, "all", "Columns to read, in this order."),
     Option(
         "includeHeaders", READING, values.parse_flag, False, "false", "Show the records' headers."
+    ),
+    Option(
+        "includeIngestionTimestamp",
+        READING,
+        values.parse_flag,
+        False,
+        "false",
+        "Show when each record was ingested.",
     ),
     Option(
         "includeMetadata",
@@ -198,8 +247,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     "kafka.bootstrap.servers": "there are no brokers; load() takes the address of a store",
     "kafka.group.id": "the group is named by groupId",
     "groupIdPrefix": "the group is named by groupId, and there is one for each query",
-    "startingOffsetsByTimestamp": "use startingTimestamp, or offsets in startingOffsets",
-    "endingOffsetsByTimestamp": "use endingTimestamp, or offsets in endingOffsets",
     "minOffsetsPerTrigger": "use trigger(processingTime=…) to let records gather",
     "maxTriggerDelay": "use trigger(processingTime=…) to let records gather",
     "maxRecordsPerPartition": "use minPartitions or maxPartitionBytes",

@@ -10,7 +10,7 @@ the stream, or none.
     writers     what Spark calls, for a batch and for a stream
 
 Always holds: a transaction of `headwater.buffer.transaction` is all that is written; rows are never
-looped over; making a writer opens nothing.
+looped over; what a stream is to carry is recorded before any task runs, when a writer is made.
 """
 
 from headwater.spark.sink.writers import BatchWriter, StreamWriter

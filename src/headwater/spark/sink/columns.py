@@ -28,7 +28,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, TIMESTAMP, VALUE, from_arrow
+from headwater.buffer.records import (
+    HEADERS,
+    KEY,
+    OPERATION,
+    RESERVED,
+    TIMESTAMP,
+    VALUE,
+    from_arrow,
+    record_schema,
+    without_untyped,
+)
 from headwater.buffer.stream import Stream
 from headwater.core.errors import Refused
 
@@ -40,8 +50,10 @@ _RAW: Final = {
     "timestamp": TIMESTAMP,
     "partition": PARTITION,
 }
-_RAW_IGNORED: Final = frozenset({"topic", "offset", "timestampType", "metadata"})
-_TYPED_IGNORED: Final = frozenset({"_topic", "_offset", "_timestampType", "_metadata"})
+_RAW_IGNORED: Final = frozenset(
+    {"topic", "offset", "timestampType", "ingestionTimestamp", "metadata"}
+)
+_TYPED_IGNORED: Final = frozenset({f"_{name}" for name in _RAW_IGNORED})
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 _TEXT: Final = (BinaryType, StringType)
 _TIMES: Final = (TimestampType, TimestampNTZType)
@@ -82,11 +94,19 @@ class Columns:
         declared = stream.schema.names
         if not all(name in declared for name in self.kept):
             raise Refused(
-                f"stream {stream.name!r} declares the columns {', '.join(declared)}, and the "
-                f"DataFrame has only {', '.join(self.kept)}, which are opaque values: select the "
-                "declared columns, with _key, _headers, … for what goes beside them"
+                f"stream {stream.name!r} has the columns {', '.join(declared)}, and the DataFrame "
+                f"has only {', '.join(self.kept)}, which are opaque values: select the stream's "
+                "columns, with _key, _headers, … for what goes beside them"
             )
         self.is_raw, self.kept = False, {name: name for name in self.kept}
+
+    def record_schema(self, schema: pa.Schema, stream: Stream) -> pa.Schema:
+        """What the records of such a DataFrame are made of; columns without a type left out."""
+        kept = pa.schema([schema.field(name).with_name(self.kept[name]) for name in self.kept])
+        empty = without_untyped(kept.empty_table(), stream.schema)
+        return record_schema(
+            pa.schema([field for field in empty.schema if field.name != PARTITION])
+        )
 
     def records(self, batch: pa.RecordBatch, stream: Stream) -> Records:
         """The rows of an Arrow batch as records that fit the stream."""
@@ -96,7 +116,7 @@ class Columns:
             columns[OPERATION] = _insert_where_null(columns[OPERATION])
         if HEADERS in columns:
             columns[HEADERS] = _headers(columns[HEADERS])
-        arranged = pa.table(columns) if columns else pa.table({})
+        arranged = without_untyped(pa.table(columns) if columns else pa.table({}), stream.schema)
         found = from_arrow(arranged.combine_chunks())
         fitted = stream.fit(found[0]) if found else None
         if fitted is None:

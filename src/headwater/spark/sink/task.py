@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from headwater.buffer.compression import Compression
 from headwater.buffer.stream import Stream
@@ -19,9 +20,11 @@ from headwater.spark.sink.columns import Columns
 from headwater.spark.sink.routing import Router
 from headwater.spark.stores import store_at
 from headwater.spark.streams import named_stream
+from headwater.spark.versions import arrow_schema
 
-_found: Final[set[tuple[str, str]]] = set()
-"""Streams that were there. One that was deleted since is told by the tasks."""
+_ready: Final[set[tuple[str, str, str]]] = set()
+"""Streams that were there, and the columns that were recorded of them. One that was deleted since
+is told by the tasks, and one that was made again has its columns recorded by them."""
 
 
 class Written(WriterCommitMessage):
@@ -41,12 +44,15 @@ def task_context() -> TaskContext:
 
 
 def write_task(
-    options: WriteOptions, columns: Columns, attempt: Attempt, batches: Iterator[pa.RecordBatch]
+    options: WriteOptions,
+    columns: Columns,
+    schema: StructType,
+    attempt: Attempt,
+    batches: Iterator[pa.RecordBatch],
 ) -> Written:
     """Upload whatever the task is given."""
     portal, task = shared(), task_context().partitionId()
-    stream = portal.call(open_target(options))
-    columns.settle(stream)
+    stream = portal.call(_recorded_target(options, columns, schema))
     uploader = portal.call(_uploader(options, stream, attempt, task))
     router = Router(stream, task, options.batch_bytes)
     try:
@@ -59,11 +65,25 @@ def write_task(
         raise
 
 
-def check_target(options: WriteOptions) -> None:
-    """Say that the stream is not there before any task runs; a process asks once."""
-    if (options.url, options.topic) not in _found:
-        shared().call(open_target(options))
-        _found.add((options.url, options.topic))
+def prepare_target(options: WriteOptions, columns: Columns, schema: StructType) -> None:
+    """Record what the stream is to carry before any task runs; a process asks once.
+
+    `Refused`, `NotFound`: it cannot carry that, or is not there.
+    """
+    key = options.url, options.topic, schema.json()
+    if key not in _ready:
+        shared().call(_recorded_target(options, columns, schema))
+        _ready.add(key)
+
+
+async def _recorded_target(options: WriteOptions, columns: Columns, schema: StructType) -> Stream:
+    """The stream, once it is recorded that it carries such rows. Tasks find that it is."""
+    stream = await open_target(options)
+    columns.settle(stream)
+    records = columns.record_schema(arrow_schema(schema), stream)
+    stream = await stream.recording(records, is_fresh=True)
+    stream.fit(pa.RecordBatch.from_pylist([], schema=records))
+    return stream
 
 
 async def open_target(options: WriteOptions) -> Stream:

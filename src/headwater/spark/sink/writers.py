@@ -30,9 +30,16 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Refused
 from headwater.core.portal import shared
 from headwater.spark.options import WriteOptions
+from headwater.spark.plain_errors import plain
 from headwater.spark.sink import kept
 from headwater.spark.sink.columns import Columns
-from headwater.spark.sink.task import Written, open_target, task_context, write_task
+from headwater.spark.sink.task import (
+    Written,
+    open_target,
+    prepare_target,
+    task_context,
+    write_task,
+)
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -49,20 +56,25 @@ class BatchWriter(DataSourceArrowWriter):
         _check(options, overwrite=overwrite)
         self._options = options
         self._columns = Columns(schema)
+        self._schema = schema
+        prepare_target(options, self._columns, schema)
         token = runtime.new_token().hex()
         if options.txn_app_id is None or options.txn_version is None:
             self._attempt = Attempt.of_job(token)
         else:
             self._attempt = Attempt.of_version(options.txn_app_id, options.txn_version, token)
 
+    @plain
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload what a task is given."""
-        return write_task(self._options, self._columns, self._attempt, iterator)
+        return write_task(self._options, self._columns, self._schema, self._attempt, iterator)
 
+    @plain
     def commit(self, messages: Messages) -> None:
         """Make all of it visible, once every task has succeeded."""
         shared().call(_commit(self._options, self._attempt, _uploads(messages)))
 
+    @plain
     def abort(self, messages: Messages) -> None:
         """Give up what was uploaded, unless it was committed after all."""
         shared().call(_abort(self._options, self._attempt, _uploads(messages)))
@@ -75,18 +87,25 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _check(options, overwrite=overwrite)
         self._options = options
         self._columns = Columns(schema)
+        self._schema = schema
+        prepare_target(options, self._columns, schema)
         self._token = runtime.new_token().hex()
 
+    @plain
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload what a task is given."""
-        return write_task(self._options, self._columns, self._task_attempt(), iterator)
+        return write_task(
+            self._options, self._columns, self._schema, self._task_attempt(), iterator
+        )
 
+    @plain
     def commit(self, messages: Messages, batchId: int) -> None:
         """Make the micro-batch visible, once every task of it has succeeded."""
         attempt = _attempt_of(messages, batchId)
         if attempt is not None:
             shared().call(_commit(self._options, attempt, _uploads(messages)))
 
+    @plain
     def abort(self, messages: Messages, batchId: int) -> None:
         """Give up what was uploaded, unless it was committed after all."""
         attempt = _attempt_of(messages, batchId)

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import Place, UnreadableBatch
 from headwater.core.errors import Refused, Trimmed
-from headwater.spark.options import ReadOptions
+from headwater.spark.options import ReadOptions, TimeBound
 from headwater.spark.options.offsets import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
 from headwater.spark.source.feed import Bounds, Feed
 from headwater.spark.source.loss import lost_before
@@ -17,23 +17,38 @@ from headwater.spark.source.offset import Part
 LOG: Final = logging.getLogger("headwater.spark")
 
 
-def check_named(name: str, offsets: Any, parts: Iterable[Part]) -> None:
-    """Offsets for each partition, if any: those of all that are read, and of no other."""
+def check_named(options: ReadOptions, parts: Iterable[Part]) -> None:
+    """Bounds for each partition, if any: those of all that are read, and of no other."""
+    named: dict[str, Any] = {
+        "startingOffsets": options.starting_offsets,
+        "endingOffsets": options.ending_offsets,
+    }
+    for bound in (options.starting_time, options.ending_time):
+        if bound is not None and bound.moments_us:
+            named[bound.option] = bound.moments_us
+    for name, bounds in named.items():
+        _check_named(name, bounds, parts)
+
+
+def _check_named(name: str, offsets: Any, parts: Iterable[Part]) -> None:
     if not isinstance(offsets, Mapping):
         return
     wanted = set(parts)
     given = {Part(stream, number) for stream, numbers in offsets.items() for number in numbers}
     for missing in sorted(wanted - given):
-        raise Refused(f"{name} says nothing of {missing}: name all, with -2 for the earliest")
+        cure = "" if name.endswith("ByTimestamp") else ", with -2 for the earliest"
+        raise Refused(f"{name} says nothing of {missing}: name all{cure}")
     for other in sorted(given - wanted):
-        raise Refused(f"{name} has an offset for {other}, which is not read here")
+        raise Refused(f"{name} names {other}, which is not read here")
 
 
 async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Place:
     """Where a reading begins that begins anew."""
     bounds = await feed.bounds()
-    if options.starting_timestamp_ms is not None:
-        found = await feed.at_time(options.starting_timestamp_ms)
+    if options.starting_time is not None:
+        found = await _at_time(feed, options.starting_time, options)
+        if found is None and not options.starts_at_latest:
+            raise _nothing_so_late(feed, options.starting_time)
         return bounds.latest if found is None else found
     asked = options.starting_offsets
     try:
@@ -50,13 +65,32 @@ async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Plac
 async def ending_place(feed: Feed, options: ReadOptions) -> Place:
     """Where a batch read ends."""
     bounds = await feed.bounds()
-    if options.ending_timestamp_ms is not None:
-        found = await feed.at_time(options.ending_timestamp_ms)
+    if options.ending_time is not None:
+        found = await _at_time(feed, options.ending_time, options)
         return bounds.latest if found is None else found
     try:
         return await _place(feed, bounds, options.ending_offsets)
     except Trimmed:
         return bounds.oldest  # everything that was asked for is gone; the start says so
+
+
+async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> Place | None:
+    try:
+        return await feed.at_time(bound.of(*feed.part), bound.by)
+    except UnreadableBatch as error:
+        if options.on_bad_batch == "fail":
+            raise
+        # It is passed over when its turn comes, or noted; here it is no obstacle.
+        return Place(error.descriptor.sequence, error.descriptor.first_lsn)
+
+
+def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
+    late = "was ingested" if bound.by == "ingestion" else "has a timestamp"
+    return Refused(
+        f"{bound.option}: no retained record of {feed.part} {late} at "
+        f"{bound.of(*feed.part) / 1000:,.0f} ms since 1970 or later. To begin at the end of such "
+        "partitions: startingOffsetsByTimestampStrategy=latest"
+    )
 
 
 async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> Place:

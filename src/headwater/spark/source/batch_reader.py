@@ -13,6 +13,7 @@ from headwater.core import portal
 from headwater.core.errors import Refused, Trimmed
 from headwater.spark.options import ReadOptions
 from headwater.spark.options.offsets import EARLIEST
+from headwater.spark.plain_errors import plain
 from headwater.spark.source import asked
 from headwater.spark.source.buffer_feed import BufferFeed
 from headwater.spark.source.executor import Executor
@@ -40,6 +41,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._executor = Executor(options, schema, shape)
 
+    @plain
     def partitions(self) -> list[InputPartition]:
         """The tasks; never none, because Spark then makes up one of its own."""
         found: list[InputPartition] = list(portal.shared().call(plan_batch(self._options)))
@@ -58,8 +60,7 @@ async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
     streams = await subscribed_streams(store, options)
     feeds = [BufferFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
     parts = [feed.part for feed in feeds]
-    asked.check_named("startingOffsets", options.starting_offsets, parts)
-    asked.check_named("endingOffsets", options.ending_offsets, parts)
+    asked.check_named(options, parts)
     found = await at_once(_slices(feed, options) for feed in feeds)
     return pack(zip(feeds, found, strict=True), options)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.buffer.consumer import GroupRegister, Ownership, Place, lsn_at_time, shipped
-from headwater.buffer.consumer.group import GroupPosition
-from headwater.buffer.queue import Descriptor, QueueState, Uncounted
+from headwater.buffer.consumer import GroupRegister, Ownership, Place, place_at_time, shipped
+from headwater.buffer.consumer.group import NO_STEP, GroupPosition, Step
+from headwater.buffer.queue import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
 from headwater.buffer.stream.deleted import telling_of_deletion
 from headwater.core.errors import Refused, Trimmed
-from headwater.spark.source.feed import Bounds, Owner
+from headwater.spark.source.feed import Bounds, Claim, Owner
 from headwater.spark.source.offset import Part
 from headwater.spark.source.slices import Slice
 
@@ -54,11 +54,10 @@ class BufferFeed:
                 sequence = await self._looker.sequence_at_lsn(lsn)
         return Place(state.next_sequence if sequence is None else sequence, lsn)
 
-    async def at_time(self, time_ms: int) -> Place | None:
-        """Reads the times of one batch at most, and no record."""
+    async def at_time(self, time_us: int, by: TimeBy) -> Place | None:
+        """Reads one batch at most."""
         async with telling_of_deletion(self._stream):
-            lsn = await lsn_at_time(self._stream, partition=self._partition, time=time_ms)
-        return None if lsn is None else await self.at_lsn(lsn)
+            return await place_at_time(self._stream, self._partition, time_us, by)
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
         """Descriptors from the queue, without the batches that ride in it."""
@@ -123,23 +122,33 @@ class BufferFeed:
         if self._ownership is not None:
             await self._ownership.check()
 
-    async def planned_by(self, group: str) -> Place | None:
+    async def claim_of(self, group: str) -> Claim:
         """From the group's register."""
         kept = await self._register(group).read()
-        return None if kept is None or kept.planned is None else Place(*kept.planned)
+        return (
+            Claim("", NO_STEP) if kept is None else Claim(kept.query, Step(kept.step, kept.closed))
+        )
 
-    async def plan(self, group: str, since: Place, until: Place) -> None:
+    async def claim(self, group: str, place: Place, query: str) -> None:
         """In the group's register, an owner's too."""
-        await self._register(group).plan(since, until)
+        async with telling_of_deletion(self._stream):
+            await self._register(group).claim(place, query)
 
-    async def commit(self, group: str, place: Place, *, planned: Place | None) -> None:
+    async def count(self, group: str, query: str, step: Step) -> None:
+        """In the group's register, an owner's too."""
+        async with telling_of_deletion(self._stream):
+            await self._register(group).count(query, step)
+
+    async def commit(self, group: str, place: Place, *, query: str, step: Step) -> None:
         """An owner acknowledges whole batches; what goes beyond them stands in the register.
 
         The register comes before the queue: whichever is ahead counts, so nothing is read twice
         after a crash.
         """
         caught_up = self._catching_up is None or place >= self._catching_up
-        await self._register(group).advance(place, behind=not caught_up, planned=planned)
+        register = self._register(group)
+        async with telling_of_deletion(self._stream):
+            await register.advance(place, behind=not caught_up, query=query, step=step)
         if caught_up:
             self._catching_up = None
         if self._ownership is not None and place.sequence:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from headwater.buffer.consumer import Place
+from headwater.buffer.consumer.group import Step
+from headwater.buffer.queue import TimeBy
 from headwater.spark.source.offset import Part
 from headwater.spark.source.slices import Slice
 
@@ -30,6 +32,15 @@ class Owner(NamedTuple):
     acked: Place
 
 
+class Claim(NamedTuple):
+    """Whose a group's position is."""
+
+    query: str
+    """The token of the checkpoint that was started last; empty if there is none."""
+    step: Step
+    """The last micro-batch that it has planned, if this partition counts them."""
+
+
 class Feed(Protocol):
     """One partition of one stream."""
 
@@ -44,8 +55,8 @@ class Feed(Protocol):
     async def at_lsn(self, lsn: int) -> Place:
         """The place before a record that is retained, or after the last one."""
 
-    async def at_time(self, time_ms: int) -> Place | None:
-        """The place before the first record ingested at or after a time; None if there is none."""
+    async def at_time(self, time_us: int, by: TimeBy) -> Place | None:
+        """The place before the first record of a time or a later one; None if there is none."""
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
         """Up to so many batches from a sequence on; fewer if there are no more.
@@ -77,11 +88,14 @@ class Feed(Protocol):
     async def check(self) -> None:
         """Raise `Fenced` if this was the owner and is not any more."""
 
-    async def planned_by(self, group: str) -> Place | None:
-        """Where the micro-batch ends that a query of the group planned last."""
+    async def claim_of(self, group: str) -> Claim:
+        """Whose the group's position is."""
 
-    async def plan(self, group: str, since: Place, until: Place) -> None:
-        """A query of the group has this micro-batch in its checkpoint, and is about to read it."""
+    async def claim(self, group: str, place: Place, query: str) -> None:
+        """The group's position is this query's from here on; `OtherQuery` if it has moved on."""
 
-    async def commit(self, group: str, place: Place, *, planned: Place | None) -> None:
-        """Everything before this place is processed, and the next micro-batch ends at `planned`."""
+    async def count(self, group: str, query: str, step: Step) -> None:
+        """The query has so many micro-batches in its checkpoint, and is about to read the last."""
+
+    async def commit(self, group: str, place: Place, *, query: str, step: Step) -> None:
+        """Everything before this place is processed, by a query that has planned so many."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Final
 
 from headwater.buffer.consumer import Place, TakenOver
+from headwater.buffer.consumer.group import Step
 from headwater.core.errors import Fenced, Refused
 from headwater.spark.source.feed import Feed
 from headwater.spark.source.offset import Part
@@ -52,10 +53,10 @@ class Membership:
         except Fenced as error:
             raise self._explained(error) from error
 
-    async def commit(self, feed: Feed, place: Place, *, planned: Place | None) -> None:
+    async def commit(self, feed: Feed, place: Place, *, query: str, step: Step) -> None:
         """Acknowledge, or keep the position."""
         try:
-            await feed.commit(self._group, place, planned=planned)
+            await feed.commit(self._group, place, query=query, step=step)
         except Fenced as error:
             raise self._explained(error) from error
 
@@ -77,11 +78,16 @@ class Membership:
         first, *rest = sorted(feeds, key=lambda feed: feed.part)
         try:
             await self._own_one(first, start)
-        except Refused:
+        except (Refused, Fenced) as error:
             owner = await first.owner()
-            if owner.group in ("", self._group):
+            if owner.group not in ("", self._group):
+                return False  # another group was faster: follow it
+            if isinstance(error, Refused):
                 raise
-            return False  # another group was faster: follow it
+            raise Fenced(
+                f"{first.part}: another query opened the consumer at the same moment. Start this "
+                "query again, unless both are of one group: then stop one of them"
+            ) from error
         await at_once(self._own_one(feed, start) for feed in rest)
         return True
 

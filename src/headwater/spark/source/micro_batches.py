@@ -7,23 +7,24 @@ Always holds:
 - a micro-batch's end is told once and kept by Spark; `plan` gives the same rows for the same two
   offsets, today and after a restart, for as long as they are retained;
 - `commit` acknowledges what Spark has written down as done, and nothing else;
-- before a micro-batch is read, its end stands in the store, for whoever comes with a checkpoint
-  that does not know it: such a one is refused before Spark writes anything down.
+- a checkpoint that is not the newest one of its group is refused (`checkpoint.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from headwater.buffer.consumer import Place
+from headwater.buffer.consumer.group import NO_STEP, OtherQuery
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.spark.options import ReadOptions
 from headwater.spark.options.offsets import LATEST
 from headwater.spark.source import asked, limits
 from headwater.spark.source.buffer_feed import BufferFeed
+from headwater.spark.source.checkpoint import CheckpointGuard
 from headwater.spark.source.feed import Feed
 from headwater.spark.source.known import Known
 from headwater.spark.source.limits import Limits
@@ -60,8 +61,9 @@ class MicroBatches:
         self._initial: Offset | None = None
         self._fixed: dict[Part, Place] | None = None
         self._committed: dict[Part, Place] = {}
-        self._told: Mapping[Part, Place] = {}
-        self._announced: dict[Part, Place] = {}
+        self._guard = CheckpointGuard(options.group_id)
+        self._told: Offset | None = None
+        self._planned: Offset | None = None
         self._quiet_since_s = runtime.monotonic_s()
         self._ends: tuple[float, dict[Part, Place]] | None = None
         self._turn = 0
@@ -71,7 +73,7 @@ class MicroBatches:
         if self._initial is None:
             await self._refresh()
             places = await self._begin(list(self._feeds.values()))
-            self._initial = Offset(places, dict(self._ids), closed=True)
+            self._initial = Offset(places, dict(self._ids), True, self._guard.token())
         return self._initial
 
     async def fix_end(self) -> None:
@@ -81,9 +83,23 @@ class MicroBatches:
 
     async def latest(self, start: Offset, limits: Limits) -> Offset:
         """The end of the micro-batch that begins at `start`; `start` itself if there is none."""
-        found = await self._next(start, limits)
-        self._told = found.places
-        return found
+        self._told = await self._next(start, limits)
+        return self._told
+
+    async def latest_unasked(self) -> Offset:
+        """For Spark 4.1, which does not say where the micro-batch begins, nor how much it holds.
+
+        It begins where the last one ended, or where the group stands: what lies between that and
+        the checkpoint is nothing new.
+        """
+        if self._planned is None and self._initial is None:
+            await self._refresh()
+            places = await self._begin(list(self._feeds.values()))
+            claim = await self._guard.stored(self._feeds)
+            self._initial = Offset(
+                places, dict(self._ids), claim.step.closed, claim.query, claim.step.number
+            )
+        return await self.latest(self._planned or await self.initial(), Limits())
 
     async def _next(self, start: Offset, limits: Limits) -> Offset:
         await self._refresh()
@@ -91,21 +107,19 @@ class MicroBatches:
         here = {part: start.places[part] for part in self._feeds if part in start.places}
         added = [feed for part, feed in self._feeds.items() if part not in start.places]
         is_new = not here.keys() <= self._known.keys()
-        is_followed = False
-        if is_new and start != self._initial:
-            is_followed = await self._refuse_an_older_copy(here)
+        await self._guard.enter(start, self._feeds)
         await self._membership.join([self._feeds[part] for part in here], here)
         if is_new or self._fixed is not None or self._polling.is_due:
             await self._look(here, limits)
         ends = self._ends_of(here, limits)
-        if is_followed and not start.closed:
-            return start.marked()
         for feed in added:
             # Said where it begins before anything of it is read: the next micro-batch begins there.
             ends[feed.part] = await self._begin_added(feed)
         if ends:
             self._quiet_since_s = runtime.monotonic_s()
-            return start.moved(ends, self._ids)
+            found = start.moved(ends, self._ids)
+            await at_once(self._guard.claim(feed, found) for feed in added)
+            return found
         quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
         if start.closed or not (quiet or self._fixed is not None):
             return start
@@ -114,39 +128,46 @@ class MicroBatches:
     async def plan(self, start: Offset, end: Offset) -> list[SlicePartition]:
         """The tasks that read everything from `start` to `end`."""
         await self._refresh()
+        self._check_ids(start)
         self._check_ids(end)
+        self._check_order(start, end)
+        self._guard.check_follows(start, end)
+        await self._guard.check(end, self._feeds)
         planned: list[tuple[Feed, list[Slice]]] = []
         for part, until in sorted(end.places.items()):
             since = start.places.get(part)
-            if since is None or since == until:
+            if since is None and part in self._feeds:
+                # Added since. It begins at its end, but on Spark 4.1: there the end was found
+                # without knowing that the checkpoint lacks it, and the group's place is the start.
+                since = await self._feeds[part].place_of(self._options.group_id)
+            if since is None or since >= until:
                 continue
-            if since > until:
-                raise Refused(
-                    f"{part}: the micro-batch would begin at offset {since.lsn} and end at "
-                    f"{until.lsn}. Another query of group {self._options.group_id!r} went on from "
-                    "here, or the checkpoint is an older copy: give this query a checkpoint or a "
-                    "groupId of its own"
-                )
             if part not in self._feeds:
                 raise Refused(f"{part}: the checkpoint asks for it, and the options do not")
             planned.append((self._feeds[part], await self._slices(part, since, until)))
-        await at_once(
-            self._announce(feed, start.places[feed.part], end.places[feed.part])
-            for feed, _ in planned
-        )
+        await self._guard.count(end, self._feeds)
+        self._planned = end
         return pack(planned, self._options)
 
     async def commit(self, end: Offset) -> None:
         """Everything before `end` is processed. Spark has the next micro-batch written down."""
         await self._refresh()
+        self._check_ids(end)
+        # Told and written down by now: counted with the same write.
+        told = end if self._told is None or self._told.query != end.query else self._told
+        counting = self._guard.counting(end, self._feeds)
 
         async def one(part: Part, place: Place) -> None:
-            planned = self._told.get(part, place)
             if self._committed.get(part) == place:
-                await self._announce(self._feeds[part], place, planned)
                 return
-            await self._membership.commit(self._feeds[part], place, planned=planned)
-            self._committed[part], self._announced[part] = place, planned
+            step = told.last_step if part == counting else NO_STEP
+            try:
+                await self._membership.commit(self._feeds[part], place, query=end.query, step=step)
+            except OtherQuery as error:
+                raise self._guard.fenced(part) from error
+            self._committed[part] = place
+            if part == counting:
+                self._guard.counted(told)
 
         await at_once(one(part, place) for part, place in end.places.items() if part in self._feeds)
 
@@ -186,12 +207,31 @@ class MicroBatches:
                     "checkpoint"
                 )
 
+    def _check_order(self, start: Offset, end: Offset) -> None:
+        for part, until in sorted(end.places.items()):
+            since = start.places.get(part, until)
+            if since > until:
+                raise Refused(
+                    f"{part}: the micro-batch would begin at offset {since.lsn} and end at "
+                    f"{until.lsn}. Another query of group {self._options.group_id!r} went on from "
+                    "here, or the checkpoint is an older copy: give the query a new checkpoint, "
+                    "or a new checkpoint and a groupId of its own"
+                )
+
     async def _begin(self, feeds: list[Feed]) -> dict[Part, Place]:
         """Where the group stands in each partition; a partition that came later: its oldest."""
         group = self._options.group_id
         kept = await at_once(feed.place_of(group) for feed in feeds)
         places = {feed.part: place for feed, place in zip(feeds, kept, strict=True) if place}
         missing = [feed for feed in feeds if feed.part not in places]
+        if places and self._options.starting_option is not None:
+            LOG.warning(
+                "%s is ignored: group %r is known, and goes on where it stands (%s). To read from "
+                "elsewhere, give the query a groupId of its own",
+                self._options.starting_option,
+                group,
+                "; ".join(f"{part}: offset {place.lsn}" for part, place in sorted(places.items())),
+            )
         if missing:
             resolved = await self._resolve([one for one in feeds if one.part in places], missing)
             for feed in missing:
@@ -207,7 +247,7 @@ class MicroBatches:
         """
         group = self._options.group_id
         if not known:
-            asked.check_named("startingOffsets", self._options.starting_offsets, self._feeds)
+            asked.check_named(self._options, self._feeds)
             found = await at_once(self._first_place(feed) for feed in missing)
             together = {feed.key: place for feed, place in zip(missing, found, strict=True)}
             await missing[0].begin(group, found[0], together=together)
@@ -219,46 +259,11 @@ class MicroBatches:
 
     async def _first_place(self, feed: Feed) -> Place:
         options = self._options
-        says_where = (
-            options.starting_offsets is not None or options.starting_timestamp_ms is not None
-        )
-        if options.take_over and not says_where:
+        if options.take_over and options.starting_option is None:
             owner = await feed.owner()
             if owner.group:
                 return owner.acked  # to take over is to go on where the other one stood
         return await asked.starting_place(feed, options, LATEST)
-
-    async def _announce(self, feed: Feed, since: Place, until: Place) -> None:
-        """Keep where a micro-batch ends, unless that is kept or there is nothing in it."""
-        if until > max(since, self._announced.get(feed.part, since)):
-            await feed.plan(self._options.group_id, since, until)
-            self._announced[feed.part] = until
-
-    async def _refuse_an_older_copy(self, here: dict[Part, Place]) -> bool:
-        """A checkpoint that does not know what its group has planned was put back.
-
-        Micro-batches would be cut anew from it, with other rows under the same numbers, and a sink
-        that knows them by their numbers would take those rows for written. Whether one followed is
-        the answer: Spark commits when the next one is written down, so one did if everything here
-        is committed; and as it had no rows, it can be repeated.
-        """
-        group = self._options.group_id
-        feeds = [self._feeds[part] for part in here if part not in self._known]
-        stood = await at_once(feed.place_of(group) for feed in feeds)
-        plans = await at_once(feed.planned_by(group) for feed in feeds)
-        for feed, *reached in zip(feeds, stood, plans, strict=True):
-            furthest = max((place for place in reached if place is not None), default=None)
-            if furthest is not None and furthest > here[feed.part]:
-                raise Refused(
-                    f"{feed.part}: the checkpoint goes on at offset {here[feed.part].lsn:,}, and "
-                    f"group {group!r} has planned micro-batches up to {furthest.lsn:,}. It is an "
-                    "older copy, or another query of the group has come further. From there "
-                    "micro-batches would be cut anew, and sinks that know their numbers would take "
-                    "the rows for written. To go on where the group stands, give the query a new "
-                    "checkpoint; to read again, a new checkpoint, a groupId of its own and "
-                    "startingOffsets"
-                )
-        return stood == [here[feed.part] for feed in feeds]
 
     async def _begin_added(self, feed: Feed) -> Place:
         kept = await feed.place_of(self._options.group_id)

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from headwater.core.errors import HeadwaterError
 from headwater.spark import versions
+from headwater.spark.plain_errors import plain
 
 
 class RefusedReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -44,5 +45,6 @@ class RefusedReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow
         """Never."""
         self._refuse()
 
+    @plain
     def _refuse(self) -> NoReturn:
         raise self._error

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from headwater.buffer.consumer import ConsumedBatch
 from headwater.buffer.consumer.columns import Columns
-from headwater.buffer.records import TIMESTAMP, operation_names
+from headwater.buffer.records import INGESTED, TIMESTAMP, operation_names
 from headwater.core.limits import MIB
 from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST
 
@@ -45,13 +45,10 @@ class Rows:
         partition: int,
         is_typed: bool,
         shows_all: bool,
-        may_grow: bool,
-        declare: str = "",
+        version: int,
     ) -> None:
-        """`shows_all`: no value may be missing from these columns; `may_grow`: but new ones.
-
-        `declare`: of a stream without a schema, the command that declares one.
-        """
+        """`shows_all`: no value may be missing from these columns, but those of a later `version`
+        of the stream's schema."""
         self._schema = schema
         self._stream = stream
         self._partition = partition
@@ -66,9 +63,8 @@ class Rows:
             self._carried = Columns(
                 typed if len(typed) else None,
                 self._carried_names or [TIMESTAMP],
-                may_grow=may_grow,
+                version=version,
                 shows_all=shows_all,
-                declare=declare,
             )
 
     def of(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
@@ -112,6 +108,8 @@ class Rows:
             return name
         if name in ON_REQUEST:
             return name
+        if plain == "ingestionTimestamp":
+            return INGESTED
         if plain in _CARRIED:
             return f"_{plain}"
         return None

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from headwater.core import portal
 from headwater.spark import versions
 from headwater.spark.options import ReadOptions
+from headwater.spark.plain_errors import plain
 from headwater.spark.source.executor import Executor
 from headwater.spark.source.limits import Limits
 from headwater.spark.source.micro_batches import MicroBatches
@@ -35,12 +36,11 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
         self._options = options
         self._executor = Executor(options, schema, shape)
         self._live: MicroBatches | None = None
-        self._told: Offset | None = None
-        self._planned: Offset | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_told": None, "_planned": None}
+        return {**self.__dict__, "_live": None}
 
+    @plain
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
         return portal.shared().call(self._batches().initial()).to_json()
@@ -52,33 +52,34 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
             options.max_offsets_per_trigger, options.max_bytes_per_trigger
         )
 
+    @plain
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to where the streams end at this moment, and no further."""
         portal.shared().call(self._batches().fix_end())
 
+    @plain
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
         """The end of the next micro-batch. Spark 4.1 does not say where it begins."""
         if start is None:
-            found = self._latest_unasked()
-        else:
-            found = self._latest(Offset.from_json(start), limit)
-        self._told = found
-        return found.to_json()
+            return portal.shared().call(self._batches().latest_unasked()).to_json()
+        return self._latest(Offset.from_json(start), limit).to_json()
 
+    @plain
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The end of the streams: with the end of a micro-batch, its lag."""
         if self._live is None:
             return None
         return portal.shared().call(self._live.report()).to_json()
 
+    @plain
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch, also of one that is run again."""
         since, until = Offset.from_json(start), Offset.from_json(end)
-        self._planned = until
         return portal.shared().call(self._batches().plan(since, until))
 
+    @plain
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has written down that everything before `end` is done."""
         portal.shared().call(self._batches().commit(Offset.from_json(end)))
@@ -99,14 +100,3 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
         if versions.is_unlimited(limit):
             limits = Limits()
         return portal.shared().call(self._batches().latest(start, limits))
-
-    def _latest_unasked(self) -> Offset:
-        """Without being told a start: from what was planned last, or where the group stands."""
-        start = self._planned
-        if start is None:
-            start = portal.shared().call(self._batches().initial())
-        found = portal.shared().call(self._batches().latest(start, Limits()))
-        if found == self._told and self._planned is None:
-            # Told twice and not read: the checkpoint is there already, perhaps unacknowledged.
-            return found.marked()
-        return found

@@ -11,8 +11,9 @@ pyiceberg then deletes what it wrote for it; what cannot be told is `CommitState
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Coroutine
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
 from pyiceberg.exceptions import (
@@ -40,6 +41,7 @@ from headwater.core.errors import (
     AlreadyExists,
     Conflict,
     Contended,
+    HeadwaterError,
     NotFound,
     NotSupported,
     OutcomeUnknown,
@@ -47,8 +49,12 @@ from headwater.core.errors import (
 )
 from headwater.spark.files import Place
 from headwater.spark.table.file_io import StoreFileIO
-from headwater.spark.table.pointers import Pointers
+from headwater.spark.table.pointers import NameWasUsed, Pointers
 from headwater.store import Store
+
+_log: Final = logging.getLogger("headwater")
+
+CREATE_ATTEMPTS: Final = 5
 
 T = TypeVar("T")
 Name = str | Identifier
@@ -84,12 +90,19 @@ class RegisterCatalog(MetastoreCatalog):
         properties: Properties = EMPTY_DICT,
     ) -> Table:
         """Make a table; its namespace is there."""
-        staged = self._create_staged_table(
-            identifier, schema, location, partition_spec, sort_order, properties
-        )
-        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-        self._point_new(staged.name(), staged.metadata_location)
-        return self.load_table(staged.name())
+        for _ in range(CREATE_ATTEMPTS):
+            staged = self._create_staged_table(
+                identifier, schema, location, partition_spec, sort_order, properties
+            )
+            self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
+            try:
+                self._point_new(staged.name(), staged.metadata_location, staged.metadata)
+            except NameWasUsed:
+                if location is not None:
+                    raise
+                continue  # since the folder was chosen: another one is, the next time
+            return self._table(staged.name(), staged.metadata_location, staged.metadata)
+        raise CommitFailedException(f"{identifier}: not created: others keep using the name")
 
     def register_table(
         self, identifier: Name, metadata_location: str, overwrite: bool = False
@@ -101,20 +114,13 @@ class RegisterCatalog(MetastoreCatalog):
             self._move(name, self._location(name), metadata_location)
         else:
             self._point_new(name, metadata_location)
-        return self.load_table(identifier)
+        return self._changed(name, metadata_location)
 
     def load_table(self, identifier: Name) -> Table:
         """A table as it stands."""
         name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         location = self._location(name)
-        files = self._load_file_io(location=location)
-        return Table(
-            identifier=name,
-            metadata=self._metadata(files, location),
-            metadata_location=location,
-            io=files,
-            catalog=self,
-        )
+        return self._table(name, location, self._metadata(location))
 
     def drop_table(self, identifier: Name) -> None:
         """Forget a table; its files stay."""
@@ -128,12 +134,12 @@ class RegisterCatalog(MetastoreCatalog):
         if not self.namespace_exists(new[0]):
             raise NoSuchNamespaceError(f"there is no namespace {new[0]}")
         try:
-            _wait(self._pointers.rename(*old, *new))
+            location = _wait(self._pointers.rename(*old, *new))
         except NotFound as error:
             raise NoSuchTableError(str(error)) from error
         except (AlreadyExists, Conflict) as error:
             raise TableAlreadyExistsError(f"table {'.'.join(new)} exists") from error
-        return self.load_table(to_identifier)
+        return self._changed(new, location)
 
     def list_tables(self, namespace: Name) -> list[Identifier]:
         """The tables of a namespace."""
@@ -157,7 +163,7 @@ class RegisterCatalog(MetastoreCatalog):
             return _response(current.metadata, current.metadata_location)
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         if current is None:
-            self._point_new(name, staged.metadata_location)
+            self._commit_new(name, staged)
         else:
             self._swap(name, current.metadata_location, staged)
         self._last = (staged.metadata_location, staged.metadata)
@@ -170,19 +176,40 @@ class RegisterCatalog(MetastoreCatalog):
         except (Conflict, Contended) as error:
             raise CommitFailedException(f"another commit came first: {error}") from error
         except OutcomeUnknown as error:
-            # Others may have committed on top of it since: each names those before it.
-            now = self.load_table(name)
-            if now.metadata_location == new or new in {
-                entry.metadata_file for entry in now.metadata.metadata_log
-            }:
-                return
-            raise CommitStateUnknownException(str(error)) from error
+            if not self._has_landed(name, new):
+                raise CommitStateUnknownException(str(error)) from error
 
-    def _point_new(self, name: Identifier, location: str) -> None:
+    def _has_landed(self, name: tuple[str, str], location: str) -> bool:
+        """Whether a commit can be seen; if not, or if looking fails, it may have landed still."""
+        try:
+            now = self.load_table(name)
+        except Exception as error:
+            # Whatever it is, also that there is no such table: it says nothing of the commit.
+            _log.warning("%s: looking for a commit failed: %s", ".".join(name), error)
+            return False
+        # Others may have committed on top of it since: each names those before it.
+        before = {entry.metadata_file for entry in now.metadata.metadata_log}
+        return now.metadata_location == location or location in before
+
+    def _commit_new(self, name: tuple[str, str], staged: StagedTable) -> None:
+        try:
+            self._point_new(name, staged.metadata_location, staged.metadata)
+        except NameWasUsed as error:
+            raise CommitFailedException(f"{error}: create it again") from error
+
+    def _point_new(
+        self, name: Identifier, location: str, metadata: TableMetadata | None = None
+    ) -> None:
+        """Point a name that is free to a table; to a new one, whose `metadata` these are, only if
+        no table had both the name and the folder before."""
         namespace, table = name
         self._existing(namespace)
+        folder = super()._get_default_warehouse_location(namespace, table)
+        is_first = metadata is not None and metadata.location == folder
         try:
-            _wait(self._pointers.point(namespace, table, None, location))
+            _wait(self._pointers.point(namespace, table, None, location, is_first=is_first))
+        except NameWasUsed:
+            raise
         except Conflict as error:
             raise TableAlreadyExistsError(f"table {namespace}.{table} exists") from error
         except OutcomeUnknown as error:
@@ -202,13 +229,32 @@ class RegisterCatalog(MetastoreCatalog):
         except NotFound as error:
             raise NoSuchTableError(str(error)) from error
 
-    def _metadata(self, files: FileIO, location: str) -> TableMetadata:
+    def _metadata(self, location: str) -> TableMetadata:
         # A metadata file never changes: what was read or written last need not be read again.
         # Looked at once: queries share a catalog, and another's table may come in between.
         last = self._last
         if last is None or last[0] != location:
-            last = self._last = (location, FromInputFile.table_metadata(files.new_input(location)))
+            file = self._load_file_io(location=location).new_input(location)
+            last = self._last = (location, FromInputFile.table_metadata(file))
         return last[1]
+
+    def _table(self, name: Identifier, location: str, metadata: TableMetadata) -> Table:
+        return Table(
+            identifier=name,
+            metadata=metadata,
+            metadata_location=location,
+            io=self._load_file_io(location=location),
+            catalog=self,
+        )
+
+    def _changed(self, name: Identifier, location: str) -> Table:
+        """A table after a change of its pointer, which no failure to read it undoes."""
+        try:
+            return self._table(name, location, self._metadata(location))
+        except (HeadwaterError, OSError) as error:
+            raise OutcomeUnknown(
+                f"table {'.'.join(name)} has this name now, and could not be read: {error}"
+            ) from error
 
     def _load_file_io(
         self, properties: Properties = EMPTY_DICT, location: str | None = None
@@ -219,7 +265,8 @@ class RegisterCatalog(MetastoreCatalog):
         """The folder of the name, for the first table that has it; after that one of its own.
 
         The files of a table that was renamed or dropped are still in the first one, and a sweep of
-        its successor would take them for leftovers.
+        its successor would take them for leftovers. `_point_new` checks it again: another table
+        may have had the name since.
         """
         folder = super()._get_default_warehouse_location(database_name, table_name)
         if _wait(self._pointers.was_used(database_name, table_name)):

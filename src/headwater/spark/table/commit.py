@@ -1,31 +1,41 @@
 """One snapshot for each micro-batch, and never a second one.
 
-Whoever is refused, or does not know whether it was, reads the table again and looks for its token
-before it tries once more. pyiceberg's own retry does not look: it puts a refused commit on top of
-the winner's, and where the winner is a twin (a replayed batch, a query that runs twice) the rows
-are there twice. So it is off, whatever the table's properties say.
+A writer that is refused, or does not know whether it was, reads the table again and looks for its
+token before it tries once more. pyiceberg's own retry does not look: it puts a refused commit on
+top of the winner's, and where the winner is a twin (a replayed batch, a query that runs twice) the
+rows are there twice. So it is off, whatever the table's properties say.
+
+Always holds:
+
+- once an attempt may have landed, the answer is that it did, that another's did, or
+  `OutcomeUnknown`: no later error replaces it;
+- files go into the table that they were written for, known by its UUID, and no file goes into a
+  table whose orphans were removed after it was written (`orphans.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
 
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.update import TableUpdate
+from pyiceberg.table.update import TableUpdate, ValidatableTableRequirement
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.core import portal, runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Contended, HeadwaterError, OutcomeUnknown
+from headwater.core.errors import Contended, OutcomeUnknown
 from headwater.spark.files import Written
 from headwater.spark.table import token as tokens
-from headwater.spark.table.data_files import described
-from headwater.spark.table.sweep import is_due, sweep
+from headwater.spark.table.data_files import FLOOR, check_belong, described
+from headwater.spark.table.sweep import is_due, listed, sweep
 from headwater.spark.table.token import Landed, Token
+from headwater.store import ObjectMeta
 
 _log: Final = logging.getLogger("headwater")
 
@@ -60,28 +70,68 @@ def commit(
     *,
     keep_snapshots: int,
 ) -> Commit | Landed:
-    """Add a snapshot with these files; `Landed` if another attempt has put its own there."""
+    """Add a snapshot with these files; `Landed` if another attempt has put its own there.
+
+    `Contended`, `FilesRefused`: nothing of it is in the table, and nothing will be.
+    """
     budget = RetryPolicy().start(attempts=COMMIT_ATTEMPTS)
-    lost, unknown = 0, None
+    lost = 0
+    unknown: CommitStateUnknownException | None = None
     while True:
-        table = catalog.load_table(name)
-        landed = tokens.find(table.metadata, token)
-        if landed is not None and landed.is_ours:
-            return Commit(landed.snapshot_id, _rows(table, files), len(files), was_there=False)
-        if landed is not None:
-            return landed
-        try:
-            return _append(table, files, token, keep_snapshots)
-        except CommitFailedException as error:
-            lost, unknown = lost + 1, unknown
-            refused: Exception = error
-        except CommitStateUnknownException as error:
-            lost, unknown = lost + 1, error
-            refused = error
+        with in_doubt(name, unknown):
+            table = catalog.load_table(name)
+            landed = tokens.find(table.metadata, token)
+            if landed is not None and landed.is_ours:
+                return Commit(landed.snapshot_id, _rows(table, files), len(files), was_there=False)
+            if landed is not None:
+                return landed
+            check_belong(table, files)
+            try:
+                return _append(table, files, token, keep_snapshots)
+            except CommitFailedException as error:
+                refused: Exception = error
+            except CommitStateUnknownException as error:
+                refused = unknown = error
+        lost += 1
         if lost > 1 and not portal.shared().call(budget.pause()):
             if unknown is not None:
                 raise OutcomeUnknown(f"{name}: {unknown}") from unknown
             raise Contended(f"{name}: not written: others won {lost} times") from refused
+
+
+@contextlib.contextmanager
+def in_doubt(name: str, unknown: CommitStateUnknownException | None) -> Iterator[None]:
+    """Let no error hide that an earlier attempt may have landed: not even that the table is gone.
+
+    Whoever is told `Unavailable`, or that the table does not exist, writes the rows again.
+    """
+    try:
+        yield
+    except (OutcomeUnknown, CommitFailedException, CommitStateUnknownException):
+        raise  # for the loop around it
+    except Exception as error:
+        if unknown is None:
+            raise
+        raise OutcomeUnknown(f"{name}: {unknown}; then: {error}") from error
+
+
+class _SameFloor(ValidatableTableRequirement):
+    """Orphans were not removed since the files were compared with the floor.
+
+    A commit goes on top of whatever is there by then, if its requirements still hold; that a
+    property changed is no reason to refuse it, but for this.
+    """
+
+    type: Literal["headwater-same-floor"] = "headwater-same-floor"
+    floor: str | None
+
+    def validate(  # type: ignore[override]
+        self, base_metadata: TableMetadata | None
+    ) -> None:
+        """Raise `CommitFailedException` if it is another one."""
+        now = None if base_metadata is None else base_metadata.properties.get(FLOOR)
+        if now != self.floor:
+            raise CommitFailedException(f"orphans were removed meanwhile, up to {now}")
 
 
 class _Transaction(Transaction):
@@ -117,19 +167,31 @@ def _append(table: Table, files: list[Written], token: Token, keep_snapshots: in
     expired = _expired(stored, keep_snapshots)
     if expired:
         ExpireSnapshots(transaction).by_ids(expired).commit()
-    _tidy(transaction.commit_transaction())
+    if isinstance(table.catalog, MetastoreCatalog):  # a REST server knows no requirement of ours
+        same: Any = _SameFloor(floor=stored.properties.get(FLOOR))
+        transaction._requirements += (same,)
+    before = _before(table)
+    _tidy(transaction.commit_transaction(), before)
     rows = sum(file.record_count for file in added)
     return Commit(append.snapshot_id, rows, len(files), was_there=False)
 
 
-def _tidy(table: Table) -> None:
-    if not is_due(table):
-        return
+def _before(table: Table) -> list[ObjectMeta]:
+    """The metadata files that a sweep after this commit may look at."""
     try:
-        sweep(table)
-    except (HeadwaterError, OSError) as error:
-        # The rows are in the table: what could not be removed is found by the next sweep. OSError
-        # is a list of manifests that another's sweep removed while this one was about to read it.
+        return listed(table) if is_due(table) else []
+    except Exception as error:
+        _log.warning("%s: obsolete metadata stays for now: %s", ".".join(table.name()), error)
+        return []
+
+
+def _tidy(table: Table, before: list[ObjectMeta]) -> None:
+    try:
+        if before:
+            sweep(table, before)
+    except Exception as error:
+        # The rows are in the table, and no error may say otherwise: what could not be removed is
+        # found by the next sweep.
         _log.warning("%s: obsolete metadata stays for now: %s", ".".join(table.name()), error)
 
 

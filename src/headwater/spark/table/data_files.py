@@ -1,8 +1,13 @@
-"""Data files as a snapshot names them."""
+"""Data files as a snapshot names them, and whether they belong into a table at all.
+
+A file says which table it was written for: the UUID is in its footer, and its columns are known by
+the field ids there. A name does not do: while a job writes, the table may be dropped and created
+again, and other columns then have the same ids.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,28 +15,64 @@ from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
+    pyarrow_to_schema,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
+from headwater.core.errors import Refused
 from headwater.spark.files import Written
+
+TABLE_UUID: Final = b"headwater.table-uuid"
+"""Key of a data file's metadata."""
+FLOOR: Final = "headwater.orphan-floor"
+"""Property of a table: files whose ids are not above it may have been removed as orphans."""
+
+
+class FilesRefused(Refused):
+    """The files do not belong into the table any more. Nothing of them was committed."""
+
+
+def check_belong(table: Table, files: list[Written]) -> None:
+    """Refuse files of another table, of columns that are gone, or that may have been removed."""
+    name, uuid = ".".join(table.name()), str(table.metadata.table_uuid)
+    floor = table.metadata.properties.get(FLOOR, "")
+    for file in files:
+        footer = _footer(file)
+        written_for = (footer.metadata or {}).get(TABLE_UUID, b"").decode()
+        if written_for != uuid:
+            raise FilesRefused(
+                f"{name} is another table than the one that {file.location} was written for: it "
+                f"was dropped and created again since (UUID {written_for or 'unknown'}, now "
+                f"{uuid}). Nothing was committed; write the rows again"
+            )
+        gone = _field_ids(footer) - set(table.schema().field_ids)
+        if gone:
+            raise FilesRefused(
+                f"{name} has lost columns since {file.location} was written (field ids "
+                f"{', '.join(map(str, sorted(gone)))}). Nothing was committed; write the rows again"
+            )
+        if file.location.rpartition("/")[2].partition(".")[0] <= floor:
+            raise FilesRefused(
+                f"{file.location} may have been removed: remove_orphans was run with a smaller "
+                "older_than_hours than this job took. Nothing was committed; write the rows again"
+            )
 
 
 def described(table: Table, files: list[Written]) -> list[DataFile]:
     """The files as a snapshot names them, with the statistics that let readers skip them."""
-    schema = table.schema()
-    plan = compute_statistics_plan(schema, table.metadata.properties)
-    ids = parquet_path_to_id_mapping(schema)
-    return [_described(table, file, plan, ids) for file in files]
+    return [_described(table, file) for file in files]
 
 
-def _described(table: Table, file: Written, plan: Any, ids: dict[str, int]) -> DataFile:
-    metadata = pq.read_metadata(pa.BufferReader(file.footer))
+def _described(table: Table, file: Written) -> DataFile:
+    metadata = _footer(file)
+    # By the file's own columns: those of the table may be called otherwise by now.
+    schema = pyarrow_to_schema(metadata.schema.to_arrow_schema())
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=metadata,
-        stats_columns=plan,
-        parquet_column_mapping=ids,
+        stats_columns=compute_statistics_plan(schema, table.metadata.properties),
+        parquet_column_mapping=parquet_path_to_id_mapping(schema),
     )
     return DataFile.from_args(
         content=DataFileContent.DATA,
@@ -45,3 +86,11 @@ def _described(table: Table, file: Written, plan: Any, ids: dict[str, int]) -> D
         key_metadata=None,
         **statistics.to_serialized_dict(),
     )
+
+
+def _footer(file: Written) -> Any:
+    return pq.read_metadata(pa.BufferReader(file.footer))
+
+
+def _field_ids(footer: Any) -> set[int]:
+    return set(pyarrow_to_schema(footer.schema.to_arrow_schema()).field_ids)

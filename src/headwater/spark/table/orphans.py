@@ -3,22 +3,36 @@
 Killed tasks and jobs leave them behind, and twins of tasks that Spark ran for speed. Nothing
 removes them by itself: whether a job is gone or only slow, no file tells.
 
-Always holds: files are listed before the table is loaded, so one that was committed in between is
-seen as named. Only files that `to_table` wrote are looked at, known by their ids, which no two
-share: by name, because another engine may write down the same place under another scheme.
+Always holds: no file is removed that a snapshot names, or ever will.
+
+- Before anything is removed, the table's *orphan floor* is raised to the highest id among what is
+  to go, by a commit. Commits that land later refuse files at or below it (`data_files.py`), and
+  what landed before is seen as named. So a job that took longer than `older_than_hours`, or one
+  beside whose store the clock was set forward, is refused and loses nothing.
+- The table is known by its UUID from the listing to the last look: by name, it may have become
+  another one, which names none of these files.
+- How old a file is, is told by the store's clock, and by the time in its id: both are long past.
+
+Only files that `to_table` wrote are looked at, known by their ids, which no two share: by name,
+because another engine may write down the same place under another scheme.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import Table
 
 from headwater.core import portal, runtime
-from headwater.core.errors import Refused
+from headwater.core.errors import Contended, OutcomeUnknown, Refused
+from headwater.core.ids import encode_ulid
 from headwater.spark.files import Place
+from headwater.spark.table.commit import in_doubt
+from headwater.spark.table.data_files import FLOOR
 from headwater.spark.table.reading import load
 from headwater.spark.table.target import checked_target
 from headwater.store import ObjectMeta
@@ -26,6 +40,9 @@ from headwater.store import ObjectMeta
 OLDER_THAN_HOURS: Final = 72.0
 OLDER_THAN_LEAST_HOURS: Final = 24.0
 """As in Iceberg's own procedure: below it, running jobs would lose what they have written."""
+FLOOR_ATTEMPTS: Final = 30
+CLOCK: Final = "headwater-clock"
+"""Written below `metadata/` to learn what time the store has."""
 _HOUR_MS: Final = 3_600_000
 _OURS: Final = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\.parquet")
 
@@ -48,8 +65,8 @@ def remove_orphans(
 ) -> Orphans:
     """Remove data files that `to_table` wrote so long ago and that are in no snapshot; which.
 
-    Give more hours than the longest job takes from its first file to its commit. `dry_run` only
-    looks.
+    Give more hours than the longest job takes from its first file to its commit: one that takes
+    longer is refused when it commits. `dry_run` only looks, and goes by the clock of this machine.
     """
     if older_than_hours < OLDER_THAN_LEAST_HOURS:
         raise Refused(
@@ -62,28 +79,75 @@ def remove_orphans(
         return load(table, warehouse=warehouse, catalog=catalog, store_options=store_options)
 
     first = loaded()
-    place = target.place(first)
-    before_ms = runtime.wall_ms() - int(older_than_hours * _HOUR_MS)
-    old = portal.shared().call(_files(place, f"{first.location().rstrip('/')}/data", before_ms))
-    named = _named(loaded()) if old else set()
-    orphans = [meta for meta in old if _name(meta.key) not in named]
-    if not dry_run:
+    return removed(loaded, first, target.place(first), older_than_hours, dry_run=dry_run)
+
+
+def removed(
+    loaded: Callable[[], Table], first: Table, place: Place, hours: float, *, dry_run: bool
+) -> Orphans:
+    """Remove the orphans of a table that was just loaded; which those are."""
+    location = first.location().rstrip("/")
+    now_ms = runtime.wall_ms() if dry_run else portal.shared().call(_store_ms(place, location))
+    before_ms = now_ms - int(hours * _HOUR_MS)
+    old = portal.shared().call(_files(place, f"{location}/data", before_ms))
+    orphans = _unnamed(old, first)
+    if orphans and not dry_run:
+        orphans = _unnamed(old, _with_floor(loaded, first, max(map(_id, orphans))))
         portal.shared().call(_remove(place, orphans))
     locations = [place.location(meta.key) for meta in orphans]
     return Orphans(locations, sum(meta.size_bytes for meta in orphans))
 
 
+def _with_floor(loaded: Callable[[], Table], first: Table, floor: str) -> Table:
+    """The table once its orphan floor is that at least: no file up to it is committed any more."""
+    unknown: CommitStateUnknownException | None = None
+    for _ in range(FLOOR_ATTEMPTS):
+        with in_doubt(".".join(first.name()), unknown):
+            table = loaded()
+            if table.metadata.table_uuid != first.metadata.table_uuid:
+                raise Refused(
+                    f"{'.'.join(first.name())} is another table by now: it was renamed or dropped, "
+                    "and created again. Nothing was removed; ask for each of the two"
+                )
+            if table.properties.get(FLOOR, "") >= floor:
+                return table
+            try:
+                table.transaction().set_properties({FLOOR: floor}).commit_transaction()
+            except CommitFailedException:
+                continue  # others committed meanwhile
+            except CommitStateUnknownException as error:
+                unknown = error
+    if unknown is not None:
+        raise OutcomeUnknown(f"the floor may be raised, and nothing was removed: {unknown}")
+    raise Contended("nothing was removed: others kept committing")
+
+
+async def _store_ms(place: Place, location: str) -> int:
+    """What time it is by the store's clock: that of an object it just wrote."""
+    store, key = place.store(), place.key(f"{location}/metadata/{CLOCK}")
+    with contextlib.suppress(OutcomeUnknown):  # an older time is a time as well
+        await store.put(key, runtime.new_token())
+    return (await store.head(key)).modified_ms
+
+
 async def _files(place: Place, folder: str, before_ms: int) -> list[ObjectMeta]:
+    """The data files of ours that are older than that by the store's clock and by their ids."""
+    newest = encode_ulid(max(0, before_ms) << 80)
     return [
         meta
         async for meta in place.store().list(place.key(folder))
-        if meta.modified_ms < before_ms and _OURS.fullmatch(_name(meta.key))
+        if meta.modified_ms < before_ms and _OURS.fullmatch(_name(meta.key)) and _id(meta) < newest
     ]
 
 
 async def _remove(place: Place, orphans: list[ObjectMeta]) -> None:
     for meta in orphans:
         await place.store().delete(meta.key)
+
+
+def _unnamed(files: list[ObjectMeta], table: Table) -> list[ObjectMeta]:
+    named = _named(table) if files else set()
+    return [meta for meta in files if _name(meta.key) not in named]
 
 
 def _named(table: Table) -> set[str]:
@@ -102,3 +166,7 @@ def _named(table: Table) -> set[str]:
 
 def _name(path: str) -> str:
     return path.rpartition("/")[2]
+
+
+def _id(meta: ObjectMeta) -> str:
+    return _name(meta.key).partition(".")[0]

@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from headwater.core.errors import Refused
+from headwater.spark.table.data_files import TABLE_UUID
 from headwater.spark.table.difference import Kind, differences
 from headwater.spark.table.holdable import check_holdable
 from headwater.spark.versions import arrow_schema
@@ -74,6 +75,14 @@ def check_fits(table: Table, columns: pa.Schema, *, may_grow: bool) -> None:
             f"table {_name(table)} is partitioned, and to_table writes files without "
             "partitions: write to one that is not, and rewrite it from there"
         )
+    keys = sorted(table.schema().identifier_field_names())
+    if keys:
+        raise Refused(
+            f"table {_name(table)} has identifier fields ({', '.join(keys)}): its "
+            "rows are known by them, and to_table appends rows and replaces none. Write to a table "
+            "without identifier fields, or drop them: "
+            "table.update_schema().set_identifier_fields().commit()"
+        )
     required = [field.name for field in table.schema().fields if field.required]
     lacking = [name for name in required if name not in columns.names]
     if lacking:
@@ -91,14 +100,16 @@ def check_fits(table: Table, columns: pa.Schema, *, may_grow: bool) -> None:
 
 
 def file_columns(table: Table, columns: pa.Schema) -> tuple[pa.Schema, list[int]]:
-    """How a data file holds these columns, with field ids; and where in the DataFrame each stands.
+    """How a data file holds these columns, with field ids, and which table they are of; and where
+    in the DataFrame each stands.
 
     Names stay as they are, also those that Avro could not hold: readers go by the ids.
     """
     fields = [table.schema().find_field(name) for name in columns.names]
     order = sorted(range(len(fields)), key=lambda index: fields[index].field_id)
     written = Schema(*(fields[index] for index in order))
-    return schema_to_pyarrow(written, include_field_ids=True), order
+    uuid = {TABLE_UUID: str(table.metadata.table_uuid).encode()}
+    return schema_to_pyarrow(written, include_field_ids=True).with_metadata(uuid), order
 
 
 def _name(table: Table) -> str:

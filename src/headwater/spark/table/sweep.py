@@ -3,11 +3,14 @@
 Every commit leaves a metadata file, a list of manifests and a manifest behind it. Those that stay
 obsolete for GRACE_MS go: a reader that has just loaded the table may still want them.
 
-Always holds: a sweep comes after a commit of the sweeper's own, and the grace counts back from that
-commit. A writer that stood still since before the grace with files written and not committed meets
-that commit and is refused, so nothing that was swept is ever named by a snapshot. Counting from the
-moment of the sweep is the obvious alternative: a sweeper that stands still between its commit and
-its sweep then removes what was written and committed meanwhile, of which it does not know.
+Always holds: what a sweep removes was listed *before* the sweeper's own commit, and is not needed
+after it. A commit that lands later was made on top of the sweeper's, so its files were written
+after that, and are not in the list. No clock has a part in this. Listing after the commit and
+going by the age of files is the obvious alternative: a sweeper that stands still in between, or
+beside whose store the clock is set back, then removes what others committed meanwhile.
+
+How old a file is, for the readers' sake, is told by the store's clock alone: the file's time is
+compared with that of the sweeper's own metadata file.
 
 Data files are not swept: a long job writes them early (see `orphans.py`).
 """
@@ -21,6 +24,7 @@ from pyiceberg.table import Table
 
 from headwater.core import portal
 from headwater.spark.table.file_io import StoreFileIO
+from headwater.store import ObjectMeta
 
 SWEEP_EVERY: Final = 50
 """Commits between sweeps of a table."""
@@ -31,28 +35,44 @@ _OURS: Final = re.compile(r"snap-[^/]+\.avro|[^/]+-m\d+\.avro|\d+-[^/]+\.metadat
 
 
 def is_due(table: Table) -> bool:
-    """Whether it is this commit's turn."""
-    return table.metadata.next_sequence_number() % SWEEP_EVERY == 1
+    """Whether it is the turn of the next commit."""
+    return table.metadata.next_sequence_number() % SWEEP_EVERY == 0
 
 
-def sweep(table: Table, *, grace_ms: int = GRACE_MS) -> int:
-    """Remove what has been obsolete for long; how many files went. After a commit of one's own."""
+def listed(table: Table) -> list[ObjectMeta]:
+    """The metadata files there are, for a sweep after the commit that follows."""
     files = table.io
     if not isinstance(files, StoreFileIO):
-        return 0  # another catalog's table is for its own upkeep
-    needed = _needed(table, files)
+        return []  # another catalog's table is for its own upkeep
     folder = files.place.key(f"{table.location()}/metadata")
-    before_ms = table.metadata.last_updated_ms - grace_ms
+
+    async def found() -> list[ObjectMeta]:
+        return [
+            meta
+            async for meta in files.store.list(folder)
+            if _OURS.fullmatch(meta.key[len(folder) + 1 :])
+        ]
+
+    return portal.shared().call(found())
+
+
+def sweep(table: Table, before: list[ObjectMeta], *, grace_ms: int = GRACE_MS) -> int:
+    """Remove what has been obsolete for long; how many files went.
+
+    `table` as the sweeper's own commit left it, `before` what was listed before that commit.
+    """
+    files = table.io
+    assert isinstance(files, StoreFileIO)
+    needed = _needed(table, files)
 
     async def remove() -> int:
-        obsolete = []
-        async for meta in files.store.list(folder):
-            is_old = meta.modified_ms < before_ms
-            is_ours = _OURS.fullmatch(meta.key[len(folder) + 1 :]) is not None
-            if is_old and is_ours and files.place.location(meta.key) not in needed:
-                obsolete.append(meta.key)
-                if len(obsolete) == SWEPT_MAX:
-                    break
+        own = await files.store.head(files.place.key(table.metadata_location))
+        obsolete = [
+            meta.key
+            for meta in before
+            if meta.modified_ms < own.modified_ms - grace_ms
+            and files.place.location(meta.key) not in needed
+        ][:SWEPT_MAX]
         for key in obsolete:
             await files.store.delete(key)
         return len(obsolete)

@@ -21,12 +21,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.core import runtime
-from headwater.core.errors import Contended
+from headwater.core.errors import Contended, OutcomeUnknown
 from headwater.spark.files import WRITTEN, FilePlan, Place, Written, discard, task
 from headwater.spark.table import commit as commits
 from headwater.spark.table import shape
 from headwater.spark.table import token as tokens
 from headwater.spark.table.commit import WHILE_COMMITTING, Commit
+from headwater.spark.table.data_files import FLOOR, FilesRefused
 from headwater.spark.table.query_id import QueryId
 from headwater.spark.table.target import Target
 from headwater.spark.table.token import Token
@@ -74,7 +75,7 @@ def write(
     keep = options.keep_snapshots
     try:
         done = commits.commit(catalog, target.table, files, token, keep_snapshots=keep)
-    except Contended:
+    except (Contended, FilesRefused):
         _discard(place, files)  # nothing of ours landed, or will
         raise
     if isinstance(done, Commit):
@@ -135,20 +136,25 @@ def _prepared(
     catalog: Catalog, name: str, options: WriteOptions, columns: pa.Schema
 ) -> tuple[Table, pa.Schema]:
     """The table, made if it is not there, with room for these columns; and its names for them."""
+    unknown: CommitStateUnknownException | None = None
     for _ in range(GROW_ATTEMPTS):
         try:
-            table = catalog.load_table(name)
-        except NoSuchTableError:
-            _create(catalog, name, options, columns)
-            continue
-        columns = shape.as_spelled(table, columns)
-        shape.check_fits(table, columns, may_grow=options.evolve)
-        if not shape.missing_columns(table, columns):
-            return table, columns
-        try:
-            shape.grow(table, columns)
-        except (CommitFailedException, CommitStateUnknownException):
-            continue  # somebody else changed it first, or nobody knows: look again
+            with commits.in_doubt(name, unknown):
+                table = _loaded(catalog, name)
+                if table is None:
+                    _create(catalog, name, options, columns)
+                    continue
+                columns = shape.as_spelled(table, columns)
+                shape.check_fits(table, columns, may_grow=options.evolve)
+                if not shape.missing_columns(table, columns):
+                    return table, columns
+                shape.grow(table, columns)
+        except CommitFailedException:
+            continue  # another writer changed it first: look again
+        except CommitStateUnknownException as error:
+            unknown = error  # the answer was lost: look again
+    if unknown is not None:
+        raise OutcomeUnknown(f"{name}: its columns may have been changed: {unknown}") from unknown
     raise Contended(f"{name}: its columns could not be changed; others won every time")
 
 
@@ -161,9 +167,16 @@ def _create(catalog: Catalog, name: str, options: WriteOptions, columns: pa.Sche
         TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
         **options.properties,
     }
-    # Another writer may have made it, or the answer may be lost: whoever asks looks again.
-    with contextlib.suppress(TableAlreadyExistsError, CommitStateUnknownException):
+    # Another writer may have made it: the caller looks again.
+    with contextlib.suppress(TableAlreadyExistsError):
         catalog.create_table(name, columns, properties=properties)
+
+
+def _loaded(catalog: Catalog, name: str) -> Table | None:
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        return None
 
 
 def _written(
@@ -177,6 +190,7 @@ def _written(
         order=order,
         target_bytes=file_bytes,
         compression=_codec(table.properties.get("write.parquet.compression-codec", COMPRESSION)),
+        above=table.properties.get(FLOOR),
     )
     rows = df.mapInArrow(task(plan), WRITTEN).collect()
     return [Written(row["location"], row["bytes"], bytes(row["footer"])) for row in rows]

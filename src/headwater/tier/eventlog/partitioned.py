@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
@@ -19,14 +20,15 @@ S = TypeVar("S", bound=Closing)
 
 
 class PartitionedLog(Generic[S]):
-    """Partitions numbered from 0, and the subscriptions to them that are not closed."""
+    """Partitions numbered from 0, and the subscriptions to them that are in use."""
 
     def __init__(self, partition_count: int) -> None:
         if partition_count < 1:
             raise Refused(f"a log has at least one partition, not {partition_count}")
         self._partition_count = partition_count
-        # A dict, because sets of objects have another order in every process.
-        self._subscriptions: dict[S, None] = {}
+        # Weakly: a subscription that is dropped without being closed is let go of. A dict, because
+        # sets of objects have another order in every process.
+        self._subscriptions: weakref.WeakKeyDictionary[S, None] = weakref.WeakKeyDictionary()
         self._closed = False
 
     @property

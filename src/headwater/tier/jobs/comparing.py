@@ -9,13 +9,13 @@ is copied comes from a log that was compared with all that is remote and can be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
-from headwater.core.errors import Corrupt, HeadwaterError, NotFound
+from headwater.core.errors import Bug, Corrupt, HeadwaterError, NotFound
 from headwater.log.record.group import Group
-from headwater.log.record.hashing import range_hash
+from headwater.log.record.range_hashes import hash_of
 from headwater.tier.cover import CoverPiece, epoch_at, share_bytes
-from headwater.tier.errors import LastCopy, OtherRecords
+from headwater.tier.errors import LastCopy, LocalLogDamaged, OtherRecords
 from headwater.tier.jobs.led_partition import LedPartition
 
 PIECES_AT_ONCE = 64
@@ -89,30 +89,53 @@ async def _has_one_writer(led: LedPartition, piece: CoverPiece) -> bool:
     """
     epoch = epoch_at(piece, piece.lsns[0])
     for lsn in (piece.lsns[0], piece.lsns[-1]):  # terms never fall
-        async for group in led.local_groups(lsn, lsn):
-            if group.lost is not None or group.term != epoch or epoch_at(piece, lsn) != epoch:
-                return False
+        try:
+            async for group in led.local_groups(lsn, lsn):
+                if group.lost is not None or group.term != epoch or epoch_at(piece, lsn) != epoch:
+                    return False
+        except LocalLogDamaged:
+            return False
     return True
 
 
 async def _is_same(
     led: LedPartition, piece: CoverPiece, lsns: range, lost: Sequence[range]
 ) -> bool:
-    """Whether both have the same records; LSNs that are lost on a side tell nothing."""
+    """Whether both have the same records; LSNs that are lost on a side, or that the local log
+    cannot hand out, tell nothing."""
     both: list[range] = []
-    hashes = 0
-    async for group in led.local_groups(lsns.start, lsns.stop - 1):
+    skipped: list[range] = []
+    here = led.readable_groups(lsns.start, lsns.stop - 1, skipped)
+    local = await hash_of(_parts_outside(here, lost, both))
+    if skipped:
+        # Nothing is known of these: what they are dropped for must be good.
+        await led.storage.verify(piece.segment)
+    if not both:
+        return True
+    remote = led.storage.fetch(piece.segment, both[0].start, both[-1].stop)
+    return local == await hash_of(_within(remote, both))
+
+
+async def _parts_outside(
+    groups: AsyncIterator[Group], lost: Sequence[range], both: list[range]
+) -> AsyncIterator[Group]:
+    """The groups without what is lost; `both` gets the ranges that are handed out."""
+    async for group in groups:
+        if group.lost is not None:
+            continue
+        for part in _outside(range(group.first_lsn, group.last_lsn + 1), lost):
+            yield _cut(group, part)
+            if both and both[-1].stop == part.start:
+                part = range(both.pop().start, part.stop)
+            both.append(part)
+
+
+async def _within(groups: AsyncIterator[Group], wanted: Sequence[range]) -> AsyncIterator[Group]:
+    async for group in groups:
         if group.lost is None:
-            for part in _outside(range(group.first_lsn, group.last_lsn + 1), lost):
-                hashes += _hash(group, part)
-                if both and both[-1].stop == part.start:
-                    part = range(both.pop().start, part.stop)
-                both.append(part)
-    if both:
-        async for group in led.storage.fetch(piece.segment, both[0].start, both[-1].stop):
-            if group.lost is None:
-                hashes -= sum(_hash(group, part) for part in both)
-    return hashes % (1 << 64) == 0
+            for lsns in wanted:
+                if lsns.start <= group.last_lsn and group.first_lsn < lsns.stop:
+                    yield _cut(group, lsns)
 
 
 def _outside(lsns: range, lost: Sequence[range]) -> list[range]:
@@ -126,9 +149,11 @@ def _outside(lsns: range, lost: Sequence[range]) -> list[range]:
     return [*parts, range(at, lsns.stop)] if at < lsns.stop else parts
 
 
-def _hash(group: Group, lsns: range) -> int:
+def _cut(group: Group, lsns: range) -> Group:
     part = group.between(lsns.start, lsns.stop - 1)
-    return 0 if part is None else range_hash([part])
+    if part is None:
+        raise Bug(f"LSNs {lsns} are not in a group of {group.first_lsn} to {group.last_lsn}")
+    return part
 
 
 async def _keep_what_was_lost(led: LedPartition, piece: CoverPiece, lost: Sequence[range]) -> None:
@@ -136,7 +161,7 @@ async def _keep_what_was_lost(led: LedPartition, piece: CoverPiece, lost: Sequen
     that."""
     kept: list[Group] = []
     for lsns in lost:
-        here = led.local_groups(lsns.start, lsns.stop - 1)
+        here = led.readable_groups(lsns.start, lsns.stop - 1, [])
         kept += [group async for group in here if group.lost is None]
     for group in kept:
         lsns = range(group.first_lsn, group.last_lsn + 1)

@@ -1,5 +1,7 @@
 """Copies sealed parts of the local log to the tier, in order, each under an id of its own.
 
+What the local log cannot hand out keeps nothing else from being copied.
+
 Always holds: a copy is told of before it is stored, and told to be there only when it is; what was
 begun and did not end is unlisted before its object is removed.
 """
@@ -13,9 +15,8 @@ from typing import Final
 
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
-from headwater.log.wal import SealedRange
 from headwater.tier.cover import gaps
-from headwater.tier.errors import NotOneSegment
+from headwater.tier.errors import LocalLogDamaged, NotOneSegment
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.removal import abandon
@@ -39,10 +40,16 @@ async def copy_sealed(led: LedPartition) -> None:
     while led.lost_remotely:
         await copy_local(led, led.lost_remotely[-1])
         led.lost_remotely.pop()
+    led.unreadable, led.damage = [], None
     for _ in range(COPIES_A_ROUND):
         if (due := _next_due(led)) is None:
             return
-        await copy_local(led, due)
+        try:
+            await copy_local(led, due)
+        except LocalLogDamaged as error:
+            # What comes before and after it is copied. The next round tries all of it again.
+            led.unreadable.append(error.lsns)
+            led.damage = led.damage or error
     led.is_behind = led.is_behind or _next_due(led) is not None
 
 
@@ -54,7 +61,7 @@ async def copy_local(led: LedPartition, lsns: range) -> None:
     todo = [lsns]
     while todo:
         part = todo.pop()
-        about_bytes = led.local.bytes_since(part.start - 1) - led.local.bytes_since(part.stop - 1)
+        about_bytes = led.local_bytes(part)
         groups = led.local_groups(part.start, part.stop - 1)
         try:
             copied_bytes = await copy_range(led, part, groups, about_bytes=about_bytes)
@@ -127,18 +134,22 @@ async def missing(led: LedPartition) -> list[range]:
 def _next_due(led: LedPartition) -> range | None:
     tiered_lsn, committed_lsn = led.tiered_lsn(), led.leader.committed_lsn()
     # Where something is lost, what comes after it is saved all the same, and only once.
-    beyond = (
-        led.metadata.cover(led.local.oldest_lsn(), committed_lsn + 1) if is_missing(led) else ()
-    )
+    is_cut = bool(led.unreadable) or is_missing(led)
+    from_lsn = max(led.local.oldest_lsn(), tiered_lsn + 1)
+    beyond = led.metadata.cover(from_lsn, committed_lsn + 1) if is_cut else ()
     for sealed in led.local.sealed():
-        first_lsn = max(sealed.first_lsn, tiered_lsn + 1, led.local.oldest_lsn())
-        for piece in beyond:
-            if piece.lsns.start <= first_lsn < piece.lsns.stop:
-                first_lsn = piece.lsns.stop
-        if _is_due(sealed, first_lsn, committed_lsn):
-            return range(first_lsn, sealed.last_lsn + 1)
+        if sealed.last_lsn > committed_lsn:
+            break
+        due = range(max(sealed.first_lsn, from_lsn), sealed.last_lsn + 1)
+        for lsns in sorted([*(piece.lsns for piece in beyond), *led.unreadable], key=_start):
+            if lsns.start <= due.start < lsns.stop:
+                due = range(lsns.stop, due.stop)
+            elif due.start < lsns.start < due.stop and lsns in led.unreadable:
+                due = range(due.start, lsns.start)
+        if due:
+            return due
     return None
 
 
-def _is_due(sealed: SealedRange, first_lsn: int, committed_lsn: int) -> bool:
-    return first_lsn <= sealed.last_lsn <= committed_lsn
+def _start(lsns: range) -> int:
+    return lsns.start

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, Refused
+from headwater.core.errors import Damaged, Fenced, Refused
 from headwater.log.record.change import TERM_MAX
 from headwater.log.record.group import Group
 from headwater.tier.cover import CoverPiece, gaps
+from headwater.tier.errors import LocalLogDamaged
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
@@ -103,6 +104,10 @@ class LedPartition:
         """Through here nothing differs, as far as what is remote can be read."""
         self.lost_remotely: list[range] = []
         """What the local log has and a remote piece lost: it is to be copied again."""
+        self.unreadable: list[range] = []
+        """What the local log could not hand out when it was last copied from."""
+        self.damage: LocalLogDamaged | None = None
+        """The first error of those."""
         self.differs_at: int | None = None
         """An LSN under which it was found to have another one."""
         self.sound: set[SegmentId] = set()
@@ -265,6 +270,44 @@ class LedPartition:
         self._tiered_lsn = through
         return through
 
-    def local_groups(self, first_lsn: int, last_lsn: int) -> AsyncIterator[Group]:
-        """The groups of the local log from one LSN to another; `Trimmed` if some were pruned."""
-        return log_range(self.local, first_lsn, last_lsn)
+    async def local_groups(self, first_lsn: int, last_lsn: int) -> AsyncIterator[Group]:
+        """The groups of the local log from one LSN to another.
+
+        `Trimmed` if some were pruned, `LocalLogDamaged` if some cannot be read.
+        """
+        at = first_lsn
+        try:
+            async for group in log_range(self.local, first_lsn, last_lsn):
+                yield group
+                at = group.last_lsn + 1
+        except Damaged as error:
+            ends = (one.last_lsn for one in self.local.sealed() if one.first_lsn <= at)
+            end_lsn = max(at, max(ends, default=last_lsn)) + 1
+            raise LocalLogDamaged(
+                f"the local log of {self.leader.partition} cannot be read from LSN {at} on: "
+                f"{error}. What is whole is tiered all the same. To go on from there, discard the "
+                f"log (Spool.discard), open it at LSN {min(at, self.tiered_lsn() + 1)} and append "
+                "the records from there on again, as the buffer has them",
+                lsns=range(at, end_lsn),
+            ) from error
+
+    async def readable_groups(
+        self, first_lsn: int, last_lsn: int, skipped: list[range]
+    ) -> AsyncIterator[Group]:
+        """The same, without what cannot be read, which is added to `skipped`."""
+        at = first_lsn
+        while at <= last_lsn:
+            try:
+                async for group in self.local_groups(at, last_lsn):
+                    yield group
+                return
+            except LocalLogDamaged as error:
+                skipped.append(error.lsns)
+                at = error.lsns.stop
+
+    def local_bytes(self, lsns: range) -> int:
+        """About how many bytes these LSNs have in the local log; 0 if that cannot be read."""
+        try:
+            return self.local.bytes_since(lsns.start - 1) - self.local.bytes_since(lsns.stop - 1)
+        except Damaged:
+            return 0

@@ -104,7 +104,7 @@ class ParquetSegments(ObjectStorage):
         place = self._partition
         folder = segments_prefix(place.name, place.partition, str(place.topic_id))
         await self._store.put(f"{folder}/{CLOCK}", b"")
-        return (await self._store.head(f"{folder}/{CLOCK}")).modified_ms
+        return await self._store.now_ms(f"{folder}/{CLOCK}")
 
     async def _schemas(self, segments: Sequence[SegmentMetadata]) -> list[pa.Schema]:
         """All that records of these segments have; they stand in their footers."""

@@ -56,8 +56,9 @@ class TierManager:
     def __init__(self, led: LedPartition) -> None:
         self.led = led
         self.metrics = led.metrics
-        self.problems: dict[str, str] = {}
-        """By job: why it did not come to its end the last time."""
+        self.problems: dict[str, HeadwaterError] = {}
+        """By job: why it did not come to its end the last time. `LocalLogDamaged` of "look for
+        losses" asks for another local log; `OtherRecords` of "compare" too."""
         self._chosen: dict[str, Job] = {}
         self._leads = False
         self._deleting = False
@@ -218,14 +219,14 @@ class TierManager:
             raise
         except StreamGone as gone:
             self.led.voice.is_over = True
-            self.problems[name] = f"{type(gone).__name__}: {gone}"
+            self.problems[name] = gone
             _log.error("%s", gone)
             raise
         except Bug:
             raise
         except HeadwaterError as error:
             self.metrics.failures[name] += 1
-            self.problems[name] = f"{type(error).__name__}: {error}"
+            self.problems[name] = error
             failures, _ = self._retries.get(name, (0, 0.0))
             pause_s = self.led.config.pause_s(failures)
             self._retries[name] = failures + 1, runtime.monotonic_s() + pause_s
@@ -252,3 +253,5 @@ class TierManager:
                 self.led.leader.partition,
             )
         self._told_lost = lost
+        if self.led.damage is not None:
+            raise self.led.damage

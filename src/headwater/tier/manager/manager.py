@@ -44,7 +44,7 @@ from headwater.tier.identity import TopicIdPartition
 from headwater.tier.manager.config import ManagerConfig
 from headwater.tier.manager.followed import FollowedPartition
 from headwater.tier.manager.metrics import ManagerMetrics
-from headwater.tier.manager.publishing import publish_and_wait
+from headwater.tier.manager.publishing import check_event, publish_and_wait
 from headwater.tier.manager.pump import Pump
 from headwater.tier.manager.saving import Saving
 from headwater.tier.manager.status import ManagerStatus
@@ -213,6 +213,7 @@ class TopicMetadataManager:
         followed here, `Unavailable` if it could not be published: it is not in the log.
         `OutcomeUnknown` if the time is over: it may be.
         """
+        check_event(event)
         followed = self._assigned_one(self.metadata_partition(partition_of(event)))
         followed.check_followed()
         began_s = runtime.monotonic_s()

@@ -70,15 +70,19 @@ async def publish_and_wait(
     return verdict
 
 
-def check_before(
-    followed: FollowedPartition, event: MetadataEvent, publisher_epoch: int | None
-) -> None:
-    """Raise what is known to be wrong with an event before anybody is told it."""
+def check_event(event: MetadataEvent) -> None:
+    """Raise `EventRejected` for an event that can follow from nothing, whatever is there."""
     if isinstance(event, SegmentMetadata) and event.state is not SegmentState.COPY_STARTED:
         raise EventRejected(
             f"{event.segment_id} cannot begin as {event.state.name}: a segment is added as "
             "COPY_STARTED, and updated from then on; nothing was published"
         )
+
+
+def check_before(
+    followed: FollowedPartition, event: MetadataEvent, publisher_epoch: int | None
+) -> None:
+    """Raise what is known to be wrong with an event before anybody is told it."""
     check_epoch(publisher_epoch)
     mine = publisher_epoch_of(event, publisher_epoch)
     newest = followed.cache.publisher_epoch(partition_of(event))
@@ -86,16 +90,19 @@ def check_before(
         return
     if newest is not None and mine < newest:
         raise _fenced(followed, event)
-    most = min((newest or 0) + limits.EPOCH_STEP_MAX, LEADER_EPOCH_MAX)
-    if newest is not None and isinstance(event, PartitionDelete):
-        # Whoever deletes a stream speaks above its last leader, whatever epoch that had.
-        most = max(most, newest + 1)
+    if newest is None:
+        # Nothing to compare it with: a consumer may have been opened any number of times before.
+        most, before = LEADER_EPOCH_MAX, "a segment has room for no higher one"
+    else:
+        most = min(newest + limits.EPOCH_STEP_MAX, LEADER_EPOCH_MAX)
+        before = f"{newest} was the last, and EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}"
+        if isinstance(event, PartitionDelete):
+            # The deletion of a stream is published above its last leader, whatever epoch that had.
+            most = max(most, newest + 1)
     if mine > most:
-        before = "nobody spoke" if newest is None else f"{newest} was the last"
         raise Refused(
-            f"no leader of {partition_of(event)} has epoch {mine}: {before} before it, so that at "
-            f"most {most} is one (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). Nobody after it "
-            "would be listened to. Nothing was published"
+            f"no leader of {partition_of(event)} has epoch {mine}: at most {most} is one "
+            f"({before}). Every later leader would be ignored. Nothing was published"
         )
 
 

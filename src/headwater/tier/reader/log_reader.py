@@ -3,6 +3,10 @@
 The log is asked first where it begins, and then the tier for what is below: what is pruned in
 between has been in the tier before. Both may change while something is read: the log is pruned, a
 segment is merged into another one and deleted. Then a new plan goes on from where the reader is.
+
+A local log is a cache. Where it is damaged, or ends below what is asked for, the tier is asked
+before anything is called an error; the log's own error is raised only where the tier has not got it
+either.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import (
     Corrupt,
+    Damaged,
     HeadwaterError,
     NotFound,
     Refused,
@@ -34,6 +39,14 @@ Covering = Callable[[int, int], Awaitable[Sequence[CoverPiece]]]
 AskLogStart = Callable[[], Awaitable[int | None]]
 """Gives the oldest LSN that can be read; None if nobody has led the partition with a tier."""
 _Stretch = tuple[SegmentMetadata, range]
+
+
+class _LocalFailed(Exception):
+    """The log did not hand out what it should have, or does not reach so far."""
+
+    def __init__(self, error: HeadwaterError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class LogReader:
@@ -66,16 +79,18 @@ class LogReader:
 
         `Trimmed`: what it begins with was given up, and `floor`, the log start, is where one can
         begin. `Refused`: it ends above what is written. `RolledBack`: LSNs are gone that nobody
-        gave up. `Corrupt`: a segment does not hand out what it should hold. `Unavailable`: what is
-        known of the tier is not all, or it changes as often as it is read; try again.
+        gave up. `Corrupt`: a segment does not hand out what it should hold, or the log is damaged
+        where the tier has nothing. `Unavailable`: what is known of the tier is not all, or it
+        changes as often as it is read; try again.
         """
         at, plans = whole_number("first_lsn", first_lsn), 0
         if at < 1:
             raise Refused(f"first_lsn is {at}: LSNs begin at 1")
+        failed: HeadwaterError | None = None
         while at < whole_number("end_lsn", end_lsn):
             begun, gone = at, None
             try:
-                async with aclosing(self._by_plan(at, end_lsn)) as groups:
+                async with aclosing(self._by_plan(at, end_lsn, failed)) as groups:
                     async for group in groups:
                         yield group
                         at = group.last_lsn + 1
@@ -83,12 +98,22 @@ class LogReader:
                 raise
             except NotFound as error:
                 gone = error
+            except _LocalFailed as local:
+                failed = local.error
+            else:
+                failed = None
             plans = plans + 1 if at == begun else 0
             if plans == limits.TIER_READ_PLANS:
-                raise gone or Unavailable(f"LSN {at} is pruned as often as it is read; try again")
+                changing = Unavailable(f"LSN {at} is pruned as often as it is read; try again")
+                raise gone or failed or changing
 
-    async def _by_plan(self, at: int, end_lsn: int) -> AsyncGenerator[Group, None]:
-        """As far as one plan goes: it ends early, or with `NotFound`, where it is overtaken."""
+    async def _by_plan(
+        self, at: int, end_lsn: int, failed: HeadwaterError | None
+    ) -> AsyncGenerator[Group, None]:
+        """As far as one plan goes: it ends early, or with `NotFound`, where it is overtaken.
+
+        `failed` is why the log did not hand out `at` the last time: the tier does, or nothing.
+        """
         # Before the cover is asked for: what is pruned in between, the tier has had before.
         local_from = end_lsn if self._wal is None else self._wal.oldest_lsn()
         if at < min(local_from, end_lsn):
@@ -96,6 +121,11 @@ class LogReader:
                 async for group in groups:
                     yield group
                     at = group.last_lsn + 1
+        elif failed is not None:
+            async with aclosing(self._instead(at, end_lsn, failed)) as groups:
+                async for group in groups:
+                    yield group
+            return  # what the tier has not got, the log may have again
         if at < end_lsn and self._wal is not None:
             async with aclosing(self._local(self._wal, at, end_lsn)) as groups:
                 async for group in groups:
@@ -109,6 +139,27 @@ class LogReader:
             # The log start is asked for now: what it gave up was listed no longer after that.
             start_lsn = await self._log_start()
             raise self._why_not(holes[0], pieces, end_lsn, local_from, start_lsn)
+        async with aclosing(self._fetched(pieces)) as groups:
+            async for group in groups:
+                yield group
+
+    async def _instead(
+        self, at: int, end_lsn: int, failed: HeadwaterError
+    ) -> AsyncGenerator[Group, None]:
+        """What the tier has from an LSN on that the log should have, up to the first gap."""
+        pieces = await self._covering(at, end_lsn)
+        holes = gaps(pieces, at, end_lsn)
+        if holes and holes[0].start == at:
+            start_lsn = await self._log_start()
+            if start_lsn is not None and at < start_lsn:
+                raise Trimmed(f"LSN {at} was given up: begin at {start_lsn}", floor=start_lsn)
+            raise failed
+        dense = [piece for piece in pieces if not holes or piece.lsns.start < holes[0].start]
+        async with aclosing(self._fetched(dense)) as groups:
+            async for group in groups:
+                yield group
+
+    async def _fetched(self, pieces: Sequence[CoverPiece]) -> AsyncGenerator[Group, None]:
         async with (
             aclosing(self._stretches(pieces)) as stretches,
             aclosing(
@@ -146,12 +197,19 @@ class LogReader:
 
     async def _local(self, wal: Wal, at: int, end_lsn: int) -> AsyncGenerator[Group, None]:
         while at < end_lsn:
-            groups = await wal.read_since(
-                at - 1, max_records=end_lsn - at, max_bytes=limits.LOG_READ_BYTES
-            )
+            try:
+                groups = await wal.read_since(
+                    at - 1, max_records=end_lsn - at, max_bytes=limits.LOG_READ_BYTES
+                )
+            except Damaged as error:
+                raise _LocalFailed(error) from error
             if not groups:
-                raise Refused(
-                    f"the log ends at LSN {wal.current_lsn()}: {end_lsn - 1} is not written yet"
+                if wal.oldest_lsn() > at or wal.current_lsn() >= at:
+                    return  # pruned to its end meanwhile, or written: the next plan has it
+                raise _LocalFailed(
+                    Refused(
+                        f"the log ends at LSN {wal.current_lsn()}: {end_lsn - 1} is not written yet"
+                    )
                 )
             if groups[0].first_lsn != at:
                 return  # pruned meanwhile: the next plan has it from the tier

@@ -19,13 +19,14 @@ async def log_range(wal: Wal, first_lsn: int, last_lsn: int) -> AsyncIterator[Gr
         groups = await wal.read_since(
             at, max_records=last_lsn - at, max_bytes=limits.LOG_READ_BYTES
         )
-        if not groups:
-            raise Refused(f"the log ends at LSN {wal.current_lsn()}; {last_lsn} is not written yet")
-        if groups[0].first_lsn != at + 1:
+        # A log that was pruned to its end has nothing to hand out, and is not one that ends there.
+        if (groups[0].first_lsn if groups else wal.oldest_lsn()) > at + 1:
             raise Trimmed(
                 f"LSN {at + 1} is no longer in the log, which begins at {wal.oldest_lsn()}",
                 floor=wal.oldest_lsn(),
             )
+        if not groups:
+            raise Refused(f"the log ends at LSN {wal.current_lsn()}; {last_lsn} is not written yet")
         for group in groups:
             yield group
         at = groups[-1].last_lsn

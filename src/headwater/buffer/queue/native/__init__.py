@@ -26,15 +26,19 @@ Always holds:
 """
 
 from headwater.buffer.queue.native.appender import NativeAppender
-from headwater.buffer.queue.native.chunks import create_native_queue
+from headwater.buffer.queue.native.chunks import Chunks, create_native_queue
 from headwater.buffer.queue.native.collector import NativeCollector
 from headwater.buffer.queue.native.looker import NativeLooker
+from headwater.buffer.queue.native.tail import Tail, raise_schema_floor
 from headwater.buffer.queue.native.taker import NativeTaker
 
 __all__ = [
+    "Chunks",
     "NativeAppender",
     "NativeCollector",
     "NativeLooker",
     "NativeTaker",
+    "Tail",
     "create_native_queue",
+    "raise_schema_floor",
 ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -28,6 +29,7 @@ from headwater.buffer.queue.contract import (
     Counters,
     Encoded,
     NewBatch,
+    OlderSchema,
     Placed,
     Resumed,
 )
@@ -43,7 +45,9 @@ from headwater.core.errors import (
     Contended,
     HeadwaterError,
     OutcomeUnknown,
+    Refused,
     RolledBack,
+    Unavailable,
 )
 from headwater.store import Parts, Store, Version
 
@@ -167,6 +171,21 @@ class NativeAppender(Appender):
             )
 
     async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+        before = self._landed
+        try:
+            return await self._append(batches)
+        except (BelowFloor, OlderSchema):
+            raise
+        except (Unavailable, Refused) as error:
+            # Which would say that nothing has changed, and nothing will.
+            if self._doubt is None and self._landed == before:
+                raise
+            raise OutcomeUnknown(
+                f"{self._chunks.prefix}: some of {len(batches)} batches may be appended, and what "
+                f"would tell cannot be read: append the same ones again: {error}"
+            ) from error
+
+    async def _append(self, batches: Sequence[NewBatch]) -> list[Placed]:
         if not self._is_open:
             raise Bug("append before open")
         known = [batch for batch in batches if batch.producer_sequence <= self._landed]
@@ -182,7 +201,9 @@ class NativeAppender(Appender):
                 self._doubt = None
                 continue
             if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
-                raise self._gave_up(budget.used, some=len(todo) < len(batches))
+                raise Contended(
+                    f"{self._chunks.prefix}: others won {budget.used} times: not appended"
+                )
             if look_first and self._doubt is None:
                 await runtime.sleep(self._tail.turns.wait_s(budget.used))
                 await self._tail.find()
@@ -226,6 +247,7 @@ class NativeAppender(Appender):
             return
         await self._check_fence(last)
         self._refuse_below(last.batch_floor, todo)
+        todo = self._of_present_schema(last.schema_floor, todo)
         hurried = await self._keep_pace(last)
         base = last.follower() if last.closed else last
         room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
@@ -236,20 +258,18 @@ class NativeAppender(Appender):
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
         # An earlier attempt still in doubt was made on top of the same content.
+        before = self._doubt
         self._doubt = Doubt(chunk.number, None if last.closed else self._tail.held.version)
         try:
             await self._tail.write(chunk)
         except Dead:
             return  # in doubt: whether it landed long ago, the mark tells
+        except (Unavailable, Refused):
+            self._doubt = before  # of this attempt nothing landed
+            raise
         # Only from a chunk that counts: what others wrote into a dead one is not in this queue.
         self._doubt, self._openings = None, chunk.openings
         self._note(chunk)
-
-    def _gave_up(self, lost: int, *, some: bool) -> HeadwaterError:
-        told = f"{self._chunks.prefix}: others won {lost} times"
-        if self._doubt is not None or some:
-            return OutcomeUnknown(f"{told}: append the same batches again")
-        return Contended(f"{told}: not appended")
 
     async def _keep_pace(self, last: Chunk) -> bool:
         """Where a store allows few writes of one object: whether this chunk is written once."""
@@ -300,6 +320,24 @@ class NativeAppender(Appender):
                 "them again under ids above it",
                 floor=floor,
             )
+
+    def _of_present_schema(self, floor: int, todo: list[NewBatch]) -> list[NewBatch]:
+        """The first batches, up to one that was fitted to a schema that has been replaced since.
+
+        `OlderSchema` if the first one was. It is in no attempt whose outcome is open: such an
+        attempt was made on top of this content, and was not refused.
+        """
+        fits = list(itertools.takewhile(lambda one: not 0 < one.schema_version < floor, todo))
+        if not fits:
+            if self._doubt is not None:
+                raise Bug(f"{self._chunks.prefix}: attempted, and of an older schema")
+            raise OlderSchema(
+                f"{self._chunks.prefix}: from version {floor} of the schema on, and this batch has "
+                f"version {todo[0].schema_version}",
+                floor=floor,
+                landed=self._landed,
+            )
+        return fits
 
     def _note(self, chunk: Chunk) -> None:
         """Take in where this producer's entries of a chunk stand."""

@@ -1,11 +1,11 @@
 """A chunk of the native queue: entries in order, checksummed, with all that came before in numbers.
 
-    "HWC1" | u32 length | msgpack | u64 xxh3
+    "HWC2" | u32 length | msgpack | u64 xxh3
 
 Chunks are numbered 0, 1, 2, … without gaps. The last one may be open; then whoever appends adds to
 it, by a write on condition that nobody else did meanwhile. A chunk says what comes before it
-(sequence, LSN, bytes, the latest ingestion time), so that any chunk alone places its own entries,
-and a search can halve its way to any sequence, LSN or time.
+(sequence, LSN, bytes, the latest times), so that any chunk alone places its own entries, and a
+search can halve its way to any sequence, LSN or time.
 
 Always holds: a closed chunk never changes; an open one only grows; every write of a chunk has a
 token of its own, so no two contents have the same bytes.
@@ -15,23 +15,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import xxhash
 
-from headwater.buffer.queue.contract import NewBatch, Placed
+from headwater.buffer.calls import micros
+from headwater.buffer.queue.contract import NewBatch, Placed, TimeBy
 from headwater.core import limits
 from headwater.core.errors import Bug, Corrupt, LimitExceeded, NotSupported
 from headwater.core.ids import decode_ulid, encode_ulid
 
-MAGIC: Final = b"HWC1"
+MAGIC: Final = b"HWC2"
+_OLDER: Final = (b"HWC1",)
 _HEAD: Final = struct.Struct("<4sI")
 _SUM: Final = struct.Struct("<Q")
 OVERHEAD_BYTES: Final = _HEAD.size + _SUM.size
 NO_BATCH_FLOOR: Final = "0" * 26
 # Checked before anything is allocated: the smallest entries take a tenth of what they become.
 _FEW: Final = msgspec.Meta(max_length=16 * limits.CHUNK_MAX_ENTRIES)
+_BLOCKS: Final = msgspec.Meta(max_length=64)
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True):
@@ -52,6 +55,8 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     min_ms: int
     max_ms: int
+    min_timestamp_us: int | None
+    max_timestamp_us: int | None
     producer_sequence: int
     schema_version: int
     metadata: bytes | None = None
@@ -67,6 +72,8 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
             batch.size_bytes,
             batch.min_ms,
             batch.max_ms,
+            batch.min_timestamp_us,
+            batch.max_timestamp_us,
             batch.producer_sequence,
             batch.schema_version,
             batch.metadata,
@@ -89,8 +96,40 @@ def entry_bytes(metadata: bytes | None, inline: bytes | None) -> int:
     return 64 + len(metadata or b"") + len(inline or b"")
 
 
+class Newest(msgspec.Struct, frozen=True, array_like=True):
+    """The latest times of some records; None of none."""
+
+    ingested_ms: int | None = None
+    timestamp_us: int | None = None
+
+    def reaches(self, time_us: int, by: TimeBy) -> bool:
+        """Whether one of the records has this time or a later one."""
+        if by == "timestamp":
+            return self.timestamp_us is not None and self.timestamp_us >= time_us
+        return self.ingested_ms is not None and micros(self.ingested_ms) >= time_us
+
+    def with_those(self, other: Newest) -> Newest:
+        """The latest times of these records and others."""
+        return Newest(
+            _later(self.ingested_ms, other.ingested_ms),
+            _later(self.timestamp_us, other.timestamp_us),
+        )
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return max((time for time in (one, other) if time is not None), default=None)
+
+
+class Block(NamedTuple):
+    """Chunks in a row, as many as a power of two, which divides the number of the first."""
+
+    first: int
+    size: int
+    newest: Newest
+
+
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Some entries, and everything before them in four numbers."""
+    """Some entries, and everything before them in a few numbers."""
 
     queue_id: str
     number: int
@@ -99,7 +138,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     first_sequence: int
     first_lsn: int
     bytes_before: int
-    max_ms_before: int
+    newest_before: Annotated[tuple[Newest, ...], _BLOCKS]
+    """The latest times in each of the blocks that the chunks before this one fall into: one block
+    for each bit of the number, the largest first. One time for all of them would not do: a record
+    with a time far ahead, long since deleted, would hide every later one."""
     batch_floor: str
     """No batch with an id at or below this is appended from here on."""
     openings: int
@@ -108,6 +150,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """The last of those openings, newest first."""
     owners: Annotated[tuple[Owner, ...], _FEW] = ()
     entries: Annotated[tuple[ChunkEntry, ...], _FEW] = ()
+    schema_floor: int = 0
+    """No batch with columns of an older version of the stream's schema is appended from here on."""
 
     @property
     def next_sequence(self) -> int:
@@ -125,9 +169,28 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         return self.bytes_before + sum(entry.size_bytes for entry in self.entries)
 
     @property
-    def max_ms_through(self) -> int:
-        """The latest ingestion time up to the end of this chunk."""
-        return max([self.max_ms_before, *(entry.max_ms for entry in self.entries)])
+    def blocks_before(self) -> list[Block]:
+        """The chunks before this one."""
+        blocks, first = [], 0
+        for newest in self.newest_before:
+            size = 1 << (self.number - first).bit_length() - 1
+            blocks.append(Block(first, size, newest))
+            first += size
+        return blocks
+
+    @property
+    def newest(self) -> Newest:
+        """The latest times in this chunk."""
+        full = [entry for entry in self.entries if entry.rows]
+        if not full:
+            return Newest()
+        return Newest(
+            max(entry.max_ms for entry in full),
+            max(
+                micros(entry.max_ms) if entry.max_timestamp_us is None else entry.max_timestamp_us
+                for entry in full
+            ),
+        )
 
     @property
     def stored_bytes(self) -> int:
@@ -151,6 +214,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         closed: bool = False,
         opened: Sequence[Owner] = (),
         batch_floor: str = NO_BATCH_FLOOR,
+        schema_floor: int = 0,
     ) -> Chunk:
         """What a writer writes on top of this: the same chunk grown, or the one after it."""
         base = self.follower() if self.closed else self
@@ -163,6 +227,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
             token=token,
             closed=closed,
             batch_floor=max(base.batch_floor, batch_floor),
+            schema_floor=max(base.schema_floor, schema_floor),
             openings=base.openings + len(opened),
             recent_openings=(*opened, *base.recent_openings)[: limits.CHUNK_OPENINGS],
             owners=owners,
@@ -178,10 +243,18 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
             first_sequence=self.next_sequence,
             first_lsn=self.next_lsn,
             bytes_before=self.bytes_through,
-            max_ms_before=self.max_ms_through,
+            newest_before=self._newest_through(),
             owners=(),
             entries=(),
         )
+
+    def _newest_through(self) -> tuple[Newest, ...]:
+        """Those before and this one: two blocks of one size become one, as adding 1 carries."""
+        blocks, newest, carries = list(self.newest_before), self.newest, self.number
+        while carries & 1:
+            newest = blocks.pop().with_those(newest)
+            carries >>= 1
+        return (*blocks, newest)
 
 
 def first_chunk(queue_id: str) -> Chunk:
@@ -194,7 +267,7 @@ def first_chunk(queue_id: str) -> Chunk:
         first_sequence=0,
         first_lsn=1,
         bytes_before=0,
-        max_ms_before=0,
+        newest_before=(),
         batch_floor=NO_BATCH_FLOOR,
         openings=0,
         recent_openings=(),
@@ -219,11 +292,14 @@ def decode_chunk(data: bytes | memoryview, *, queue_id: str | None, number: int 
         raise Corrupt(f"this chunk is of queue {chunk.queue_id}, not {queue_id}")
     if number is not None and chunk.number != number:
         raise Corrupt(f"this is chunk {chunk.number}, not {number}")
+    if chunk.number < 0 or len(chunk.newest_before) != chunk.number.bit_count():
+        raise Corrupt(f"chunk {chunk.number} does not say how late the chunks before it are")
     last = [0] * len(chunk.owners)
     for entry in chunk.entries:
         if not 0 <= entry.owner < len(last) or entry.producer_sequence <= last[entry.owner]:
             raise Corrupt(f"an entry of chunk {chunk.number} is out of its producer's order")
-        if entry.rows < 0 or entry.size_bytes < 0 or len(entry.batch) != 16:
+        has_range = (entry.min_timestamp_us is None) == (entry.max_timestamp_us is None)
+        if entry.rows < 0 or entry.size_bytes < 0 or len(entry.batch) != 16 or not has_range:
             raise Corrupt(f"an entry of chunk {chunk.number} has impossible numbers")
         last[entry.owner] = entry.producer_sequence
     return chunk
@@ -234,6 +310,12 @@ def _parse(view: memoryview) -> Chunk:
         raise Corrupt(f"{len(view)} bytes are no chunk: the shortest has {OVERHEAD_BYTES}")
     magic, length = _HEAD.unpack(view[: _HEAD.size])
     if magic != MAGIC:
+        if magic in _OLDER:
+            raise NotSupported(
+                f"chunk format {magic!r}, which says nothing of the records' timestamps; this "
+                f"version reads {MAGIC!r}. Read the stream with the version that wrote it "
+                "(headwater read --format arrow), and produce it into a new one."
+            )
         if magic[:3] == MAGIC[:3]:
             raise NotSupported(
                 f"chunk format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater."

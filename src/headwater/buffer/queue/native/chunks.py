@@ -7,8 +7,9 @@ Always holds:
 - what is read or written at a number counts only at or above the floor, as it stands afterwards:
   below it a stalled writer may have created a number again, long after the real chunk was deleted,
   and others may have added to it;
-- a chunk is deleted only FLOOR_SETTLE_S after the floor passed it, by the clock of whoever deletes.
-  So a floor counts as read afterwards, too, if it was asked for less than FLOOR_LEASE_S ago.
+- a chunk is deleted only when collectors have seen FLOOR_SETTLE_S pass since the floor passed it
+  (`core.elapsed`). So a floor counts as read afterwards, too, if it was asked for less than
+  FLOOR_LEASE_S ago.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from headwater.buffer.queue.native.records import (
     consumer_register,
     no_queue,
 )
-from headwater.core import limits, runtime
+from headwater.core import limits
+from headwater.core.elapsed import Moment
 from headwater.core.errors import Corrupt, NotFound, RolledBack, Trimmed
 from headwater.store import Object, Register, Store, Version
 
@@ -58,11 +60,12 @@ class Chunks:
         self.ends = Ends(store, prefix)
         self.known_floor = 0
         """No number from here on was dead when that was last known."""
-        self._looked_s = -1e9
+        self._looked: Moment | None = None
         """When the floor was last read."""
         self.known_floor_sequence = 0
         """No batch below it is kept, as of the last look."""
-        self._asked: tuple[float, int] | None = None
+        self._asked: Moment | None = None
+        """As of when `known_floor` is known."""
 
     def key(self, number: int) -> str:
         """Where a chunk stands."""
@@ -87,15 +90,16 @@ class Chunks:
 
     async def floors(self) -> Queue:
         """What is dead by now."""
-        asked = both_clocks()
+        asked = Moment()
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
             raise no_queue(self.prefix) from error
         self._checked(queue)
-        if self._asked is None or asked > self._asked:
+        if self._asked is None or asked.at_s > self._asked.at_s:
             self.known_floor, self._asked = queue.chunk_floor, asked
-        self._looked_s = max(self._looked_s, asked[0])
+        if self._looked is None or asked.at_s > self._looked.at_s:
+            self._looked = asked
         self.known_floor_sequence = max(self.known_floor_sequence, queue.floor_sequence)
         return queue
 
@@ -104,16 +108,12 @@ class Chunks:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
 
     async def is_dead(self, number: int) -> bool:
-        """Whether what was just read or written at this number does not count.
-
-        Both clocks are asked how old the last answer is: one of them may have stood still while
-        the machine did.
-        """
+        """Whether what was just read or written at this number does not count."""
         if self._is_leased(number):
             return False
         return number < (await self.floors()).chunk_floor
 
-    def grown(self, number: int, *, met_s: float, began: tuple[float, int]) -> None:
+    def grown(self, number: int, *, met: Moment, began: Moment) -> None:
         """A write that began at this time was added to an open chunk, first met then.
 
         If no chunk can have been deleted since the floor was last known, this was the real one and
@@ -123,16 +123,16 @@ class Chunks:
         A chunk may also have been made after its whole stream was deleted, and only queue.json
         tells. So one look after the chunk was met comes first, and one now and then.
         """
-        looked = met_s < self._looked_s and began[0] - self._looked_s < limits.FLOOR_LOOK_S
-        if looked and self._is_leased(number):
+        looked = self._looked
+        if looked is None or looked.at_s <= met.at_s or not looked.is_within(limits.FLOOR_LOOK_S):
+            return
+        if self._is_leased(number):
             self.known_floor, self._asked = number, began
 
     def _is_leased(self, number: int) -> bool:
         if self._asked is None or number < self.known_floor:
             return False
-        now_s, now_ms = both_clocks()
-        for_s, for_wall_s = now_s - self._asked[0], (now_ms - self._asked[1]) / 1000
-        return for_s < limits.FLOOR_LEASE_S and 0 <= for_wall_s < limits.FLOOR_LEASE_S
+        return self._asked.is_within(limits.FLOOR_LEASE_S)
 
     def held(self, number: int, found: Object) -> Held:
         """A chunk from its object."""
@@ -322,11 +322,6 @@ class Chunks:
             f"it: the queue went back. Restore {self.key(number)} from a backup, and let nobody "
             "write before."
         )
-
-
-def both_clocks() -> tuple[float, int]:
-    """Monotonic seconds and wall milliseconds."""
-    return runtime.monotonic_s(), runtime.wall_ms()
 
 
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:

@@ -4,7 +4,9 @@ A pass has three parts, each bounded:
 
 - *expired*: batches that are acknowledged and past the retention. The marks of producers whose
   chunks go are folded, the floor is raised, the batches are deleted, and once the floor has
-  settled, the chunks that lie wholly below it;
+  settled, the chunks that lie wholly below it. A floor settles by the time that collectors
+  themselves saw pass (`core.elapsed`): the store's clock, which may be set forward, only tells what
+  is past the retention;
 - *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
   written into the last chunk, and *then* the queue is read once more: whatever was appended before
   is seen, and whoever appends after it sees the floor and is refused;
@@ -27,6 +29,7 @@ from headwater.buffer.queue.native.forgetting import Forgetting
 from headwater.buffer.queue.native.orphans import Orphans
 from headwater.buffer.queue.native.records import Scanned, consumer_register, read_consumer
 from headwater.core import limits, runtime
+from headwater.core.elapsed import Standing, StandingClock
 from headwater.store import Register, Store
 
 
@@ -39,6 +42,7 @@ class NativeCollector(Collector):
         self._chunks = Chunks(store, prefix, queue_id)
         self._consumer = consumer_register(store, prefix)
         self._scanned = Register(store, f"{prefix}/gc.json", Scanned)
+        self._standing = StandingClock()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         try:
@@ -49,21 +53,24 @@ class NativeCollector(Collector):
     async def _collect(self, retention: Retention, *, full: bool) -> Collected:
         report = Collected()
         queue = await self._chunks.floors()
-        now_ms, scanned = await self._store_time()
-        settled = await self._settled(queue.chunk_floor, now_ms, scanned)
+        scanned, now_ms = await self._begin(queue.chunk_floor)
         consumer = await read_consumer(self._consumer)
         last = await self._chunks.last(max(queue.chunk_floor, consumer.chunk))
         expiring = Expiring(self._chunks, consumer, last, retention, now_ms=now_ms)
         queue = await expiring.collect(queue, report)
-        await Orphans(self._chunks, self._scanned, retention).collect(report, full=full)
+        orphans = Orphans(self._chunks, self._scanned, retention, now_ms=now_ms)
+        await orphans.collect(report, full=full)
         forgetting = Forgetting(
             self._chunks, self._scanned, queue, now_ms=now_ms, keep=retention.keep_producers
         )
         await forgetting.collect(report)
-        await self._sweep(settled, report)
-        if full and settled < queue.chunk_floor:
-            await runtime.sleep(await self._settles_in_s((await self._store_time())[0]))
-            await self._sweep(queue.chunk_floor, report)
+        await self._sweep(scanned.settled_chunk, report)
+        if scanned.settled_chunk < queue.chunk_floor:
+            if full:
+                await self._settle(queue.chunk_floor)
+                await self._sweep(queue.chunk_floor, report)
+            else:
+                await self._note_standing(queue.chunk_floor)
         # In this order none is behind the one before: both only go forward.
         queue = await self._chunks.floors()
         consumer = await read_consumer(self._consumer)
@@ -92,47 +99,43 @@ class NativeCollector(Collector):
         all_went = report.failed == failed_before
         report.is_cut_short |= all_went and len(keys) >= limits.GC_LISTED
 
-    async def _store_time(self) -> tuple[int, Scanned]:
-        """What time it is by the store's clock: that of an object it just wrote."""
+    async def _begin(self, chunk_floor: int) -> tuple[Scanned, int]:
+        """Note that a pass begins. The store's time: that of the object it just wrote."""
 
-        def count(now: Scanned | None) -> Scanned:
-            now = now or Scanned()
+        def change(now: Scanned | None) -> Scanned:
+            now = self._settled(now or Scanned(), chunk_floor)
             return msgspec.structs.replace(now, passes=now.passes + 1)
 
-        scanned = (await self._scanned.update(count)).value
-        return (await self._store.head(self._scanned.key)).modified_ms, scanned
+        scanned = (await self._scanned.update(change)).value
+        self._standing.see(scanned.settling)
+        return scanned, await self._store.now_ms(self._scanned.key)
 
-    async def _settled(self, chunk_floor: int, now_ms: int, scanned: Scanned) -> int:
-        """Below which number chunks can be deleted: below a floor that has stood for long enough.
+    async def _note_standing(self, chunk_floor: int) -> None:
+        """Add the time that the pass took, or begin to wait for the floor that it raised.
 
-        The floor has stood since queue.json was changed. Where it rises in every pass that is
-        never long ago; so a floor is noted with the time, and waited for.
+        The process may end here; whoever comes next goes on from what is written down.
         """
-        if not await self._settles_in_s(now_ms):
-            return chunk_floor
-        has_stood = _left_s(scanned.floor_seen_ms, now_ms) == 0.0
-        if has_stood and chunk_floor > scanned.floor_chunk:
+        scanned = await self._scanned.update(
+            lambda now: self._settled(now or Scanned(), chunk_floor)
+        )
+        self._standing.see(scanned.value.settling)
 
-            def note(now: Scanned | None) -> Scanned:
-                now = now or Scanned()
-                if now.floor_seen_ms != scanned.floor_seen_ms:
-                    return now  # another collector waits for its own
-                return msgspec.structs.replace(now, floor_chunk=chunk_floor, floor_seen_ms=now_ms)
+    def _settled(self, now: Scanned, chunk_floor: int) -> Scanned:
+        """With the time that was seen to pass, under a floor that was read or raised before."""
+        settling, settled = self._standing.count(now.settling), now.settled_chunk
+        if settling.is_settled(limits.FLOOR_SETTLE_S):
+            settled = max(settled, settling.floor)
+        if settling.floor <= settled < chunk_floor:
+            settling = Standing(chunk_floor)
+        return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
 
-            await self._scanned.update(note)
-        return scanned.floor_chunk if has_stood else 0
+    async def _settle(self, chunk_floor: int) -> None:
+        """Stay until this floor, which was read or raised before, has settled."""
+        await runtime.sleep(limits.FLOOR_SETTLE_S)
 
-    async def _settles_in_s(self, now_ms: int) -> float:
-        """How long until the floor has stood for FLOOR_SETTLE_S, by the store's own clock.
+        def change(now: Scanned | None) -> Scanned:
+            now = now or Scanned()
+            settled = max(now.settled_chunk, chunk_floor)
+            return self._settled(msgspec.structs.replace(now, settled_chunk=settled), chunk_floor)
 
-        Until then there are writers that count on finding what was there. Passes may run on
-        machines whose clocks disagree; so the store is asked when it last changed queue.json.
-        """
-        raised = await self._store.head(self._chunks.register.key)
-        return _left_s(raised.modified_ms, now_ms)
-
-
-def _left_s(since_ms: int, now_ms: int) -> float:
-    # Stores round to seconds.
-    stood_s = (now_ms - since_ms) / 1000 - 1.0
-    return max(0.0, limits.FLOOR_SETTLE_S - stood_s)
+        await self._scanned.update(change)

@@ -1,7 +1,9 @@
 """Producers that were silent for long: closed, and later forgotten.
 
-Silence is measured by the store's clock, from the pass that first finds nothing of a producer kept:
-the pass writes the time into the record, and whatever the producer writes there takes it out.
+Silence is counted in looks, each a day after the last by the store's clock. A pass that finds no
+entry of a producer writes the time into the record, a pass a day later counts one, and whatever the
+producer writes there begins from the start. Seven looks close it. A clock that is set forward by a
+year adds one look, and not fifty weeks of silence.
 
 A mark is dropped only once its producer would be refused. So a collector first does what a
 successor does: it puts an incarnation of its own into the record and an opening into the last
@@ -13,6 +15,8 @@ appends as if nothing had happened, and its successor learns nothing of it.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 
@@ -26,6 +30,9 @@ from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import NotFound
 from headwater.store import Register
+
+# A producer is closed after so many looks, which lie PRODUCER_EXPIRY_MS apart together.
+SILENT_LOOKS: Final = 7
 
 
 class Forgetting:
@@ -46,7 +53,6 @@ class Forgetting:
         self._floor = queue.chunk_floor
         self._keep = keep
         self._now_ms = now_ms
-        self._horizon_ms = now_ms - limits.PRODUCER_EXPIRY_MS
 
     async def collect(self, report: Collected) -> None:
         """Close who was silent, forget who was closed."""
@@ -54,8 +60,8 @@ class Forgetting:
             register = shard_register(self._chunks.store, self._chunks.prefix, name)
             shard = (await register.read()).value
             if self._looked_at(shard) != shard:
-                dropped = (await register.update(self._looked_at)).value.dropped
-                report.producers_forgotten += max(0, dropped - shard.dropped)
+                before, shard = shard, (await register.update(self._looked_at)).value
+                report.producers_forgotten += max(0, shard.dropped - before.dropped)
             silent = [
                 name
                 for name, one in shard.producers.items()
@@ -70,7 +76,7 @@ class Forgetting:
         No producer's clock is asked: one that is a week late would have its producer closed while
         it appends.
         """
-        return self._is_passed(one) and 0 < one.silent_since_ms < self._horizon_ms
+        return self._is_passed(one) and one.silent_looks >= SILENT_LOOKS
 
     def _is_passed(self, one: ProducerRecord) -> bool:
         """Whether nothing of it is kept that its record knows of."""
@@ -85,9 +91,19 @@ class Forgetting:
         shard = shard or Shard()
         kept = {name: one for name, one in shard.producers.items() if not self._is_over(one)}
         for name, one in kept.items():
-            if self._is_passed(one) and not one.silent_since_ms:
-                kept[name] = msgspec.structs.replace(one, silent_since_ms=self._now_ms)
+            if self._is_passed(one):
+                kept[name] = self._looked_at_one(one)
         return Shard(kept, shard.dropped + len(shard.producers) - len(kept))
+
+    def _looked_at_one(self, one: ProducerRecord) -> ProducerRecord:
+        """With one look more if it is time for one; from here on if the clock was set back."""
+        now_ms, before_ms = self._now_ms, one.silent_looked_ms
+        looks = one.silent_looks
+        if before_ms and now_ms >= before_ms:
+            if now_ms - before_ms < limits.PRODUCER_EXPIRY_MS / SILENT_LOOKS:
+                return one
+            looks += 1
+        return msgspec.structs.replace(one, silent_looks=looks, silent_looked_ms=now_ms)
 
     async def _close(self, register: Register[Shard], silent: list[str]) -> None:
         """Take their place in the record, then in the queue, then note where that stands."""

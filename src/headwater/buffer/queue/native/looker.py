@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 
-from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
-from headwater.buffer.queue.native.chunk import Chunk
+from headwater.buffer.queue.contract import Descriptor, Looker, QueueState, TimeBy
 from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.reading import Reading, descriptors
+from headwater.buffer.queue.native.reading import Reading
 from headwater.buffer.queue.native.records import Queue, consumer_register, read_consumer
+from headwater.buffer.queue.native.time_search import TimeSearch
 from headwater.core.errors import RolledBack, Trimmed
 from headwater.store import Store
 
@@ -114,26 +114,20 @@ class NativeLooker(Looker):
         places = held.chunk.places()
         return [place.sequence for place in places if place.first_lsn <= lsn][-1]
 
-    async def sequence_at_time(self, time_ms: int) -> int | None:
+    async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
         while True:
+            # What is looked at may be deleted while it is searched for.
             with contextlib.suppress(Trimmed):
-                return await self._at_time(time_ms)
+                return await self._at_time(time_us, by)
 
-    async def _at_time(self, time_ms: int) -> int | None:
+    async def _at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
         queue = await self._chunks.floors()
         last = (await self._chunks.end(queue.chunk_floor)).chunk
-        held = await self._chunks.search(
-            queue.chunk_floor, last.number, lambda chunk: chunk.max_ms_before < time_ms
-        )
-        chunk: Chunk = held.chunk
-        while True:
-            for descriptor in descriptors(self._chunks, chunk, from_sequence=queue.floor_sequence):
-                if descriptor.max_ms >= time_ms:
-                    await self._check_floor(chunk.number)
-                    return descriptor.sequence
-            if chunk.number >= last.number:
-                return None
-            chunk = (await self._chunks.require(chunk.number + 1)).chunk
+        search = TimeSearch(self._chunks, queue, time_us, by)
+        found = await search.up_to(last)
+        if found is not None:
+            await self._check_floor(search.chunk)
+        return found
 
     async def _check_floor(self, number: int) -> None:
         if await self._chunks.is_dead(number):

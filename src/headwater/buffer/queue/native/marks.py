@@ -87,7 +87,7 @@ class Marks:
             if mark is None or (
                 known.mark is not None and known.mark.producer_sequence > mark.producer_sequence
             ):
-                record = msgspec.structs.replace(known, anchor_ms=at_ms, silent_since_ms=0)
+                record = heard_of(msgspec.structs.replace(known, anchor_ms=at_ms))
             else:
                 record = ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
             return with_record(shard, self.producer, record)
@@ -172,9 +172,15 @@ def fold(shard: Shard, marks: dict[str, Mark]) -> Shard:
         if known is None or mark.chunk < known.anchor:
             continue  # forgotten since: it is refused whatever its mark would say
         if known.mark is None or known.mark.producer_sequence < mark.producer_sequence:
-            record = msgspec.structs.replace(known, mark=mark, silent_since_ms=0)
-            shard = with_record(shard, producer, record)
+            shard = with_record(
+                shard, producer, heard_of(msgspec.structs.replace(known, mark=mark))
+            )
     return shard
+
+
+def heard_of(record: ProducerRecord) -> ProducerRecord:
+    """The record of a producer that is not silent."""
+    return msgspec.structs.replace(record, silent_looks=0, silent_looked_ms=0)
 
 
 def with_record(shard: Shard, producer: str, record: ProducerRecord) -> Shard:

@@ -38,8 +38,12 @@ class Seen:
 class Orphans:
     """One pass over the uploads of a queue."""
 
-    def __init__(self, chunks: Chunks, register: Register[Scanned], retention: Retention) -> None:
+    def __init__(
+        self, chunks: Chunks, register: Register[Scanned], retention: Retention, *, now_ms: int
+    ) -> None:
+        """`now_ms` is the store's time."""
         self._chunks = chunks
+        self._now_ms = now_ms
         self._register = register
         self._retention = retention
         self._tail = Tail(chunks, Counters())
@@ -50,7 +54,8 @@ class Orphans:
             before = (await self._register.read()).value
         except NotFound:
             before = Scanned()
-        full = full or runtime.wall_ms() - before.full_ms > limits.GC_FULL_EVERY_MS
+        # Also if the last one lies in what is the future by now: the clock was set back.
+        full = full or abs(self._now_ms - before.full_ms) > limits.GC_FULL_EVERY_MS
         start = Scanned() if full else before
         seen = Seen(start.chunk, Referenced(start.referenced))
         await self._scan(seen, start.batch_floor)
@@ -161,7 +166,7 @@ class Orphans:
         def change(now: Scanned | None) -> Scanned:
             now = now or Scanned()
             if full:
-                now = msgspec.structs.replace(now, full_ms=runtime.wall_ms())
+                now = msgspec.structs.replace(now, full_ms=self._now_ms)
             # Another collector, or an earlier pass that looked at less, may have come further.
             if now.batch_floor > floor:
                 return now

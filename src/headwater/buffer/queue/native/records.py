@@ -18,6 +18,7 @@ import msgspec
 
 from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
 from headwater.core import limits
+from headwater.core.elapsed import Standing
 from headwater.core.errors import NotFound, Refused, RolledBack
 from headwater.store import Register, Store
 
@@ -83,9 +84,12 @@ class ProducerRecord(msgspec.Struct, frozen=True):
     closed: int | None = None
     """No life of this id so far has anything after this chunk, nor ever will: it tells them to
     stop, as a collector wrote it there, or the only one said goodbye for good."""
-    silent_since_ms: int = 0
-    """Since when, by the store's clock, collectors have found nothing kept and nothing changed; 0
-    if none has looked since the last change."""
+    silent_looks: int = 0
+    """How often collectors have found nothing kept and nothing changed, each time a seventh of
+    PRODUCER_EXPIRY_MS after the time before."""
+    silent_looked_ms: int = 0
+    """When that was last counted, by the store's clock; 0 if none has looked since the last
+    change."""
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -111,9 +115,10 @@ class Scanned(msgspec.Struct, frozen=True):
     """The last shard of producers it looked at."""
     passes: int = 0
     """Counts passes that asked the store for the time."""
-    floor_chunk: int = 0
-    floor_seen_ms: int = 0
-    """At this time by the store's clock, the floor of the chunks was that at least."""
+    settled_chunk: int = 0
+    """The floor of the chunks has been here for FLOOR_SETTLE_S: what is below may be deleted."""
+    settling: Standing = Standing()
+    """The floor of the chunks that is waited for next."""
 
 
 def consumer_register(store: Store, prefix: str) -> Register[ConsumerRecord]:

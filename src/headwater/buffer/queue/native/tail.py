@@ -19,15 +19,16 @@ has waited finds more to append, and groups grow. A writer that is alone never w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from headwater.buffer.queue.contract import Counters
 from headwater.buffer.queue.native.chunk import Chunk, encode_chunk
-from headwater.buffer.queue.native.chunks import Chunks, Held, both_clocks
+from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.turns import Turns
 from headwater.core import runtime
 from headwater.core.backoff import Budget
+from headwater.core.elapsed import Moment
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -36,6 +37,7 @@ from headwater.core.errors import (
     Refused,
     RolledBack,
     Unavailable,
+    staying_unknown,
 )
 
 # A writer that saw somebody else's write within this time looks before it writes.
@@ -62,7 +64,7 @@ class Tail:
         self.turns = Turns(producer)
         self._held: Held | None = None
         self._company_s: float | None = None
-        self._met_s = 0.0
+        self._met = Moment()
         """When the last chunk was first known here."""
         self.changed_s = runtime.monotonic_s()
         """When the last chunk was written, at the latest."""
@@ -121,17 +123,18 @@ class Tail:
 
     def _hold(self, held: Held) -> None:
         if self._held is None or held.chunk.number != self.chunk.number:
-            self._met_s = runtime.monotonic_s()
+            self._met = Moment()
         self._held = held
 
     async def write(self, chunk: Chunk) -> None:
         """Write the last chunk grown, or the one after it.
 
         `LostRace`: another write is there, which the tail knows; `Dead`: the number does not count
-        any more; `OutcomeUnknown`: it may have landed or may still land.
+        any more; `OutcomeUnknown`: it may have landed or may still land; `Unavailable`, `Refused`:
+        it has not and will not.
         """
         held = self.held
-        began = both_clocks()
+        began, began_s = Moment(), runtime.monotonic_s()
         self.counters.writes += 1
         key, data = self.chunks.key(chunk.number), encode_chunk(chunk)
         try:
@@ -146,7 +149,7 @@ class Tail:
             await self._adopt_current(chunk.number, conflict)
             raise LostRace from None
         if chunk.number == held.chunk.number:
-            self.chunks.grown(chunk.number, met_s=self._met_s, began=began)
+            self.chunks.grown(chunk.number, met=self._met, began=began)
         if await self.is_dead(chunk.number):
             raise Dead  # and left to the collector, who knows for how long it has been
         if chunk.number != held.chunk.number:
@@ -154,7 +157,7 @@ class Tail:
         self._hold(Held(chunk, version))
         self.changed_s = runtime.monotonic_s()
         self.turns.see(chunk)
-        self.turns.took(runtime.monotonic_s() - began[0])
+        self.turns.took(runtime.monotonic_s() - began_s)
 
     async def is_dead(self, number: int) -> bool:
         """Whether this number lies below the floor by now. Not knowing leaves the outcome open."""
@@ -170,8 +173,15 @@ class Tail:
         """Take what is there instead; look for the end if nothing is."""
         if conflict.current is not None:
             await self.go_on(self.chunks.held(number, conflict.current))
-        else:
-            await self.go_on(await self.chunks.last(number))
+            return
+        try:
+            last = await self.chunks.last(number)
+        except (Unavailable, Refused) as error:
+            raise OutcomeUnknown(
+                f"{self.chunks.key(number)} may have landed and be gone, and the end that would "
+                f"tell cannot be read: {error}"
+            ) from error
+        await self.go_on(last)
 
 
 async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget) -> Chunk:
@@ -179,15 +189,47 @@ async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget)
 
     An unknown outcome is met by another try: what is no entry may be said twice.
     """
+    unknown: OutcomeUnknown | None = None
     while True:
         try:
-            await tail.write(make(tail.chunk))
+            with staying_unknown(unknown):
+                await tail.write(make(tail.chunk))
             return tail.chunk
         except (LostRace, Dead):
-            if not await budget.pause():
-                raise Contended(f"{tail.chunks.prefix}: others kept winning") from None
-        except OutcomeUnknown:
-            if not await budget.pause():
-                raise
+            pass
+        except OutcomeUnknown as error:
+            unknown = error
+        if not await budget.pause():
+            raise unknown or Contended(f"{tail.chunks.prefix}: others kept winning")
         # What was there before the wait is out of date: writing on top of it would lose again.
-        await tail.find()
+        with staying_unknown(unknown):
+            await tail.find()
+
+
+async def raise_schema_floor(
+    tail: Tail, floor: int, check: Callable[[int], Awaitable[None]], budget: Budget
+) -> None:
+    """Let nothing be appended any more that was fitted to a schema older than `floor`.
+
+    `check` is given the sequence after the last batch, and raises if one before it must not be
+    there. It is called until nothing was appended between a check and the write that follows it:
+    that write is made on top of the content that was checked.
+    """
+    unknown: OutcomeUnknown | None = None
+    while True:
+        with staying_unknown(unknown):
+            last = await tail.find()
+            await check(last.next_sequence)
+            if last.schema_floor >= floor:
+                return
+        try:
+            with staying_unknown(unknown):
+                await tail.write(last.written(runtime.new_token(), schema_floor=floor))
+            return
+        except (LostRace, Dead):
+            pass
+        except OutcomeUnknown as error:
+            # Said twice, it means the same; and what was appended on top of it has been checked.
+            unknown = error
+        if not await budget.pause():
+            raise unknown or Contended(f"{tail.chunks.prefix}: others kept winning")

@@ -32,7 +32,7 @@ from headwater.buffer.queue.v1.segment import (
 from headwater.buffer.queue.v1.side import Side
 from headwater.buffer.v1_manifest import Entry
 from headwater.core import limits, runtime
-from headwater.core.errors import AlreadyExists, NotFound, OutcomeUnknown
+from headwater.core.errors import AlreadyExists, NotFound, OutcomeUnknown, staying_unknown
 from headwater.store import ByteRange, Store
 
 _CACHED: Final = 4
@@ -64,17 +64,20 @@ class Acked:
             await self._put(key, data, token)
         return newest_ms
 
-    async def write_taken(self, taken: range, epoch: int, side: Side, location: str) -> None:
+    async def write_taken(
+        self, taken: range, epoch: int, side: Side, lsn: int, location: str
+    ) -> None:
         """Keep of these entries that somebody else took them, and that they have no records here.
 
-        Outranks what a consumer of ours wrote of them and did not acknowledge.
+        `lsn` is that of the first record after them. Outranks what a consumer of ours wrote of them
+        and did not acknowledge.
         """
         writer = runtime.new_token().hex()
         newest_ms = max(side.newest_ms, 0)
         for start in range(taken.start, taken.stop, limits.V1_SEGMENT_ENTRIES):
             part = range(start, min(start + limits.V1_SEGMENT_ENTRIES, taken.stop))
             entries = [Entry(sequence, location, ()) for sequence in part]
-            counted = Counted(side.lsn, 0, 0, newest_ms, newest_ms, duplicate=True)
+            counted = Counted(lsn, 0, 0, newest_ms, newest_ms, duplicate=True)
             token = runtime.new_token()
             data = encode_segment(token, entries, [counted] * len(part), side.newest_ms)
             await self._put(self._names.segment(part, epoch, _OUTRANKS, writer), data, token)
@@ -187,8 +190,10 @@ class Acked:
             await self._store.put_if_absent(key, data, token=token)
         except AlreadyExists:
             return  # of an earlier attempt
-        except OutcomeUnknown:
-            if await self._get(key) is None:
+        except OutcomeUnknown as unknown:
+            with staying_unknown(unknown):
+                found = await self._get(key)
+            if found is None:
                 raise
 
     async def _cover(self, sequences: range) -> list[Stretch]:

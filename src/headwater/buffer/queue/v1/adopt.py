@@ -1,14 +1,19 @@
 """Taking over a queue from which another implementation's consumer dequeued.
 
-What that one took has sequences and no LSNs. So that what our own consumers acknowledged before
-stays readable across it, segments say of each of these entries that it was taken: no records, at a
-location that no object can have.
+What that one took has sequences, and nobody can say any more how many records. Producers and
+readers of ours may have been told LSNs of them and of what is pending, so LSNs go on above all that
+can have been told: no LSN ever means two records. So that what our own consumers acknowledged
+before stays readable across it, segments say of each of these entries that it was taken: no
+records, at a location that no object can have.
 
-    side object: claim it     segments of what was taken     side object: the sequence after it
+    side object: claim it             nobody of ours moves the acknowledged sequence any more
+    manifest: the next epoch          the other consumer is fenced, and takes nothing more
+    segments of what was taken
+    side object: sequence and LSN
 
-The claim comes first. With it nobody moves the acknowledged sequence any more, and no entry is
-called taken that a consumer of ours acknowledges meanwhile. A crash in between leaves segments that
-say what is true, and adopting again writes them again.
+What was taken is what the write of the epoch saw. A crash in between leaves segments that say what
+is true, and adopting again writes them again, under a higher epoch. Producers that count LSNs by
+themselves see the epoch and look at the side object.
 """
 
 from __future__ import annotations
@@ -18,16 +23,21 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.buffer.queue.v1.acked import Acked
-from headwater.buffer.queue.v1.manifest_object import ManifestObject
+from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, raise_epoch
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.queue.v1.side import Side, SideObject, remember
 from headwater.buffer.queue.v1.view import check_not_back
+from headwater.buffer.v1_manifest import Manifest
 from headwater.core import limits, runtime
-from headwater.core.errors import Contended
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import Contended, LimitExceeded, OutcomeUnknown, Unavailable
 from headwater.store import Store
 
 TAKEN: Final = "//taken by another consumer"
 """The location of what was taken: its empty segments make it no key of any store."""
+
+
+_LSN_LAST: Final = (1 << 62) - 1
 
 
 class Adopted(NamedTuple):
@@ -35,6 +45,8 @@ class Adopted(NamedTuple):
 
     sequence: int
     """Of the first pending batch: the queue goes on with it."""
+    lsn: int
+    """Of its first record."""
     left_out: int = 0
     """Batches that another consumer took, and that have no records here."""
     readable: int = 0
@@ -46,52 +58,104 @@ class Adopted(NamedTuple):
 async def adopt_v1_queue(
     store: Store, prefix: str, queue_id: str, *, lenient: bool = False
 ) -> Adopted:
-    """Go on with a queue that another implementation's consumer dequeued from.
+    """Go on with a queue that another implementation's consumer dequeued from, and fence that one.
 
-    It begins at its first pending batch; LSNs go on from the last that Headwater gave, from 1 if it
-    gave none. What was retained from before stays, unless more than V1_TAKEN_MAX batches were taken
-    since. Fences a consumer of ours.
+    It begins at its first pending batch; LSNs go on above every one that can have been told, from 1
+    if Headwater never had the queue. What was retained from before stays, unless more than
+    V1_TAKEN_MAX batches were taken since. Fences a consumer of ours.
     """
     names = Names(prefix)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
+    before = await side.look()
     if await manifest.look() is None:
         await manifest.create()
     found = await manifest.read()
-    there = await side.create(Side(queue_id))
-    check_not_back(names.manifest, await manifest.read(), there)
+    if before is not None:
+        check_not_back(names.manifest, found, before)
+    if found.front <= (0 if before is None else before.sequence):
+        there = await side.create(Side(queue_id))
+        return Adopted(there.sequence, there.lsn)
     claim = runtime.new_token().hex()
+    if before is not None:
+        front = found.front
+        before = await side.update(
+            lambda now: now if front <= now.sequence else msgspec.structs.replace(now, claim=claim)
+        )
+        if front <= before.sequence:
+            return Adopted(before.sequence, before.lsn)
+    try:
+        found = await raise_epoch(manifest, RetryPolicy(), _unchanged)
+        if before is None:
+            return await _adopt_new(side, queue_id, found)
+        return await _adopt_known(Acked(store, names), side, before, found)
+    except Unavailable as error:
+        raise OutcomeUnknown(
+            f"{names.manifest}: adopted by half: adopt it again. {error}"
+        ) from error
+
+
+async def _unchanged(found: Found) -> Manifest:
+    return found.manifest
+
+
+async def _adopt_new(side: SideObject, queue_id: str, found: Found) -> Adopted:
+    """Of a queue that Headwater never had: nobody was told an LSN."""
     front = found.front
-    claimed = await side.update(
-        lambda now: now if front <= now.sequence else msgspec.structs.replace(now, claim=claim)
+    there = await side.create(
+        Side(
+            queue_id,
+            epoch=found.epoch,
+            sequence=front,
+            floor_sequence=front,
+            swept_sequence=front,
+        )
     )
-    if front <= claimed.sequence:
-        return Adopted(claimed.sequence)
-    taken = range(claimed.sequence, front)
-    retained = claimed.sequence - claimed.floor_sequence
+    if there.sequence < front:
+        raise _contended(queue_id)
+    return Adopted(there.sequence, there.lsn, front)
+
+
+async def _adopt_known(acked: Acked, side: SideObject, before: Side, found: Found) -> Adopted:
+    """`before` is the side object that was claimed, `found` the manifest with the epoch raised."""
+    taken = range(before.sequence, found.front)
+    retained = before.sequence - before.floor_sequence
     keeps = retained > 0 and len(taken) <= limits.V1_TAKEN_MAX
+    # No batch that was ever counted had more records.
+    lsn = before.lsn + (found.next_sequence - before.sequence) * limits.V1_BATCH_ROWS_MAX
+    if lsn > _LSN_LAST:
+        raise LimitExceeded(
+            f"LSNs would go on at {lsn:,}, above {_LSN_LAST:,}: make another stream"
+        )
     if keeps:
-        await Acked(store, names).write_taken(taken, found.epoch, claimed, TAKEN)
+        await acked.write_taken(taken, found.epoch, before, lsn, TAKEN)
 
     def adopted(now: Side) -> Side:
-        if now.claim != claim:
-            raise Contended(
-                f"{names.manifest}: somebody else opened or adopted the queue meanwhile: look at "
-                "it, and adopt it again if need be"
-            )
-        return _past(now, front, keeps=keeps)
+        if now.claim != before.claim:
+            raise _contended(now.queue_id)
+        past = _past(now, found.front, lsn, keeps=keeps)
+        return msgspec.structs.replace(past, epoch=found.epoch)
 
     await side.update(adopted)
     readable, given_up = (retained, 0) if keeps else (0, retained)
-    return Adopted(front, len(taken), readable, given_up)
+    return Adopted(found.front, lsn, len(taken), readable, given_up)
 
 
-def _past(now: Side, front: int, *, keeps: bool) -> Side:
-    """The side object with everything before `front` acknowledged."""
+def _contended(queue_id: str) -> Contended:
+    return Contended(
+        f"queue {queue_id}: somebody else opened or adopted it meanwhile: look at it, and adopt it "
+        "again if need be"
+    )
+
+
+def _past(now: Side, front: int, lsn: int, *, keeps: bool) -> Side:
+    """The side object with everything before `front` acknowledged, and LSNs from `lsn` on."""
     past = msgspec.structs.replace(
         now,
         claim="",
         sequence=front,
+        lsn=lsn,
+        passed_over=[*(one for one in now.passed_over if one[1] > now.floor_lsn), (now.lsn, lsn)],
         given_up=[sequence for sequence in now.given_up if sequence >= front],
         given_up_rows=[
             (sequence, rows) for sequence, rows in now.given_up_rows if sequence >= front
@@ -103,8 +167,9 @@ def _past(now: Side, front: int, *, keeps: bool) -> Side:
     return msgspec.structs.replace(
         past,
         recent=b"",
+        passed_over=[],
         floor_sequence=front,
-        floor_lsn=now.lsn,
+        floor_lsn=lsn,
         floor_bytes=now.acked_bytes,
         # What is below the floor and not swept, the collector deletes.
         swept_sequence=front if now.swept_sequence == now.sequence else now.swept_sequence,

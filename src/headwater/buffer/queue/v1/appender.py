@@ -1,14 +1,18 @@
 """A producer's door to a published v1 queue.
 
-The manifest has no marks of producers, so an append whose answer was lost is looked for by its
-location, which nobody else writes. It is then
+The manifest has no marks of producers, so an append that was refused, or whose answer was lost, is
+looked for by its location, which nobody else writes. It is then
 
-- landed, if the location stands in the manifest;
+- landed, if the manifest has the location;
 - not landed and never to land, if the manifest has changed and still holds every sequence that the
-  append could have got;
+  append could have got, or has given fewer sequences than the append would have taken;
 - landed, if the location is among those that our consumer acknowledged from that sequence on;
 - not landed, if all of those are known and it is not among them;
-- unknown otherwise, and stays so: nothing is appended twice on a guess.
+- not landed, if the store refused it with 412 at the only request that was sent. This comes last:
+  a proxy that repeats requests can turn one's own write into a 412, and everything above notices
+  that. Without it, a producer beside another implementation's consumer that keeps up would be
+  stuck at the first race that it loses;
+- unknown otherwise, and stays so (`Unsettled`): nothing is appended twice on a guess.
 
 All batches of one write land together, and a manifest never comes back to earlier bytes.
 """
@@ -20,14 +24,21 @@ from typing import NamedTuple
 
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Appender, Counters, Encoded, NewBatch, Placed, Resumed
+from headwater.buffer.queue.contract import (
+    Appender,
+    Counters,
+    Encoded,
+    NewBatch,
+    Placed,
+    Resumed,
+    Unsettled,
+)
 from headwater.buffer.queue.v1.acked import Acked
 from headwater.buffer.queue.v1.counts import Count
 from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.queue.v1.numbering import Numbering
-from headwater.buffer.queue.v1.side import SideObject, digest
-from headwater.buffer.queue.v1.view import check_front
+from headwater.buffer.queue.v1.side import Side, SideObject, digest
 from headwater.buffer.records import VALUE
 from headwater.buffer.v1_batch import encode_batch
 from headwater.buffer.v1_manifest import unpack_metadata
@@ -44,6 +55,10 @@ class Doubt(NamedTuple):
     """Of the manifest that it was to replace."""
     sequence: int
     """The lowest that the batch can have got."""
+    end: int
+    """The lowest next sequence that the queue can have had after it."""
+    refused: bool = False
+    """Whether the store refused it, and no request before that one was sent."""
 
 
 class V1Appender(Appender):
@@ -144,13 +159,19 @@ class V1Appender(Appender):
         """One attempt. It is noted as one that may land before it is sent."""
         first, before = base.next_sequence, dict(self._doubts)
         for at in rest:
-            self._doubts.setdefault(at, Doubt(base.version, first))
+            self._doubts.setdefault(at, Doubt(base.version, first, first + len(rest)))
         try:
             appended = base.manifest.appended(
                 (at, unpack_metadata(batch.calls)) for at, batch in rest.items()
             )
             token = next(iter(rest)).encode()
             found = await self._manifest.replace(base, appended, token=token)
+        except Conflict as conflict:
+            if conflict.nothing_landed:
+                # Of an earlier attempt on the same version this refusal says nothing.
+                for at in rest.keys() - before.keys():
+                    self._doubts[at] = self._doubts[at]._replace(refused=True)
+            raise
         except (Unavailable, Refused, Corrupt):
             self._doubts = before  # of this attempt nothing landed
             raise
@@ -170,39 +191,52 @@ class V1Appender(Appender):
         present: dict[str, int] = {}
         for sequence in range(max(lowest, base.front), base.next_sequence):
             present.setdefault(base.entry(sequence).location, sequence)
-        passed: dict[str, int] = {}
+        passed: dict[str, Doubt] = {}
         for at, doubt in list(self._doubts.items()):
             if at in present:
                 self._place(at, present[at])
             elif base.version == doubt.version:
                 continue  # it may still land; whatever is written next replaces the same version
-            elif base.front <= doubt.sequence:
+            elif base.front <= doubt.sequence or base.next_sequence < doubt.end:
                 del self._doubts[at]
             else:
-                passed[at] = doubt.sequence
+                passed[at] = doubt
         if passed:
             await self._settle_passed(base, passed)
 
-    async def _settle_passed(self, base: Found, passed: dict[str, int]) -> None:
+    async def _settle_passed(self, base: Found, passed: dict[str, Doubt]) -> None:
         """The sequences that these could have got were dequeued: our consumer has noted whose."""
         side = await self._side.read()
-        check_front(self._names.manifest, base, side)
         known, known_from = side.remembered(), side.remembered_from
-        lowest = min(passed.values())
+        lowest = min(doubt.sequence for doubt in passed.values())
         if max(side.floor_sequence, known_from - limits.V1_LOOK_BACK_ENTRIES) <= lowest:
             older = await self._acked.read(range(lowest, known_from))
             if lowest + len(older) >= known_from:
                 known |= {digest(batch.location): batch.sequence for batch in older}
                 known_from = min(known_from, lowest)
-        for at, sequence in passed.items():
+        taken_elsewhere = side.sequence < base.front
+        unsettled: list[str] = []
+        for at, doubt in passed.items():
             found = known.get(digest(at))
             if found is not None:
                 self._place(at, found)
-            elif known_from <= sequence:
+            elif doubt.refused or (known_from <= doubt.sequence and not taken_elsewhere):
                 del self._doubts[at]
             else:
-                raise OutcomeUnknown(
-                    f"{self._names.manifest}: batch {at} may have been appended at sequence "
-                    f"{sequence:,} or later, and what was acknowledged is known from "
-                    f"{known_from:,} on. Nothing is appended on a guess."
-                )
+                unsettled.append(at)
+        if unsettled:
+            raise self._unsettled(unsettled, lowest, base, side)
+
+    def _unsettled(self, places: list[str], lowest: int, base: Found, side: Side) -> Unsettled:
+        why = (
+            f"sequences {side.sequence:,} to {base.front - 1:,} were dequeued by another "
+            "implementation's consumer"
+            if side.sequence < base.front
+            else "what was acknowledged there is not retained any more"
+        )
+        return Unsettled(
+            f"{self._names.manifest}: {len(places)} batches may have been appended at sequence "
+            f"{lowest:,} or later, the first at {places[0]}, and {why}: nothing can tell, and "
+            "nothing is appended on a guess. Look for their records where the stream is consumed.",
+            batch_ids=frozenset(map(self._names.batch_id, places)),
+        )

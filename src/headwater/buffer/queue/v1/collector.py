@@ -123,7 +123,7 @@ class V1Collector(Collector):
     async def _store_time(self) -> int:
         """What time it is by the store's clock: that of an object it just wrote."""
         await self._clock.update(lambda asked: Asked((asked or Asked()).times + 1))
-        return (await self._store.head(self._clock.key)).modified_ms
+        return await self._store.now_ms(self._clock.key)
 
     async def _sweep(self, side: Side, found: Found, pending: set[str], done: Collected) -> Side:
         """Delete what lies between swept and floor.
@@ -161,8 +161,9 @@ class V1Collector(Collector):
         """Delete one batch, if it is ours to delete."""
         # Never where another queue's batches may stand. And a batch that was appended twice goes
         # with the later entry.
-        if not batch.batch_id or batch.location in pending:
-            done.batches_left += not batch.batch_id and not batch.duplicate
+        is_own = self._names.is_own(batch.location)
+        if not is_own or batch.location in pending:
+            done.batches_left += not is_own and not batch.duplicate
             return
         try:
             await self._store.delete(batch.location)

@@ -59,9 +59,9 @@ class Counts:
                 f"the batch at location {location!r} cannot be asked for: {error}"
             ) from None
         rows, compression = read_footer(found.data)
-        block_bytes = found.meta.size_bytes - FOOTER_BYTES
-        if compression is not Compression.NONE:
-            block_bytes = limits.BATCH_MAX_BYTES
+        block_bytes = limits.BATCH_MAX_BYTES
+        if compression is Compression.NONE:
+            block_bytes = min(found.meta.size_bytes - FOOTER_BYTES, block_bytes)
         if rows * _LENGTH_BYTES > block_bytes:
             raise Corrupt(
                 f"{location}: record_count is {rows:,}, and {found.meta.size_bytes:,} bytes hold "

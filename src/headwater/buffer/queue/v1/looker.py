@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headwater.buffer.queue.contract import Descriptor, Looker, QueueState, Uncounted
+import contextlib
+
+from headwater.buffer.queue.contract import Descriptor, Looker, QueueState, TimeBy, Uncounted
 from headwater.buffer.queue.v1.manifest_object import ManifestObject
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.queue.v1.reader import EntryReader
@@ -62,6 +64,7 @@ class V1Looker(Looker):
             raise Refused(f"LSN {lsn}: they begin with 1")
         async with self._reader.lock:
             view, uncounted = await self._view(), None
+            lsn = view.side.used_from(lsn)
             if lsn >= view.side.lsn:
                 view, uncounted = await self._counted(view)
             side, ledger = view.side, self._reader.ledger
@@ -82,7 +85,17 @@ class V1Looker(Looker):
                 raise RolledBack(f"{self._names.acked}: what had LSN {lsn:,} is gone. Restore it.")
             return held
 
-    async def sequence_at_time(self, time_ms: int) -> int | None:
+    async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
+        # Records of this format have no time but that of their ingestion, in milliseconds.
+        time_ms = -(-time_us // 1000)
+        while (sequence := await self._sequence_at_time(time_ms)) is not None:
+            # It may be acknowledged and collected before it is read again.
+            with contextlib.suppress(Trimmed):
+                (found,) = await self.after(sequence - 1, 1)
+                return found
+        return None
+
+    async def _sequence_at_time(self, time_ms: int) -> int | None:
         async with self._reader.lock:
             (_, side), uncounted = await self._counted(await self._view())
             if side.newest_ms >= time_ms:

@@ -6,7 +6,8 @@ and `OutcomeUnknown` of `replace` mean is therefore for the caller to settle.
 
 Stores that name a content by a hash of it would take a manifest that came back to earlier bytes
 for the earlier one. That cannot be: every change raises the epoch, the next sequence or the first
-pending sequence, none of them ever falls, and all three are functions of the bytes.
+pending sequence, none of them ever falls, and all three are functions of the bytes. (The epoch
+wraps, after 2⁶⁴ openings.)
 
 Always holds: what is handed out has no gap between its sequences, and none of the three numbers
 is below what this handle saw before.
@@ -14,7 +15,8 @@ is below what this handle saw before.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Counters
 from headwater.buffer.v1_manifest import (
@@ -36,8 +38,23 @@ from headwater.core.errors import (
     NotSupported,
     OutcomeUnknown,
     RolledBack,
+    staying_unknown,
 )
 from headwater.store import Object, Store, Version
+
+_EPOCHS: Final = 1 << 64
+_EPOCH_LAST: Final = _EPOCHS - 2
+"""The reference never gives 2⁶⁴−1: there it is the epoch of a consumer that is not open."""
+
+
+def next_epoch(epoch: int) -> int:
+    """The epoch of the consumer that opens after this one; it wraps as the reference's does."""
+    return epoch + 1 if epoch < _EPOCH_LAST else 0
+
+
+def is_earlier_epoch(one: int, other: int) -> bool:
+    """Whether `one` was given before `other`: within half of all epochs before it."""
+    return 0 < (other - one) % _EPOCHS < _EPOCHS // 2
 
 
 class Found(NamedTuple):
@@ -74,7 +91,7 @@ class ManifestObject:
         self._lenient = lenient
         self.key = key
         self._counters = counters or Counters()
-        self._seen = (0, 0, 0)
+        self._seen: tuple[int, int, int] | None = None
 
     async def look(self) -> Found | None:
         """The manifest; None if there is none."""
@@ -98,8 +115,10 @@ class ManifestObject:
             await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
         except AlreadyExists:
             return
-        except OutcomeUnknown:
-            if await self.look() is None:
+        except OutcomeUnknown as unknown:
+            with staying_unknown(unknown):
+                found = await self.look()
+            if found is None:
                 raise
 
     async def replace(
@@ -138,7 +157,7 @@ class ManifestObject:
             raise self._gone() from conflict
         return self._decoded(conflict.current, _heights(base))
 
-    def _decoded(self, found: Object, seen: tuple[int, int, int]) -> Found:
+    def _decoded(self, found: Object, seen: tuple[int, int, int] | None) -> Found:
         try:
             manifest = decode_manifest(found.data, lenient=self._lenient)
         except (Corrupt, NotSupported) as error:
@@ -146,18 +165,8 @@ class ManifestObject:
         decoded = Found(manifest, found.version, _front(manifest))
         if self._lenient:
             self._check_order(decoded)
-        if manifest.entries and decoded.front + len(manifest.entries) != manifest.next_sequence:
-            raise Corrupt(
-                f"{self.key}: {len(manifest.entries):,} entries from sequence {decoded.front:,} "
-                f"on, and the next is {manifest.next_sequence:,}: entries were lost in between"
-            )
-        names = ("epoch", "next sequence", "first pending sequence")
-        for name, before, after in zip(names, seen, _heights(decoded), strict=True):
-            if after < before:
-                raise RolledBack(
-                    f"{self.key}: the {name} went back from {before:,} to {after:,}: the manifest "
-                    "was replaced by an older one. Restore the one that was there."
-                )
+        if seen is not None:
+            self._check_not_back(seen, _heights(decoded))
         self._see(decoded)
         return decoded
 
@@ -169,14 +178,28 @@ class ManifestObject:
                     f"{self.key}: the entry after sequence {found.front + number - 1:,} has "
                     f"{entry.sequence:,}: whoever reads leniently cannot tell which is meant"
                 )
+        end = found.front + len(found.manifest.entries)
+        if len(found.manifest.entries) and end != found.next_sequence:
+            raise Corrupt(
+                f"{self.key}: the entries end before sequence {end:,}, and the next is "
+                f"{found.next_sequence:,}: entries were lost in between"
+            )
+
+    def _check_not_back(self, seen: tuple[int, int, int], now: tuple[int, int, int]) -> None:
+        names = ("epoch", "next sequence", "first pending sequence")
+        went_back = (is_earlier_epoch(now[0], seen[0]), now[1] < seen[1], now[2] < seen[2])
+        for name, is_back, before, after in zip(names, went_back, seen, now, strict=True):
+            if is_back:
+                raise RolledBack(
+                    f"{self.key}: the {name} went back from {before:,} to {after:,}: the manifest "
+                    "was replaced by an older one. Restore the one that was there."
+                )
 
     def _see(self, found: Found) -> None:
-        epoch, following, front = _heights(found)
-        self._seen = (
-            max(epoch, self._seen[0]),
-            max(following, self._seen[1]),
-            max(front, self._seen[2]),
-        )
+        now = _heights(found)
+        epoch, following, front = self._seen or now
+        epoch = now[0] if is_earlier_epoch(epoch, now[0]) else epoch
+        self._seen = (epoch, max(following, now[1]), max(front, now[2]))
 
     def _gone(self) -> RolledBack:
         return RolledBack(
@@ -216,6 +239,29 @@ class Race:
     def contended(self) -> Contended:
         """What to say once it is over and known that nothing landed."""
         return Contended(f"{self._manifest.key}: not changed: others won {self.losses} times")
+
+
+async def raise_epoch(
+    manifest: ManifestObject,
+    policy: RetryPolicy,
+    prepared: Callable[[Found], Awaitable[Manifest]],
+) -> Found:
+    """Give the manifest an epoch that nobody had, and return it as it stood then.
+
+    `prepared` says what else to change. Only a write that is answered with success counts. Two who
+    do this at once write the same bytes, so finding them there says nothing of who wrote them;
+    going on to the next epoch is right in either case.
+    """
+    race = Race(policy, manifest)
+    found = await manifest.read()
+    while True:
+        raised = (await prepared(found)).with_epoch(next_epoch(found.epoch))
+        try:
+            return await manifest.replace(found, raised)
+        except (Conflict, OutcomeUnknown) as error:
+            found = await race.lost(found, error)
+            if race.over:
+                raise race.contended() from error
 
 
 def _front(manifest: Manifest) -> int:

@@ -2,6 +2,7 @@
 
     <prefix>/manifest                       the queue, as published
     <prefix>/<ULID>.batch                   its batches, as published
+    <prefix>/<ULID>/<16 hex digits>         its batches, as the published Go producer names them
     <prefix>/headwater/side.json            a register: LSNs, owner, floor
     <prefix>/headwater/acked/<20 digits>-…  what was acknowledged, up to that sequence
     <prefix>/headwater/clock.json           a register: written to learn the store's time
@@ -21,7 +22,11 @@ from headwater.store.keys import check_key
 
 _SUFFIX: Final = ".batch"
 _SEGMENT: Final = re.compile(r"([0-9]{20})(?:-([0-9]{20})-([0-9a-f]{24}))?(?:-[0-9a-f]{32})?")
+_ORDINAL: Final = re.compile(r"[0-9a-f]{16}")
+"""How the Go producer numbers the batches of a run, in a folder that has the run's ULID."""
 _NO_RANK: Final = -1
+RANKS: Final = 1 << 96
+"""An epoch of 64 bits, and 32 bits for what one consumer gave up."""
 
 
 class SegmentName(NamedTuple):
@@ -51,9 +56,21 @@ class Names:
         return f"{self.prefix}/{batch_id}{_SUFFIX}"
 
     def batch_id(self, location: str) -> str:
-        """The id of a batch that stands where this queue's own batches do; empty for others."""
+        """The id of a batch that is named as this queue's own batches are; empty for others."""
         folder, _, name = location.rpartition("/")
         return _ulid(name) if folder == self.prefix else ""
+
+    def is_own(self, location: str) -> bool:
+        """Whether a published producer gives this queue's batches such names.
+
+        One that our consumer acknowledged may then be deleted. Any other name may be that of
+        another queue's batch, or of something else.
+        """
+        if self.batch_id(location):
+            return True
+        folder, _, ordinal = location.rpartition("/")
+        parent, _, run_id = folder.rpartition("/")
+        return parent == self.prefix and bool(_ORDINAL.fullmatch(ordinal)) and _is_ulid(run_id)
 
     def segment(self, sequences: range, epoch: int, discards: int, writer: str) -> str:
         """The key of the segment of a writer that holds these sequences.
@@ -92,10 +109,12 @@ def time_of_name_ms(location: str) -> int | None:
 
 def _ulid(name: str) -> str:
     stem = name.removesuffix(_SUFFIX)
-    if stem == name:
-        return ""
+    return stem if stem != name and _is_ulid(stem) else ""
+
+
+def _is_ulid(text: str) -> bool:
     try:
-        decode_ulid(stem)
+        decode_ulid(text)
     except Refused:
-        return ""
-    return stem
+        return False
+    return True

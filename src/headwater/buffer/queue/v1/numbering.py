@@ -43,6 +43,8 @@ class Numbering:
         self._acked = acked
         self._counts = Counts(store)
         self._ledger = Ledger(names, self._counts)
+        self._epoch: int | None = None
+        """The manifest's, when the side object was looked at last."""
 
     def know(self, location: str, count: Count) -> None:
         """Of one's own batches, nobody has to be asked."""
@@ -66,7 +68,9 @@ class Numbering:
     async def _place(self, found: Found, sequences: Sequence[int]) -> list[Placed]:
         ledger = self._ledger
         end = max(sequences) + 1
-        if min(sequences) < ledger.start or ledger.end < found.front:
+        # Whoever adopted the queue has raised the epoch and numbered on from elsewhere.
+        is_renumbered = found.epoch != self._epoch
+        if is_renumbered or min(sequences) < ledger.start or ledger.end < found.front:
             found = await self._follow()
         while ledger.end < end:
             try:
@@ -83,6 +87,7 @@ class Numbering:
     async def _follow(self) -> Found:
         found, side = await read_view(self._manifest, self._side)
         self._ledger.follow(side)
+        self._epoch = found.epoch
         return found
 
     async def _first_lsn(self, sequence: int) -> int:

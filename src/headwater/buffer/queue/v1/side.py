@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from headwater.buffer.queue.v1.manifest_object import is_earlier_epoch
 from headwater.buffer.queue.v1.names import Names
 from headwater.core import limits
 from headwater.core.backoff import RetryPolicy
@@ -40,8 +41,8 @@ class Side(msgspec.Struct, frozen=True):
     group: str = ""
     claim: str = ""
     """A nonce of the consumer that opened last: no other may acknowledge."""
-    epoch: int = 0
-    """The manifest's, as that consumer raised it."""
+    epoch: int | None = None
+    """The manifest's, as that consumer, or whoever adopted the queue, raised it last."""
     opened_ms: int = 0
     """When that was, by its own clock; 0 if it was not written down."""
     sequence: int = 0
@@ -64,6 +65,20 @@ class Side(msgspec.Struct, frozen=True):
     """`acked_bytes` when the floor was acknowledged."""
     swept_sequence: int = 0
     """Below this, everything has been deleted."""
+    passed_over: list[tuple[int, int]] = []
+    """LSNs that no record has, each range from its first to the one after its last: whoever adopted
+    the queue could not say which of them had been told."""
+
+    def is_after(self, epoch: int) -> bool:
+        """Whether the manifest had a later epoch than this one when it was raised last."""
+        return self.epoch is not None and is_earlier_epoch(epoch, self.epoch)
+
+    def used_from(self, lsn: int) -> int:
+        """The LSN itself; of one that was passed over, the first after it that was not."""
+        for first, end in self.passed_over:
+            if first <= lsn < end:
+                return end
+        return lsn
 
     @property
     def remembered_from(self) -> int:

@@ -20,11 +20,12 @@ from __future__ import annotations
 import msgspec
 
 from headwater.buffer.queue.contract import Counters, Descriptor, Taker, Uncounted
-from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race
+from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race, raise_epoch
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.queue.v1.reader import EntryReader
 from headwater.buffer.queue.v1.side import Side, SideObject, remember
 from headwater.buffer.queue.v1.view import View, check_front, check_not_back, read_view
+from headwater.buffer.v1_manifest import Manifest
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
@@ -199,26 +200,17 @@ class V1Taker(Taker):
                     # It was only acknowledged and collected while it was looked for.
 
     async def _raise_epoch(self, side: Side, claim: str) -> Found:
-        """Make the manifest's epoch one that nobody had.
+        """Become the consumer of the manifest, without what is acknowledged."""
 
-        Only a write that is answered with success counts. Two consumers that open at once write
-        the same bytes, so finding them there says nothing of who wrote them; going on to the next
-        epoch is right in either case.
-        """
-        race = Race(self._policy, self._manifest)
-        found = await self._manifest.read()
-        while True:
+        async def prepared(found: Found) -> Manifest:
+            nonlocal side
             if found.front > side.sequence:
                 side = _owned(await self._beside.read(), claim)
                 check_front(self._names.manifest, found, side)
             check_not_back(self._names.manifest, found, side)
-            raised = found.manifest.dequeued(side.sequence - 1).with_epoch(found.epoch + 1)
-            try:
-                return await self._manifest.replace(found, raised)
-            except (Conflict, OutcomeUnknown) as error:
-                found = await race.lost(found, error)
-                if race.over:
-                    raise race.contended() from error
+            return found.manifest.dequeued(side.sequence - 1)
+
+        return await raise_epoch(self._manifest, self._policy, prepared)
 
     async def _fenced_read(self) -> Found:
         """The manifest, if it is still this consumer's."""

@@ -36,7 +36,7 @@ async def read_view(manifest: ManifestObject, side: SideObject) -> View:
     for _ in range(limits.V1_ATTEMPTS):
         beside = await side.read()
         check_front(manifest.key, found, beside)
-        if beside.sequence <= found.next_sequence and beside.epoch <= found.epoch:
+        if beside.sequence <= found.next_sequence and not beside.is_after(found.epoch):
             return View(found, beside)
         # The manifest may only have been read too early.
         found = await manifest.read()
@@ -71,11 +71,11 @@ def _adopt_command(key: str) -> str:
 
 def check_not_back(key: str, found: Found, side: Side) -> None:
     """Compare with a side object that was read earlier."""
-    for name, there, known in (
-        ("next sequence", found.next_sequence, side.sequence),
-        ("epoch", found.epoch, side.epoch),
+    for name, is_back, there, known in (
+        ("next sequence", found.next_sequence < side.sequence, found.next_sequence, side.sequence),
+        ("epoch", side.is_after(found.epoch), found.epoch, side.epoch),
     ):
-        if there < known:
+        if is_back:
             raise RolledBack(
                 f"{key}: the {name} is {there:,}, and was {known:,} at the last acknowledgement: "
                 "the manifest was deleted, or replaced by an older one. Restore the one that was "

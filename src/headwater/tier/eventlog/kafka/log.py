@@ -155,7 +155,8 @@ async def _close_made(making: asyncio.Task[Reader]) -> None:
 def _check_can_open() -> None:
     if importlib.util.find_spec("confluent_kafka") is None:
         raise NotSupported(
-            "a log of metadata events in Kafka needs its client: pip install 'headwater[kafka]'"
+            "a log of metadata events in Kafka needs its client: "
+            "pip install 'confluent-kafka>=2.16'"
         )
     if not runtime.current().outside_allowed:
         raise Refused("a simulation has no sockets: use InProcessEventLog")

@@ -1,12 +1,15 @@
 """Following partitions of a topic: what is followed, and the items, on the event loop.
 
 Rounds of reading run on a thread while somebody waits for an item, one after the other. The client
-reads ahead by itself, within a bound.
+reads ahead by itself, within a bound. A subscription that is dropped without being closed gives its
+client back once the round under way has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -60,6 +63,11 @@ class KafkaSubscription:
         self._ready: deque[Happening] = deque()
         self._round: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        # A round holds the subscription: when it is dropped, the reader is at rest.
+        dropped = contextvars.copy_context().run
+        loop = asyncio.get_running_loop()
+        self._dropped = weakref.finalize(self, runtime.call_on, loop, dropped, _let_go, reader)
+        self._dropped.atexit = False
 
     @property
     def items(self) -> AsyncIterator[Item]:
@@ -97,6 +105,7 @@ class KafkaSubscription:
             self._ready.clear()
             self._forget(self)
             self._reader.interrupt()
+            self._dropped.detach()
             self._closing = runtime.spawn(self._close(), name="kafka subscription closing")
         await asyncio.shield(self._closing)
 
@@ -162,3 +171,7 @@ class KafkaSubscription:
         if self._round is not None:
             await asyncio.wait([self._round])
         await runtime.run_blocking(self._reader.close)
+
+
+def _let_go(reader: Rounds) -> None:
+    runtime.spawn(runtime.run_blocking(reader.close), name="kafka subscription dropped")

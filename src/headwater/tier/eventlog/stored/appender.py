@@ -19,6 +19,7 @@ from enum import Enum
 
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
+from headwater.core.elapsed import Moment
 from headwater.core.errors import (
     AlreadyExists,
     Contended,
@@ -31,7 +32,7 @@ from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog.items import EventDelivered
 from headwater.tier.eventlog.stored.event_object import encode_event_object, is_by
 from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.floor import Floor, Moment
+from headwater.tier.eventlog.stored.floor import Floor
 
 
 class Attempt(Enum):
@@ -118,7 +119,7 @@ class StoredAppender:
             ) from error
 
     async def _leave_dead(self, offset: int, attempt: Attempt, began: Moment) -> None:
-        if not began.is_recent():
+        if not began.is_within(limits.EVENT_LEASE_S):
             raise OutcomeUnknown(
                 f"{self._events.place.event(offset)} may have landed: it was compacted while the "
                 "publisher stood still"

@@ -11,8 +11,8 @@ register of the floor decides, and neither `floor` nor `trimmed` goes down, howe
 A snapshot is deleted only below `trimmed`, so one that a stalled compactor has yet to name is not:
 it could become the floor's only if it lay above.
 
-The grace is measured by this compactor's own clock, from when it first saw a floor. Nobody's clock
-is compared with another's, and a compactor that was just started deletes nothing for a grace.
+The grace is what compactors themselves saw pass while the floor stood, added up in its register
+(`core.elapsed`): no two clocks are compared, and jobs that run for a second each come to it too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from headwater.core import limits, runtime
+from headwater.core.elapsed import StandingClock
 from headwater.core.errors import (
     Damaged,
     HeadwaterError,
@@ -76,7 +77,7 @@ class Compactor:
         self._log = log
         self._every_events = every_events
         self._grace_s = grace_s
-        self._seen: dict[int, list[tuple[int, float]]] = {}
+        self._standing: dict[int, StandingClock] = {}
         self._swept: set[int] = set()
         self.failures: dict[int, HeadwaterError] = {}
         """By partition, why its last pass failed or could not go on."""
@@ -109,17 +110,21 @@ class Compactor:
         With `every_events` other than the compactor's own for this pass.
         """
         events = self._log.events_of(partition)
+        clock = self._standing.setdefault(partition, StandingClock())
         floor = await events.floors.look()
-        self._see(partition, floor.floor)
-        floor, deleted = await self._trim(events, floor)
+        clock.see(floor.settling)
+        floor, deleted = await self._trim(events, floor, clock)
         wanted = every_events or self._every_events
         if floor.snapshot is not None:
             wanted = max(wanted, floor.snapshot.size_bytes // limits.COMPACT_BYTES_AN_EVENT)
-        if await events.end() - floor.floor < wanted:
-            return Compaction(partition, floor.floor, 0, deleted)
-        raised, taken_in, stopped_by = await self._raise_floor(events, floor)
-        self._see(partition, raised)
-        return Compaction(partition, raised, taken_in, deleted, stopped_by)
+        done = Compaction(partition, floor.floor, 0, deleted)
+        if await events.end() - floor.floor >= wanted:
+            raised, taken_in, stopped_by = await self._raise_floor(events, floor)
+            done = Compaction(partition, raised, taken_in, deleted, stopped_by)
+        if events.floors.is_settling:
+            # The process may end here: what it saw pass is written down for the next one.
+            clock.see((await events.floors.stand(clock)).settling)
+        return done
 
     async def _raise_floor(
         self, events: StoredEvents, floor: Floor
@@ -159,30 +164,22 @@ class Compactor:
                 break
         return position, None
 
-    def _see(self, partition: int, floor: int) -> None:
-        seen = self._seen.setdefault(partition, [])
-        if seen and seen[-1][0] >= floor:
-            return
-        if len(seen) >= limits.COMPACT_FLOORS_SEEN:
-            seen.pop()  # what lies below it waits for the next one
-        seen.append((floor, runtime.monotonic_s()))
-
-    async def _trim(self, events: StoredEvents, floor: Floor) -> tuple[Floor, int]:
+    async def _trim(
+        self, events: StoredEvents, floor: Floor, clock: StandingClock
+    ) -> tuple[Floor, int]:
         """Give up what a snapshot has held for a grace. The floor, and how many objects went."""
-        seen = self._seen[events.partition]
-        stood_before_s = runtime.monotonic_s() - self._grace_s
-        due = [one for one, seen_s in seen if seen_s <= stood_before_s]
-        raised = bool(due) and due[-1] > floor.trimmed
+        settling = clock.count(floor.settling)
+        raised = settling.floor > floor.trimmed and settling.is_settled(self._grace_s)
         if raised:
             # Once more before anything depends on it: it must be there, and whole.
             floor, _ = await load_snapshot(events, floor)
-            floor = await events.floors.trim(due[-1])
+            floor = await events.floors.trim(settling.floor)
+            clock.see(floor.settling)
         if not raised and events.partition in self._swept:
             return floor, 0
         self._swept.discard(events.partition)
         deleted = await self._sweep(events, floor)
         self._swept.add(events.partition)
-        del seen[: max(0, len(due) - 1)]
         return floor, deleted
 
     async def _sweep(self, events: StoredEvents, floor: Floor) -> int:

@@ -7,16 +7,15 @@ Always holds:
 
 - events below `floor` are in the snapshot that stands beside it, which was durable and read back
   before the floor moved to it;
-- events from `trimmed` on are not deleted. `trimmed` follows the floor after a grace, by the clock
-  of whoever raises it, and before anything is deleted;
+- events from `trimmed` on are not deleted. `trimmed` follows the floor once compactors have seen a
+  grace pass while it stood (`settling`; see `core.elapsed`), and before anything is deleted;
 - neither goes down.
 
 The hazard is who stalls: a publisher creates, long after, an event at an offset whose real event
 was compacted and deleted meanwhile, and a reader takes that for an event. So what was written or
 read at an offset counts only if `trimmed`, asked for afterwards, is at or below it. At or above the
 *floor* it is enough to have asked less than EVENT_LEASE_S before: the floor would have to pass the
-offset first, and then the grace, which is several times as long. Both clocks are asked how old an
-answer is, because one of them may have stood still while the machine did.
+offset first, and then the grace, which is several times as long.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from typing import Annotated
 
 import msgspec
 
-from headwater.core import limits, runtime
+from headwater.core import limits
+from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack
 from headwater.store import Register, Store
 from headwater.tier.errors import LogRenewed
@@ -54,22 +54,10 @@ class Floor(msgspec.Struct, frozen=True, omit_defaults=True):
     trimmed: int
     snapshot: SnapshotName | None
     """None while the floor is 0."""
+    settling: Standing = Standing()
+    """The floor to which `trimmed` goes next; at or below `trimmed` while none is waited for."""
     renewed_to: str | None = None
     """The prefix of the log that goes on for this one: nobody follows or publishes here."""
-
-
-class Moment:
-    """A point in time by both clocks of this process."""
-
-    def __init__(self) -> None:
-        self._monotonic_s = runtime.monotonic_s()
-        self._wall_ms = runtime.wall_ms()
-
-    def is_recent(self) -> bool:
-        """Whether both say that it was less than EVENT_LEASE_S ago."""
-        for_s = runtime.monotonic_s() - self._monotonic_s
-        for_wall_s = (runtime.wall_ms() - self._wall_ms) / 1000
-        return for_s < limits.EVENT_LEASE_S and 0 <= for_wall_s < limits.EVENT_LEASE_S
 
 
 class FloorKeeper:
@@ -108,7 +96,8 @@ class FloorKeeper:
             found = self._checked(self._there(now))
             if floor <= found.floor:
                 return found
-            return msgspec.structs.replace(found, floor=floor, snapshot=snapshot)
+            raised = msgspec.structs.replace(found, floor=floor, snapshot=snapshot)
+            return _settling_next(raised)
 
         asked = Moment()
         return self._know((await self._register.update(change)).value, asked)
@@ -122,7 +111,17 @@ class FloorKeeper:
                 return found
             if trimmed > found.floor:
                 raise RolledBack(f"{self.key} is at {found.floor} and was above {trimmed}")
-            return msgspec.structs.replace(found, trimmed=trimmed)
+            return _settling_next(msgspec.structs.replace(found, trimmed=trimmed))
+
+        asked = Moment()
+        return self._know((await self._register.update(change)).value, asked)
+
+    async def stand(self, clock: StandingClock) -> Floor:
+        """Add the time that was seen to pass while the floor stood that is waited for."""
+
+        def change(now: Floor | None) -> Floor:
+            found = _settling_next(self._checked(self._there(now)))
+            return msgspec.structs.replace(found, settling=clock.count(found.settling))
 
         asked = Moment()
         return self._know((await self._register.update(change)).value, asked)
@@ -135,13 +134,18 @@ class FloorKeeper:
 
         await self._register.update(change)
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether something is compacted that is not given up yet, as far as is known."""
+        return self._known is not None and self._known.trimmed < self._known.floor
+
     def is_leased(self, offset: int) -> bool:
         """Whether what is read or written at this offset at this moment counts, without a look."""
         return (
             self._known is not None
             and self._asked is not None
             and offset >= self._known.floor
-            and self._asked.is_recent()
+            and self._asked.is_within(limits.EVENT_LEASE_S)
         )
 
     def is_below(self, offset: int) -> bool:
@@ -188,6 +192,13 @@ class FloorKeeper:
                 f"this is log {self._log_id} with {self._partition_count}"
             )
         whole = 0 <= floor.trimmed <= floor.floor and (floor.snapshot is None) == (floor.floor == 0)
-        if not whole:
+        if not whole or floor.settling.floor > floor.floor:
             raise Corrupt(f"{self.key} contradicts itself: {floor}")
         return floor
+
+
+def _settling_next(floor: Floor) -> Floor:
+    """The same, and the floor is waited for if none is."""
+    if floor.settling.floor > floor.trimmed or floor.floor == floor.trimmed:
+        return floor
+    return msgspec.structs.replace(floor, settling=Standing(floor.floor))

@@ -51,8 +51,8 @@ class Following:
             self._woken.set_result(None)
 
     def cancel(self) -> None:
-        """Fetch no more."""
-        self._task.cancel()
+        """Fetch no more. From any thread."""
+        runtime.call_on(self._task.get_loop(), self._task.cancel)
 
     async def ended(self) -> None:
         """Wait until a cancelled one has let go of everything."""

@@ -1,7 +1,12 @@
-"""What one subscriber follows of a stored log: its own assignment, and its own items."""
+"""What one subscriber follows of a stored log: its own assignment, and its own items.
+
+The tasks that follow hold the subscription weakly. Whoever drops it without closing it leaves no
+task behind.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 from headwater.tier.eventlog.items import Item
@@ -23,6 +28,15 @@ class StoredSubscription(TurnTaking[Following]):
         self._events_of = events_of
         self._check = check_start
         self._on_closed = on_closed
+        wake = weakref.WeakMethod(self.wake)
+
+        def wake_if_there() -> None:
+            there = wake()
+            if there is not None:
+                there()
+
+        self._on_items = wake_if_there
+        weakref.finalize(self, _cancel_all, self._followed).atexit = False
 
     async def close(self) -> None:
         """Follow nothing any more; the items end."""
@@ -42,7 +56,7 @@ class StoredSubscription(TurnTaking[Following]):
         self._check(partition, start_offset)
 
     def _follow(self, partition: int, start_offset: int) -> Following:
-        return Following(self._events_of(partition), start_offset, self.wake)
+        return Following(self._events_of(partition), start_offset, self._on_items)
 
     def _leave(self, followed: Following) -> None:
         followed.cancel()
@@ -52,3 +66,8 @@ class StoredSubscription(TurnTaking[Following]):
         if item is None and followed.crash is not None:
             raise followed.crash
         return item
+
+
+def _cancel_all(followed: dict[int, Following]) -> None:
+    for one in followed.values():
+        one.cancel()

@@ -1,4 +1,4 @@
-"""Hashes of many groups at once, which hold nobody up.
+"""Hashes of many groups at once, off the event loop.
 
 What hashing costs is a few dozen calls a column, however few records there are: of a log that was
 written record by record, each group by itself would take a hundred times as long. So groups of one
@@ -7,13 +7,38 @@ schema are put together first, and what is more than a little is done on a threa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterable, Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug
-from headwater.log.record import Group, record_hashes
+from headwater.log.record.group import Group
+from headwater.log.record.hashing import HASH_MASK, range_hash, record_hashes
+
+_AT_ONCE_BYTES: Final = 4 * limits.MIB
+"""What is put together and hashed in one go on a thread."""
+
+
+async def hash_of(groups: AsyncIterable[Group]) -> int:
+    """What `range_hash` gives for all of these, some at a time."""
+    total, waiting, waiting_bytes = 0, list[Group](), 0
+    async for group in groups:
+        waiting.append(group)
+        waiting_bytes += group.cost_bytes
+        if waiting_bytes >= _AT_ONCE_BYTES:
+            total += await runtime.run_blocking(_range_hash, waiting)
+            waiting, waiting_bytes = [], 0
+    if waiting_bytes > limits.DECODE_INLINE_BYTES:
+        total += await runtime.run_blocking(_range_hash, waiting)
+    else:
+        total += _range_hash(waiting)
+    return total & HASH_MASK
+
+
+def _range_hash(groups: Sequence[Group]) -> int:
+    return range_hash([run[0] if len(run) == 1 else _joined(run) for run in _runs(groups)])
 
 
 async def hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> pa.UInt64Array:

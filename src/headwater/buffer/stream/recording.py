@@ -1,0 +1,70 @@
+"""Recording what a stream carries: its shape, and the columns that producers bring.
+
+Before the first append that carries something, the stream's register says what: opaque values, or
+these columns in these types. What it says only ever grows. A producer that knows an older state of
+it writes what every later state takes in: fewer columns, narrower types.
+
+A change is all or nothing: records of which one column does not fit record none of their others.
+What cannot be recorded is not refused here. The stream stays as it is, and fitting the records to
+it says what is wrong (fit.py): there is one place that refuses.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from headwater.buffer.records import RESERVED, VALUE
+from headwater.buffer.stream.config import SchemaVersion, StreamConfig
+from headwater.buffer.stream.schema import arrow_schema, check_columns, schema_version
+from headwater.buffer.widening import common_type, relaxed
+
+
+def taking_in(now: StreamConfig, records: pa.Schema, *, added_ms: int) -> StreamConfig:
+    """The stream that also carries records of this schema; itself if it does, or cannot."""
+    if now.format == "v1":
+        return now
+    if VALUE in records.names:
+        return now if now.shape else msgspec.structs.replace(now, shape="opaque")
+    columns = [field for field in records if field.name not in RESERVED]
+    if not columns or now.shape == "opaque" or (now.schemas and not now.is_inferred):
+        return now
+    merged = _merged(now, columns)
+    if merged is None or (now.schemas and merged == arrow_schema(now.schemas[-1])):
+        return now
+    check_columns(merged.names)
+    return msgspec.structs.replace(now, shape="typed", schemas=_versions(now, merged, added_ms))
+
+
+def _merged(now: StreamConfig, columns: list[pa.Field]) -> pa.Schema | None:
+    """The columns of the stream and these, in types that hold both; None if a type does not."""
+    known = {} if not now.schemas else {f.name: f.type for f in arrow_schema(now.schemas[-1])}
+    for field in columns:
+        before = known.get(field.name)
+        kind = relaxed(field.type) if before is None else common_type(before, relaxed(field.type))
+        if kind is None:
+            return None
+        known[field.name] = kind
+    return pa.schema([pa.field(name, kind) for name, kind in known.items()])
+
+
+def _versions(now: StreamConfig, merged: pa.Schema, added_ms: int) -> list[SchemaVersion]:
+    """With one more inferred version, in the place of an inferred one before it.
+
+    One for each of ten thousand columns that came one by one would be no register any more.
+    """
+    number = now.next_schema_version
+    return [schema_version(number, merged, added_ms=added_ms, origin="inferred")]
+
+
+def withdrawing(now: StreamConfig, floor: int, *, added_ms: int) -> StreamConfig:
+    """The stream with the columns it has, also where a replacement of types was to be `floor`.
+
+    Whoever was about to replace them finds that the version is taken.
+    """
+    latest = now.schemas[-1]
+    if now.schema_floor != floor or latest.version >= floor:
+        return now
+    again = SchemaVersion(floor, added_ms, latest.origin, latest.columns)
+    before = [one for one in now.schemas if one.origin == "declared"]
+    return msgspec.structs.replace(now, schemas=[*before, again])

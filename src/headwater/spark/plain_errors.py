@@ -1,0 +1,63 @@
+"""Errors as Spark shows them: the sentence that says what to do, and no traceback before it.
+
+Spark's workers send an error as a traceback. Its last line is what a user needs, and it comes after
+twenty lines of Spark's and of ours. Spark leaves the traceback out where SPARK_HIDE_TRACEBACK is
+set in the worker's environment, and looks when it sends the error. So it is set while an error of
+Headwater's own is on its way there. Every worker of Spark's ends with the first error that it
+sends: no other error loses its traceback by that.
+
+An error that says that Headwater itself is wrong (`Bug`), or that is none of its own, keeps its
+traceback.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, ParamSpec, TypeVar
+
+from headwater.core.errors import Bug, HeadwaterError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+HIDE: Final = "SPARK_HIDE_TRACEBACK"
+
+
+def plain(method: Callable[P, T]) -> Callable[P, T]:
+    """What Spark calls in a worker: its errors are shown by their sentence alone."""
+    if inspect.isgeneratorfunction(method):
+
+        @functools.wraps(method)
+        def rows(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with _sentence_alone():
+                yield from method(*args, **kwargs)
+
+        return rows
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _sentence_alone():
+            return method(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _sentence_alone() -> Iterator[None]:
+    try:
+        yield
+    except HeadwaterError as error:
+        if not isinstance(error, Bug) and _is_spark_worker():
+            os.environ[HIDE] = "1"
+        raise
+
+
+def _is_spark_worker() -> bool:
+    """Whether the process is Spark's own, which ends with the error, and not a user's."""
+    started = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return started is not None and str(started.name).startswith("pyspark.")

@@ -1,0 +1,201 @@
+"""A commit that may have landed: nothing that fails later says that it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headwater.buffer.stream import Stream, create_stream
+from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, expiry
+from headwater.buffer.transaction.appending import Appending
+from headwater.buffer.transaction.holds import holds_register
+from headwater.core import runtime
+from headwater.core.backoff import RetryPolicy
+from headwater.core.errors import Fenced, OutcomeUnknown, Throttled, Unavailable
+from headwater.store import Object, Store, Version
+from headwater.store.backend import Condition, PreconditionFailed, Unreachable
+from headwater.store.objects import Buffer, ByteRange
+from tests.buffer.transaction.given import Shelf, collect, micro_batch, upload, values_of, write
+from tests.store.scripted import virtual
+
+DAY_S = 86_400.0
+
+
+class Doubtful(Shelf):
+    """The first write of a commit record gets no answer, and does not land before it is asked to.
+
+    What happens after it, the test says.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed = False
+        self.is_away = False
+        self.held_back: tuple[str, bytes, Condition] | None = None
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        if self.is_away and _is_record(key):
+            raise Unreachable("no route to host")
+        if self.armed and _is_record(key):
+            self.held_back = self.held_back or (key, bytes(data), condition)
+            raise OutcomeUnknown("no answer")
+        return await super().put(key, data, condition)
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+        if self.is_away and _is_record(key):
+            raise Unreachable("no route to host")
+        return await super().get(key, byte_range)
+
+    async def land(self) -> None:
+        """The write that was held back arrives."""
+        assert self.held_back is not None
+        await super().put(*self.held_back)
+
+
+def _is_record(key: str) -> bool:
+    return "/txn/" in key and not key.endswith("/holds.json")
+
+
+async def doubtful() -> tuple[Doubtful, Stream]:
+    backend = Doubtful()
+    store = Store(backend, policy=RetryPolicy(attempts=2, deadline_s=60))
+    return backend, await create_stream(store, "s", partitions=1, retention_ms=-1)
+
+
+async def in_doubt(
+    backend: Doubtful,
+    stream: Stream,
+    attempt: Attempt,
+    then: Callable[[], Awaitable[None]],
+) -> tuple[Committer, list[TaskUploads]]:
+    """A commit whose first change of the record is in doubt when `then` happens."""
+    done = [await upload(stream, attempt, 0, {0: ["row-1", "row-2"]})]
+    committer = Committer(stream, attempt)
+    look = committer._check_held
+
+    async def second_round(*asked: Any) -> None:
+        if backend.held_back is not None and backend.armed:
+            backend.armed = False
+            await then()
+        await look(*asked)
+
+    committer._check_held = second_round  # type: ignore[assignment,method-assign]
+    backend.armed = True
+    return committer, done
+
+
+async def end_holds(stream: Stream) -> None:
+    """A collector marks every hold, as it does when nobody renewed them."""
+    for _ in range(2):
+        await expiry._look(stream, holds_register(stream))
+        await runtime.sleep(2 * DAY_S)
+    holds = await expiry._look(stream, holds_register(stream))
+    assert all(hold.is_ending for hold in holds.holds.values())
+
+
+def _unrenewed(committer: Committer) -> None:
+    """What the driver does beside stands still as well."""
+
+    async def nothing(token: str) -> None:
+        pass
+
+    committer._keep = nothing  # type: ignore[method-assign]
+
+
+@virtual
+async def test_what_is_told_to_run_again_can_never_land() -> None:
+    backend, stream = await doubtful()
+    attempt = Attempt.of_job("job-a")
+    committer, done = await in_doubt(backend, stream, attempt, lambda: end_holds(stream))
+    _unrenewed(committer)
+    with pytest.raises(HoldLost):
+        await committer.commit(done)
+    with pytest.raises(PreconditionFailed):
+        await backend.land()
+    await collect(stream)
+    await write(stream, Attempt.of_job("job-b"), {0: ["row-1", "row-2"]})
+    assert await values_of(stream) == ["row-1", "row-2"]
+
+
+@virtual
+async def test_a_hold_that_is_lost_while_a_commit_is_in_doubt_leaves_it_in_doubt() -> None:
+    """The record cannot be reached, so the write under way may still land. It does."""
+    backend, stream = await doubtful()
+    attempt = Attempt.of_job("job-a")
+
+    async def lost_and_away() -> None:
+        await end_holds(stream)
+        backend.is_away = True
+
+    committer, done = await in_doubt(backend, stream, attempt, lost_and_away)
+    _unrenewed(committer)
+    with pytest.raises(OutcomeUnknown, match="hold is gone"):
+        await committer.commit(done)
+    backend.is_away = False
+    await backend.land()
+    await collect(stream)
+    assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+    assert await values_of(stream) == ["row-1", "row-2"]
+
+
+@virtual
+async def test_a_record_that_cannot_be_read_leaves_a_commit_in_doubt() -> None:
+    backend, stream = await doubtful()
+    attempt = micro_batch(0)
+    committer, done = await in_doubt(backend, stream, attempt, backend_stays_away(backend))
+    with pytest.raises(OutcomeUnknown, match="looking what became of it failed"):
+        await committer.commit(done)
+    backend.is_away = False
+    await backend.land()
+    assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+    assert await values_of(stream) == ["row-1", "row-2"]
+
+
+def backend_stays_away(backend: Doubtful) -> Callable[[], Awaitable[None]]:
+    async def away() -> None:
+        backend.is_away = True
+
+    return away
+
+
+@virtual
+async def test_a_later_run_leaves_a_commit_in_doubt_that_it_may_have_followed() -> None:
+    """`OlderMicroBatch` says that this run writes nothing; it may have, before the later one."""
+    backend, stream = await doubtful()
+    attempt = micro_batch(0, "first run")
+
+    async def landed_and_followed() -> None:
+        await backend.land()
+        await write(stream, micro_batch(1, "second run"), {0: ["row-3"]})
+
+    committer, done = await in_doubt(backend, stream, attempt, landed_and_followed)
+    with pytest.raises(OutcomeUnknown, match="micro-batch 1 of this query"):
+        await committer.commit(done)
+    assert await values_of(stream) == ["row-1", "row-2", "row-3"]
+
+
+@pytest.mark.parametrize("error", [Unavailable, Throttled, Fenced])
+def test_what_is_committed_and_not_yet_appended_is_not_called_failed(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @virtual
+    async def history() -> None:
+        _, stream = await doubtful()
+        attempt = Attempt.of_job("job-a")
+        done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
+
+        async def away(*_: object) -> None:
+            raise error("not today")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Appending, "finish", away)
+            with pytest.raises(OutcomeUnknown, match="it is committed"):
+                await Committer(stream, attempt).commit(done)
+            with pytest.raises(OutcomeUnknown, match="it is committed"):
+                await Committer(stream, attempt).abort(done)
+        assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+        assert await values_of(stream) == ["row-1"]
+
+    history()

@@ -1,0 +1,112 @@
+"""Histories of queries where anything goes wrong: a sample, and proof that they can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.buffer.consumer import GroupRegister, Place
+from headwater.buffer.consumer.group import GroupPosition, Step
+from headwater.spark.source.buffer_feed import BufferFeed
+from headwater.spark.source.checkpoint import CheckpointGuard
+from headwater.spark.source.feed import Feed
+from headwater.spark.source.micro_batches import MicroBatches
+from headwater.spark.source.offset import Offset, Part
+from tests.planted import expect_noticed
+from tests.torture.spark_scenarios import SOURCE, source
+from tests.torture.surroundings import Replacement
+
+HISTORIES_TO_CATCH_A_BUG = 60
+
+
+def one_token_for_all(self: CheckpointGuard) -> str:
+    """A plan does not say whose it is."""
+    self._own = "one"
+    return self._own
+
+
+def counts_no_step(self: Offset) -> Offset:
+    """A micro-batch without rows is not counted."""
+    return Offset(self.places, self.ids, True, self.query, self.step)
+
+
+async def begins_anew(self: GroupRegister, place: Place, **_: Any) -> GroupPosition:
+    """Resolves where a group begins whenever that is asked."""
+    return GroupPosition(place.sequence, 0, place.lsn)
+
+
+honest_place = BufferFeed.place_of
+
+
+async def forgets_the_beginning(self: BufferFeed, group: str) -> Place | None:
+    """Does not know a group that has no more than its first micro-batch."""
+    kept = await self._register(group).read()
+    if kept is not None and kept.step <= 1:
+        return None
+    return await honest_place(self, group)
+
+
+async def trusts(self: CheckpointGuard, offset: Offset, feeds: object) -> None:
+    """Takes any checkpoint for the newest."""
+    self._entered = offset.query
+
+
+def accepts(*_: object) -> None:
+    """Checks nothing."""
+
+
+honest_check = CheckpointGuard.check
+honest_count = GroupRegister._counted
+
+
+async def trusts_what_is_unclaimed(
+    self: CheckpointGuard, offset: Offset, feeds: Mapping[Part, Feed]
+) -> None:
+    """Takes partitions that no checkpoint has read, as those of a new stream, for its own."""
+    if any(not claim.query for claim in (await self._claims(feeds)).values()):
+        self._entered = offset.query
+    await honest_check(self, offset, feeds)
+
+
+def counts_what_is_unclaimed(
+    self: GroupRegister, now: GroupPosition | None, query: str, step: Step
+) -> GroupPosition:
+    if now is None or not now.query:
+        now = msgspec.structs.replace(now or GroupPosition(0, 0, 1), query=query)
+    return honest_count(self, now, query, step)
+
+
+BUGS: dict[str, tuple[Replacement, ...]] = {
+    "plan-without-owner": ((CheckpointGuard, "token", one_token_for_all),),
+    "rowless-copy": ((Offset, "marked", counts_no_step),),
+    "latest-twice": (
+        (GroupRegister, "begin", begins_anew),
+        (BufferFeed, "place_of", forgets_the_beginning),
+    ),
+    "start-after-end": (
+        (MicroBatches, "_check_order", accepts),
+        (CheckpointGuard, "check_follows", accepts),
+        (CheckpointGuard, "check", trusts),
+    ),
+    "stream-made-again": (
+        (MicroBatches, "_check_ids", accepts),
+        (CheckpointGuard, "check", trusts_what_is_unclaimed),
+        (GroupRegister, "_counted", counts_what_is_unclaimed),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_histories_notice_a_planted_bug(bug: str) -> None:
+    expect_noticed(lambda seed: source(seed, *BUGS[bug]), within=HISTORIES_TO_CATCH_A_BUG)
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert source(3) == source(3)
+
+
+def test_no_history_loses_or_repeats_a_record_or_ends_without_a_cure() -> None:
+    SOURCE.run_sample()

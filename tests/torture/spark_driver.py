@@ -1,0 +1,230 @@
+"""Drivers of streaming queries, which ask a source what Spark asks, in Spark's own order.
+
+Spark 4.2 and 4.3: `latestOffset` from where the last micro-batch ended; its end is written down;
+the one before is committed to the source; `partitions`; tasks; the sink; the batch is written down
+as done. `initialOffset` is asked twice for the first one, and again when that is run again. Spark
+4.1 asks `latestOffset` without a start, and `initialOffset` when it plans the first micro-batch;
+with AvailableNow it asks that before, and runs one micro-batch.
+
+What a driver has written down is there for the next one, and only one driver may write each line:
+a zombie that comes late with another one ends with that.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.buffer.consumer import GroupRegister
+from headwater.core import runtime
+from headwater.spark.options import ReadOptions
+from headwater.spark.source.executor import Executor
+from headwater.spark.source.limits import Limits
+from headwater.spark.source.micro_batches import MicroBatches
+from headwater.spark.source.offset import Offset
+from headwater.spark.source.shape import shape_of
+from headwater.spark.source.slices import SlicePartition
+from headwater.spark.source.subscription import subscribed_streams
+from headwater.spark.versions import spark_schema
+from headwater.store import Store
+from tests.torture.spark_world import Delivered, Held, SparkWorld
+
+
+class Overtaken(Exception):
+    """Another driver of the same checkpoint has written this down."""
+
+
+@dataclass
+class Notes:
+    """A checkpoint: what Spark has written down, and the sink that knows the query by it."""
+
+    offsets: dict[int, str] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    delivered: Delivered = field(default_factory=Delivered)
+
+    def before(self, number: int) -> Notes:
+        """A copy from before a micro-batch; the sink is as it is."""
+        offsets = {one: offset for one, offset in self.offsets.items() if one < number}
+        return Notes(offsets, {one for one in self.done if one < number}, self.delivered)
+
+
+def held_of(offset: Offset) -> dict[Held, int]:
+    """The LSN that comes next in each partition."""
+    return {
+        Held(part.stream, offset.ids[part.stream], part.partition): place.lsn
+        for part, place in offset.places.items()
+    }
+
+
+class Driver:
+    """One run of a query."""
+
+    def __init__(
+        self,
+        world: SparkWorld,
+        options: ReadOptions,
+        notes: Notes,
+        *,
+        is_41: bool,
+        available_now: bool,
+    ) -> None:
+        self.world = world
+        self.options = options
+        self.notes = notes
+        self._is_41 = is_41
+        self._available_now = available_now
+        self._offsets = dict(notes.offsets)
+        self._is_replay = bool(notes.offsets) and max(notes.offsets) not in notes.done
+        self._store: Store = world.store()
+        self._source = MicroBatches(self._store, options)
+        self._executor: Executor | None = None
+
+    async def run(self) -> None:
+        """Micro-batches, until nothing is new if that is what is asked for."""
+        streams = await subscribed_streams(self._store, self.options)
+        shape = shape_of(streams, self.options)
+        self._executor = Executor(self.options, spark_schema(shape.columns(self.options)), shape)
+        if self._available_now and not self._is_41:
+            await self._source.fix_end()
+        ran = 0
+        while True:
+            await self._pause()
+            if self._is_replay:
+                self._is_replay = False
+                await self._execute(max(self._offsets))
+            elif self._is_41 and self._available_now and ran:
+                return
+            elif await self._construct():
+                ran += 1
+                await self._execute(max(self._offsets))
+            elif self._available_now:
+                return
+            else:
+                await runtime.sleep(self.world.random.choice((0.1, 0.6, 2.0, 30.0)))
+
+    async def _construct(self) -> bool:
+        """Write the next micro-batch down, and commit the one before; False if nothing is new."""
+        number = len(self._offsets)
+        start = None
+        if not self._is_41 or (self._available_now and not number):
+            start = await self._start_of(number)
+        if self._is_41:
+            found = await self._source.latest_unasked()
+        else:
+            assert start is not None
+            if number:
+                # What lies before is done: an owner that opens acknowledges it.
+                self.world.commits(self.options.group_id, held_of(start))
+            found = await self._source.latest(start, self._limits())
+        end = json.dumps(found.to_json())
+        before = json.dumps(start.to_json()) if start else self._offsets.get(number - 1)
+        if not self._is_41:
+            await self._source.report()
+        await self._pause()
+        if end == before and not (self._is_41 and not number):
+            return False
+        if number in self.notes.offsets:
+            raise Overtaken(f"offsets/{number}")
+        await self._told(number, start or await self._start_of(number), found)
+        if number in self.notes.offsets:
+            raise Overtaken(f"offsets/{number}")
+        self.notes.offsets[number] = self._offsets[number] = end
+        await self._pause()
+        if number:
+            await self._commit(Offset.from_json(json.loads(self._offsets[number - 1])))
+        return True
+
+    async def _told(self, number: int, start: Offset, end: Offset) -> None:
+        """Let the world know what is about to be written down."""
+        world, group, query = self.world, self.options.group_id, self.notes.delivered
+        since, until = held_of(start), held_of(end)
+        if any(end.ids[name] != known for name, known in start.ids.items() if name in end.ids):
+            return  # made again since, which Spark 4.1 cannot know here: refused before it is read
+        added = {held: lsn for held, lsn in until.items() if held not in since}
+        floors = {held: await self._floor(held) for held in added}
+        if self._is_41:
+            world.groups[group].is_crowded |= not world.groups[group].begun
+            # Its micro-batch has the first records as well: it does not know what was added.
+            added = {held: await self._place(held) for held in added}
+        if not number:
+            # Spark 4.1 may come too late with it: that is refused before anything is read.
+            world.begins(group, since, query, exact=not self._is_41)
+            if not self._is_41:
+                world.replaces(group, query)
+        for held, lsn in added.items():
+            world.joins(group, held, lsn, floors[held], query)
+
+    async def _floor(self, held: Held) -> int:
+        return await self.world.floor(held) if held in self.world.live() else 1 << 60
+
+    async def _place(self, held: Held) -> int:
+        """Where the group stands in a partition, as it is kept."""
+        stream = self.world.streams.get(held.stream)
+        if stream is None or stream.id != held.id:
+            return 1
+        kept = await GroupRegister(stream, held.partition, self.options.group_id).read()
+        return kept.lsn if kept is not None and kept.lsn is not None else 1
+
+    async def _commit(self, end: Offset) -> None:
+        places = held_of(end)
+        self.world.commits(self.options.group_id, places)
+        await self._source.commit(end)
+        self.world.committed(self.options.group_id, places, self.notes.delivered)
+
+    async def _execute(self, number: int) -> None:
+        end = Offset.from_json(json.loads(self._offsets[number]))
+        start = await self._start_of(number)
+        tasks = await self._source.plan(start, end)
+        await self._pause()
+        rows: dict[Held, list[tuple[int, int]]] = {}
+        for task in tasks:
+            held = Held(task.stream, end.ids[task.stream], task.partition)
+            rows.setdefault(held, []).extend(await self._read(task))
+        if not self.options.fail_on_data_loss:
+            for held in self.world.live():
+                self.world.passes(self.options.group_id, held, await self.world.floor(held))
+        await self._pause()
+        self.world.sinks(
+            self.options.group_id,
+            self.notes.delivered,
+            number,
+            rows,
+            exact=self.options.fail_on_data_loss,
+        )
+        await self._pause()
+        if number in self.notes.done:
+            raise Overtaken(f"commits/{number}")
+        self.notes.done.add(number)
+
+    async def _read(self, task: SlicePartition) -> list[tuple[int, int]]:
+        """LSN and value of each row of a task."""
+        assert self._executor is not None
+        reading, rows = self._executor.open(task, self._store)
+        found: list[tuple[int, int]] = []
+        mark, column = ("_", "n") if self.world.typed else ("", "value")
+        try:
+            while pieces := await reading.next_pieces():
+                for batch in rows.of(pieces):
+                    lsns = batch.column(f"{mark}offset").to_pylist()
+                    values = [int(value) for value in batch.column(column).to_pylist()]
+                    found += zip(lsns, values, strict=True)
+        finally:
+            await reading.close()
+        return found
+
+    async def _start_of(self, number: int) -> Offset:
+        if number:
+            return Offset.from_json(json.loads(self._offsets[number - 1]))
+        kept: Any = json.loads(json.dumps((await self._source.initial()).to_json()))
+        found = Offset.from_json(kept)
+        self.world.told(self.options.group_id, held_of(found))
+        return found
+
+    def _limits(self) -> Limits:
+        options = self.options
+        return Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger)
+
+    async def _pause(self) -> None:
+        """An instant at which the driver may die."""
+        await runtime.sleep(self.world.random.random() * 0.01)
