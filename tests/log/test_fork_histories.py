@@ -14,7 +14,7 @@ from headwater.log.primary.registry import ReplicaRegistry
 from headwater.log.record import Group
 from headwater.log.replica.follower import Follower
 from headwater.log.replica.proof import Proof
-from tests.log.test_slot_histories import numbers_sessions
+from tests.log.test_slot_histories import gives_the_same_session
 from tests.planted import expect_noticed
 from tests.torture.fork_scenarios import SCENARIOS, fork_history
 
@@ -53,7 +53,7 @@ def leaves_slots(self: LogRetention) -> None:
 
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "sessions-are-numbers": (ReplicaRegistry, "register", numbers_sessions),
+    "sessions-are-no-tokens": (ReplicaRegistry, "register", gives_the_same_session),
     "unsynced-is-sent": (PrimaryService, "_read_synced", reads_all),
     "copy-is-trusted": (Proof, "of_copy", staticmethod(trusts)),
     "only-the-slot-is-compared": (Proof, "of_copy", staticmethod(compares_what_the_slot_holds)),
