@@ -69,7 +69,7 @@ class ReplicaRegistry:
             )
         raise Fenced(
             f"replica {name!r} was registered again (session {state.session or 'by a pull'}) "
-            f"after this session {session or 'by a pull'}: two replicas may not share a name; "
+            f"after session {session or 'by a pull'}: two replicas may not share a name; "
             "stop one of them"
         )
 

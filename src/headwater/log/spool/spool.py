@@ -115,18 +115,13 @@ class Spool:
     def discard(cls, path: str, *, disk: Disk | None = None) -> None:
         """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
 
-        The next `open` begins it again, at any LSN. The term is forgotten as well: the next writer
-        must know from elsewhere that it leads. A crash in the middle leaves what
-        `open` refuses as `SpoolCorrupt`, or nothing; discard it again.
+        The next `open` begins it again, at any LSN, and with any term. A crash in the middle leaves
+        nothing, or what `open` refuses as `SpoolCorrupt`: discard it again.
         """
         folder = Folder(disk or OsDisk(), os.path.abspath(path))
         folder.make()
-        ownership = Ownership(folder)
-        try:
-            with signals.held():
-                folder.clear()
-        finally:
-            ownership.release()
+        with signals.held(), folder.disk.lock(folder.file("lock")):
+            folder.clear()
 
     def __enter__(self) -> Spool:
         return self
