@@ -38,7 +38,7 @@ from headwater.log.spool.config import SpoolConfig
 from headwater.log.spool.draft import Draft, draft_of
 from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.metrics import SpoolMetrics
-from headwater.log.spool.ownership import Ownership, clear
+from headwater.log.spool.ownership import Ownership
 from headwater.log.spool.reader import SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
 from headwater.log.spool.state import Segment, SpoolState
@@ -114,10 +114,13 @@ class Spool:
     def discard(cls, path: str, *, disk: Disk | None = None) -> None:
         """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
 
-        The next `open` begins it again, at any LSN. The term is forgotten as well: the next writer
-        must know from elsewhere that it leads. After a crash, discard it again.
+        The next `open` begins it again, at any LSN, and with any term. A crash in the middle leaves
+        nothing, or what `open` refuses as `SpoolCorrupt`: discard it again.
         """
-        clear(Folder(disk or OsDisk(), os.path.abspath(path)))
+        folder = Folder(disk or OsDisk(), os.path.abspath(path))
+        folder.make()
+        with signals.held(), folder.disk.lock(folder.file("lock")):
+            folder.clear()
 
     def __enter__(self) -> Spool:
         return self
