@@ -88,7 +88,8 @@ def commit(
             check_belong(table, files)
             try:
                 return _append(table, files, token, keep_snapshots)
-            except CommitFailedException as error:
+            except (CommitFailedException, FileNotFoundError) as error:
+                # A file that is gone was swept after the table was loaded: others have committed.
                 refused: Exception = error
             except CommitStateUnknownException as error:
                 refused = unknown = error
