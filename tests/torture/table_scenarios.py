@@ -1,8 +1,8 @@
 """Histories of tables: writers, renames, drops, sweeps and orphans under every fault.
 
 Each history has two writers (a query, an application with versions, or jobs that name nothing) that
-write through `to_table`'s own steps, somebody who renames, creates and, in some, drops tables, and
-somebody who removes orphans. Lives are killed and frozen, and go on beside their successors when
+write through `to_table`'s own steps, a clerk that renames, creates and, in some, drops tables, and
+a janitor that removes orphans. Lives are killed and frozen, and go on beside their successors when
 they wake up; clocks are wrong by days, and jump; answers are lost, requests land hours later, and
 after a lost answer about a pointer the store may be away for longer than any client tries. What
 must hold is said in `table_world`.
@@ -42,6 +42,7 @@ from tests.torture.blocking import Threads
 from tests.torture.surroundings import Replacement, replaced
 from tests.torture.table_world import (
     CATALOG,
+    STALLS,
     STORE,
     WAREHOUSE,
     TableWorld,
@@ -90,7 +91,7 @@ class Frame:
 
 
 class Actor:
-    """Somebody with processes of its own."""
+    """An actor with processes of its own."""
 
     def __init__(self, world: TableWorld, threads: Threads, name: str) -> None:
         self.world = world
@@ -107,6 +108,7 @@ class Actor:
         CATALOG.set(catalog)
         assert catalog._store is not None
         STORE.set(catalog._store)
+        STALLS.set(self.stalls)
         return await self.threads.run(function, *arguments)
 
     def stalls(self) -> None:
@@ -239,14 +241,28 @@ def table_history(seed: int, *bug: Replacement) -> str:
     async def main(simulation: Simulation) -> None:
         world = TableWorld(simulation)
         grace_ms = world.random.choice((-1, 0, 60_000, 3_600_000))
-        sweeps = (commits, "sweep", functools.partial(sweep.sweep, grace_ms=grace_ms))
-        with replaced(sweeps, (sweep, "SWEEP_EVERY", world.random.choice((1, 2, 50)))):
+        swept = functools.partial(vars(commits)["sweep"], grace_ms=grace_ms)
+        with replaced(
+            (commits, "sweep", _stalling(swept)),
+            (commits, "described", _stalling(vars(commits)["described"])),
+            (sweep, "SWEEP_EVERY", world.random.choice((1, 2, 50))),
+        ):
             await _run(world, threads)
 
     replay = "make torture ROOM=spark SCENARIO=tables SEED={seed} ROUNDS=1"
     ours = ((Place, "store", store_of_process), (Target, "open_catalog", lambda _: CATALOG.get()))
     with threads.installed(), replaced(*ours, *bug):
         return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
+
+
+def _stalling(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of a commit before which its process may stand still."""
+
+    def stalling(*asked: Any) -> Any:
+        STALLS.get()()
+        return step(*asked)
+
+    return stalling
 
 
 async def _run(world: TableWorld, threads: Threads) -> None:

@@ -3,7 +3,7 @@
 The truth sees every write and delete that the store applies. Checked at the instant it happens:
 
 - a table has one name, but for the moment of a rename in which both are taken;
-- a table loses its name only where somebody asked to drop it;
+- a table loses its name only where an actor asked to drop it;
 - a pointer shows a table of which every file is there, down to the data;
 - no file is deleted that the last state of any table names, dropped or not.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextvars
 import io
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +113,7 @@ class TableTruth(MemoryBackend):
         self.tables: dict[str, Known] = {}
         """By UUID."""
         self.may_drop: set[str] = set()
-        """Names that somebody asked to drop."""
+        """Names that an actor asked to drop."""
         self._pointers: dict[str, TablePointer] = {}
         self._metadata: dict[str, TableMetadata] = {}
         self._data_files: dict[str, frozenset[str]] = {}
@@ -299,7 +299,7 @@ class TableWorld:
             check(not values or one.told != "nothing", f"{label}: its rows are there")
             for uuid in tables:
                 versions[(uuid, one.app, one.version)].append(one.number)
-        check(not found, f"rows of attempts that nobody made: {found}")
+        check(not found, f"rows of attempts that were never made: {found}")
         for key, numbers in versions.items():
             check(len(numbers) == 1 or not key[1], f"{key} is there {len(numbers)} times")
         for uuid, known in self.truth.tables.items():
@@ -311,6 +311,9 @@ class TableWorld:
 
 STORE: contextvars.ContextVar[Store] = contextvars.ContextVar("store of this process")
 CATALOG: contextvars.ContextVar[RegisterCatalog] = contextvars.ContextVar("catalog of it")
+
+
+STALLS: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar("pauses of it")
 
 
 def store_of_process(_: Place) -> Store:

@@ -1,6 +1,6 @@
 """Histories of tables under every fault: a sample, and proof that they can fail.
 
-Each planted bug is a mistake that was made here, or that somebody would make.
+Each planted bug is a mistake that was made here, or an easy one to make.
 """
 
 from __future__ import annotations
@@ -136,22 +136,6 @@ def raises_the_floor_of_the_name(loaded: Callable[[], Table], first: Table, floo
     return loaded()
 
 
-_point = Pointers.point
-
-
-async def takes_any_folder(
-    self: Pointers,
-    namespace: str,
-    table: str,
-    expected: str | None,
-    location: str | None,
-    *,
-    is_first: bool = False,
-) -> None:
-    """Creates a table in the folder that was chosen, whoever has it by now."""
-    await _point(self, namespace, table, expected, location)
-
-
 PLANTED: dict[str, list[Replacement]] = {
     "rename-frees-whatever-is-there": [(Pointers, "_settle", frees_whatever_is_there)],
     "rename-arrives-wherever-it-is-free": [(Pointers, "_arrive", arrives_wherever_it_is_free)],
@@ -167,15 +151,17 @@ PLANTED: dict[str, list[Replacement]] = {
     "orphans-without-a-floor": [(orphans, "_with_floor", raises_no_floor)],
     "orphans-of-the-name": [(orphans, "_with_floor", raises_the_floor_of_the_name)],
     "floor-looked-at-too-early": [(commits._SameFloor, "validate", lambda *_: None)],
-    "folder-of-another-table": [(Pointers, "point", takes_any_folder)],
     "token-is-not-looked-for": [(token, "find", lambda *_: None)],
 }
 FIRST_SEEDS = {
-    "rename-frees-whatever-is-there": 12,
-    "rename-arrives-wherever-it-is-free": 64,
-    "folder-of-another-table": 93,
+    "rename-frees-whatever-is-there": 18,
+    "rename-arrives-wherever-it-is-free": 96,
+    "rename-is-not-finished-first": 11,
+    "sweep-by-the-writers-clock": 71,
+    "orphans-of-the-name": 90,
+    "floor-looked-at-too-early": 28,
 }
-"""Where not to begin at 0: what takes somebody to stand still at one moment is seldom seen."""
+"""Where not to begin at 0: what takes a stall at one moment is seldom seen."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)

@@ -104,7 +104,7 @@ def commit(
 def in_doubt(name: str, unknown: CommitStateUnknownException | None) -> Iterator[None]:
     """Let no error hide that an earlier attempt may have landed: not even that the table is gone.
 
-    Whoever is told `Unavailable`, or that the table does not exist, writes the rows again.
+    A caller that gets `Unavailable`, or that the table does not exist, writes the rows again.
     """
     try:
         yield
