@@ -93,7 +93,7 @@ class EchoingStore(FaultyStore):
         """… and for how long."""
         self.slow = 0.0
         """How often a write of a watched key takes its time."""
-        self._cut_off: set[Process | None] = set()
+        self._away: set[Process | None] = set()
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         self._check_there()
@@ -105,7 +105,7 @@ class EchoingStore(FaultyStore):
         except OutcomeUnknown:
             if is_watched and self._random.random() < self.outage:
                 process = current_process()
-                self._cut_off.add(process)
+                self._away.add(process)
                 self._record(f"cut off for {self.outage_s} s")
                 self._spawn(self._come_back(process), name="outage")
             raise
@@ -119,12 +119,12 @@ class EchoingStore(FaultyStore):
         return await super().head(key)
 
     def _check_there(self) -> None:
-        if not self.calm and current_process() in self._cut_off:
+        if not self.calm and current_process() in self._away:
             raise Unreachable("no route to host")
 
     async def _come_back(self, process: Process | None) -> None:
         await runtime.sleep(self.outage_s)
-        self._cut_off.discard(process)
+        self._away.discard(process)
 
     async def _put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         unsent: list[Unreachable] = []
