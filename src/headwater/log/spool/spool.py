@@ -421,17 +421,10 @@ def _ticket(draft: Draft, term: int, first_lsn: int | None, timestamp_ms: int | 
     term = _number("term", term, 1, TERM_MAX)
     if first_lsn is not None:
         first_lsn = _number("first_lsn", first_lsn, 0, _U64_MAX)
-    if timestamp_ms is None:
-        written_ms = max(0, runtime.wall_ms())
-    else:
-        written_ms = _number("timestamp_ms", timestamp_ms, 0, _U64_MAX)
-    return Ticket(
-        draft.take(),
-        term=term,
-        first_lsn=first_lsn,
-        timestamp_ms=written_ms,
-        give_back=draft.give_back,
-    )
+    now_ms = max(0, runtime.wall_ms()) if timestamp_ms is None else timestamp_ms
+    now_ms = _number("timestamp_ms", now_ms, 0, _U64_MAX)
+    back = draft.give_back
+    return Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=now_ms, give_back=back)
 
 
 def _number(name: str, value: object, lowest: int, highest: int) -> int:
