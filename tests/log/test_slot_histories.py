@@ -70,11 +70,10 @@ async def begins_without(self: SlotRegister, leader_epoch: int, **how: Any) -> S
         return msgspec.structs.replace(table.EMPTY, leader_epoch=leader_epoch)
 
 
-def numbers_sessions(self: ReplicaRegistry, name: str, **about: Any) -> ReplicaState:
-    """Gives sessions that the next leader gives as well."""
+def gives_the_same_session(self: ReplicaRegistry, name: str, **about: Any) -> ReplicaState:
+    """Gives a session that other registrations get as well, here and at the next leader."""
     state = _register(self, name, **about)
-    self._given = getattr(self, "_given", 0) + 1  # type: ignore[attr-defined]
-    self._replicas[name] = msgspec.structs.replace(state, session=f"{self._given}")  # type: ignore[attr-defined]
+    self._replicas[name] = msgspec.structs.replace(state, session="1")
     return self._replicas[name]
 
 
@@ -84,7 +83,7 @@ _oldest_lsn = LogRetention.oldest_lsn
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "new-replica-counts": (ReplicaRegistry, "register", counts_at_once),
-    "sessions-are-numbers": (ReplicaRegistry, "register", numbers_sessions),
+    "sessions-are-no-tokens": (ReplicaRegistry, "register", gives_the_same_session),
     "unreadable-slots-are-none": (SlotRegister, "stamp", begins_without),
     "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
     "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),

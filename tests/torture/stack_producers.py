@@ -14,7 +14,7 @@ from typing import Any
 
 from headwater.buffer.producer import BufferFull, Handle, Producer
 from headwater.core import runtime
-from headwater.core.errors import Fenced, HeadwaterError, Refused
+from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
 from headwater.core.limits import MIB
 from tests.torture.stack_truth import Attempt
 from tests.torture.stack_world import StackWorld
@@ -134,6 +134,11 @@ class ProducerActor:
                 handle = await life.producer.produce(list(attempt.values), attempt.metadata)
         except (BufferFull, TimeoutError):
             self.log.refused(attempt)
+            return False
+        except Unavailable as error:
+            # What the stream carries could not be recorded, so the call was not kept.
+            self.log.refused(attempt)
+            self._check_wrong(life, error)
             return False
         except BaseException:
             self.log.refused(attempt)

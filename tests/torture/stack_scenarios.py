@@ -130,7 +130,7 @@ async def _settle(
         await one.work(calls=3)
         world.check(len(world.log.batches) > before, f"{one.name} could not produce")
     await ReaderActor(world).read(None, None)
-    await _drain(world)
+    await drain(world)
     for follower in followers:
         await follower.drain()
     letters = {letter.sequence for letter in await list_dead_letters(world.stream())}
@@ -141,7 +141,7 @@ async def _settle(
     await check_nothing_left(world.truth, world.backend, world.collector(), retention)
 
 
-async def _drain(world: StackWorld) -> None:
+async def drain(world: StackWorld) -> None:
     """A last owner takes what is left."""
     stream, end = world.stream(), len(world.log.batches)
     consumer = await Consumer.open(

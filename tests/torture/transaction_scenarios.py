@@ -109,7 +109,7 @@ class Driver:
                 await runtime.sleep(world.random.choice((1, 20, 100)))
             impatient = not world.network.calm and world.random.random() < 0.3
             patience_s = world.random.expovariate(2.0) if impatient else None
-            with contextlib.suppress(*REFUSED):
+            try:
                 async with asyncio.timeout(patience_s):
                     committed = await committer.commit(done)
                 truth.check(
@@ -119,6 +119,10 @@ class Driver:
                 )
                 tried.told = "committed" if committed.by_this_attempt else "passed"
                 return True
+            except (HoldLost, Unavailable) as error:
+                tried.never = repr(error)
+            except REFUSED:
+                pass  # the next try tells
         if world.random.random() < 0.8:
             with contextlib.suppress(Unavailable, OutcomeUnknown, Fenced):
                 if await committer.abort(done):

@@ -10,15 +10,17 @@ Checked in the end, by reading every queue:
 
 - each version of an application is there at most once, whole, as one of its attempts placed it;
   once, if any driver was told that it is committed;
-- nothing is there of an attempt whose driver was told that it is aborted.
+- nothing is there of an attempt whose driver was told that it is aborted, that its hold is lost, or
+  that nothing was changed.
 """
 
 from __future__ import annotations
 
 import contextvars
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import msgspec
@@ -58,6 +60,8 @@ class Tried:
     batches: set[str] = field(default_factory=set)
     told: str = ""
     """committed, passed, aborted, or nothing."""
+    never: str = ""
+    """What said that it is not committed, and never will be."""
 
 
 class Truth(MemoryBackend):
@@ -140,39 +144,49 @@ class Truth(MemoryBackend):
     async def check_outcome(self, stream: Stream) -> None:
         """Compare what is in the queues with what drivers were told."""
         there = {one: await self.read(stream, one) for one in range(stream.partitions)}
-        by_transaction: dict[Any, list[Tried]] = defaultdict(list)
-        for one in self.tried:
-            key = (one.attempt.kind, one.attempt.name, one.attempt.version)
-            # A job without a version is a transaction of its own.
-            by_transaction[(*key, one.attempt.token if key[2] is None else "")].append(one)
-        for tries in by_transaction.values():
-            self._check_transaction(tries, there)
+        check_transactions(self.tried, there, self.check)
 
-    def _check_transaction(
-        self, tries: list[Tried], there: dict[int, list[tuple[str, str]]]
-    ) -> None:
-        label = str(tries[0].attempt)
-        found: list[Tried] = []
-        for one in tries:
-            tag = tag_of(one.attempt)
-            rows = {
-                partition: [row for hold, row in all_rows if hold == tag]
-                for partition, all_rows in there.items()
-            }
-            if not any(rows.values()):
-                continue
-            found.append(one)
-            placed = {p: (one.placed or {}).get(p, []) for p in there}
-            self.check(rows == placed, f"{label} is there as {rows}, and was placed as {placed}")
-        self.check(len(found) <= 1, f"{label} is there {len(found)} times")
-        told = {one.told for one in tries}
-        rows_wanted = any(one.rows for one in tries)
-        if told & {"committed", "passed"} and rows_wanted:
-            self.check(len(found) == 1, f"{label} was committed, and is not there")
-        for one in found:
-            self.check(one.told != "aborted", f"{label} was aborted, and is there")
-            whole = {row for rows in (one.placed or {}).values() for row in rows}
-            self.check(whole == one.rows, f"{label} is there in part: {whole}")
+
+Check = Callable[[bool, str], None]
+Rows = dict[int, list[tuple[str, str]]]
+"""Partition → rows in order, each with the tag of the attempt that uploaded it."""
+
+
+def check_transactions(tried: list[Tried], there: Rows, check: Check) -> None:
+    """Compare what is in the queues with what drivers were told."""
+    by_transaction: dict[Any, list[Tried]] = defaultdict(list)
+    for one in tried:
+        key = (one.attempt.kind, one.attempt.name, one.attempt.version)
+        # A job without a version is a transaction of its own.
+        by_transaction[(*key, one.attempt.token if key[2] is None else "")].append(one)
+    for tries in by_transaction.values():
+        _check_transaction(tries, there, check)
+
+
+def _check_transaction(tries: list[Tried], there: Rows, check: Check) -> None:
+    label = str(tries[0].attempt)
+    found: list[Tried] = []
+    for one in tries:
+        tag = tag_of(one.attempt)
+        rows = {
+            partition: [row for hold, row in all_rows if hold == tag]
+            for partition, all_rows in there.items()
+        }
+        if not any(rows.values()):
+            continue
+        found.append(one)
+        placed = {p: (one.placed or {}).get(p, []) for p in there}
+        check(rows == placed, f"{label} is there as {rows}, and was placed as {placed}")
+    check(len(found) <= 1, f"{label} is there {len(found)} times")
+    told = {one.told for one in tries}
+    rows_wanted = any(one.rows for one in tries)
+    if told & {"committed", "passed"} and rows_wanted:
+        check(len(found) == 1, f"{label} was committed, and is not there")
+    for one in found:
+        check(one.told != "aborted", f"{label} was aborted, and is there")
+        check(not one.never, f"{label} is there, and its driver was told {one.never}")
+        whole = {row for rows in (one.placed or {}).values() for row in rows}
+        check(whole == one.rows, f"{label} is there in part: {whole}")
 
 
 def tag_of(attempt: Attempt) -> str:
@@ -234,13 +248,7 @@ class TransactionWorld:
 
     def placement(self, rows: list[str]) -> Placement:
         """Some way to spread rows over tasks and partitions."""
-        random = self.random
-        shuffled = random.sample(rows, len(rows))
-        tasks: Placement = {task: {} for task in range(random.randint(1, 3))}
-        for row in shuffled:
-            task, partition = random.randrange(len(tasks)), random.randrange(PARTITIONS)
-            tasks[task].setdefault(partition, []).append(row)
-        return tasks
+        return placement(self.random, rows, PARTITIONS)
 
     async def settle(self) -> None:
         """No more faults, and every request under way has landed or failed."""
@@ -249,6 +257,16 @@ class TransactionWorld:
 
     def _spawn_outside(self, coroutine: Coroutine[Any, Any, Any], *, name: str) -> object:
         return self._outside.copy().run(self.simulation.spawn, coroutine, name=name)
+
+
+def placement(random: Random, rows: list[str], partitions: int) -> Placement:
+    """Some way to spread rows over tasks and partitions."""
+    shuffled = random.sample(rows, len(rows))
+    tasks: Placement = {task: {} for task in range(random.randint(1, 3))}
+    for row in shuffled:
+        task, partition = random.randrange(len(tasks)), random.randrange(partitions)
+        tasks[task].setdefault(partition, []).append(row)
+    return tasks
 
 
 def placed_by(messages: list[TaskUploads], placement: Placement) -> dict[int, list[str]]:

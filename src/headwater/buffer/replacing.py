@@ -21,18 +21,18 @@ stream unreadable.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.consumer import FetchHandle
+from headwater.buffer.consumer import ConsumedBatch, UnreadableBatch
 from headwater.buffer.nulls import first_null, is_strict
 from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.retained import RetainedBatches
 from headwater.buffer.stream import Stream, queues
 from headwater.buffer.stream.changes import check_alterable
 from headwater.buffer.stream.config import StreamConfig, changed
@@ -43,10 +43,7 @@ from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.type_text import field_text
 from headwater.buffer.widening import Inexact, exact_cast, relaxed
 from headwater.core import runtime
-from headwater.core.errors import Contended, HeadwaterError, Refused, Trimmed
-
-READ_AT_ONCE: Final = 8
-"""Batches that are fetched and checked side by side."""
+from headwater.core.errors import Contended, HeadwaterError, Refused
 
 
 async def replace_types(
@@ -58,7 +55,7 @@ async def replace_types(
             f"stream {stream.name!r} is kept by nodes, and its history is in the tier, which is "
             f"not read here: the type of {replaces} stays. Create another stream, and copy"
         )
-    checks = [_Retained(stream, one, replaces.columns) for one in range(stream.partitions)]
+    checks = [_Check(stream, one, replaces.columns) for one in range(stream.partitions)]
     for check in checks:
         await check.through((await stream.looker(check.partition).state()).next_sequence)
     register = StreamRegister(stream.store, stream.name)
@@ -109,42 +106,22 @@ async def _refuse_older_sinks(stream: Stream, floor: int) -> None:
     await holds_register(stream).update(rise)
 
 
-class _Retained:
-    """The records of one partition, checked once each."""
+class _Check:
+    """The values of some columns of one partition, against the types that they are to have."""
 
     def __init__(self, stream: Stream, partition: int, columns: Sequence[pa.Field]) -> None:
         self.partition = partition
         self._stream = stream
         self._columns = columns
-        self._looker = stream.looker(partition)
-        self._handle = FetchHandle.of(stream, partition)
-        self._last: int | None = None
-        """The last batch that was checked."""
+        self.through = RetainedBatches(stream, partition, self._visit).through
+        """Check every retained batch before a sequence; `Refused` names a value."""
 
-    async def through(self, end: int) -> None:
-        """Check every retained batch before this sequence; `Refused` names a value."""
-        while (self._last is None and end) or (self._last is not None and self._last + 1 < end):
-            try:
-                found = await self._looker.after(self._last, READ_AT_ONCE)
-            except Trimmed as trimmed:
-                self._last = trimmed.floor - 1
-                continue
-            if not found:
-                return
-            await asyncio.gather(*map(self._check, found))
-            self._last = found[-1].sequence
-
-    async def _check(self, descriptor: Descriptor) -> None:
-        try:
-            batch = await self._handle.fetch(descriptor)
-        except HeadwaterError:
-            if descriptor.sequence < await self._looker.floor():
-                return  # deleted by retention meanwhile
-            raise
-        records = batch.records
+    async def _visit(self, batch: ConsumedBatch | UnreadableBatch) -> None:
+        if isinstance(batch, UnreadableBatch):
+            raise batch
         for field in self._columns:
-            if field.name in records.schema.names:
-                self._check_column(records.column(field.name), field, descriptor)
+            if field.name in batch.records.schema.names:
+                self._check_column(batch.records.column(field.name), field, batch.descriptor)
 
     def _check_column(self, column: pa.Array, field: pa.Field, descriptor: Descriptor) -> None:
         try:

@@ -190,6 +190,38 @@ def alter(
 
 
 @stream_app.command()
+def verify(
+    url: str = URL,
+    name: str = NAME,
+    partition: int | None = typer.Option(None, min=0, help="Only this partition."),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """Read every retained batch with its checksum, and list those that are damaged. Fences nobody.
+
+    Exit status: 0 if all of them can be read, 1 if not.
+    """
+    import msgspec
+
+    from headwater.buffer.retained import Verified, verify_stream
+    from headwater.buffer.stream import open_stream
+    from headwater.cli.stream_view import VerifyView, new_console, show_verified
+
+    async def run() -> Verified:
+        async with open_with_options(url, option) as store:
+            with VerifyView() as view:
+                return await verify_stream(await open_stream(store, name), partition, view.advance)
+
+    found = run_loop(run())
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+    else:
+        show_verified(new_console(), name, found)
+    if found.bad:
+        raise typer.Exit(EXIT_NO)
+
+
+@stream_app.command()
 def adopt(
     url: str = URL,
     name: str = NAME,

@@ -15,6 +15,7 @@ from rich.text import Text
 from headwater.buffer.cost import estimate_cost
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.queue.v1 import Adopted
+from headwater.buffer.retained import Verified
 from headwater.buffer.stream import DeletedReport, Stream
 from headwater.buffer.stream.config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
@@ -243,6 +244,46 @@ def show_deleted(
     if untold is not None:
         still = "the tier's events still list what is gone: mend them, and delete it once more"
         console.print(Text(f"{still} ({untold})", style="yellow"), soft_wrap=True)
+
+
+class VerifyView:
+    """How far a check has come, on a terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._status = self._console.status("opening") if self._console.is_terminal else None
+
+    def __enter__(self) -> VerifyView:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def advance(self, found: Verified) -> None:
+        """One more batch was read."""
+        if self._status is not None:
+            self._status.update(f"{found.batches:,} batches, {size_words(found.size_bytes)}")
+
+
+def show_verified(console: Console, name: str, found: Verified) -> None:
+    """What could be read, and what not."""
+    mark = ("✗ ", "red") if found.bad else ("✓ ", "green")
+    words = (
+        f"read {_batches(found.batches)} of stream {name}: {found.records:,} records, "
+        f"{size_words(found.size_bytes)}; {len(found.bad):,} damaged"
+    )
+    console.print(Text.assemble(mark, words), soft_wrap=True)
+    for one in found.bad:
+        place = f"partition {one.partition}"
+        if one.sequence is None:
+            line = f"{place}: its queue cannot be read to the end. {one.cause}"
+        else:
+            lsns = f"LSNs {one.first_lsn:,} to {one.last_lsn:,}"
+            line = f"{place}, batch {one.sequence:,}, {lsns}, {one.location}: {one.cause}"
+        console.print(Text(line, style="red"), soft_wrap=True)
 
 
 def as_dict(stream: Stream, states: list[QueueState | str] | None = None) -> dict[str, Any]:

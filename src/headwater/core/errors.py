@@ -146,7 +146,7 @@ class Bug(HeadwaterError):
 def staying_unknown(unknown: OutcomeUnknown | None) -> Iterator[None]:
     """Keep an unknown outcome unknown, whatever fails while it is looked into.
 
-    `Unavailable` of the look says that the *look* changed nothing; whoever made the write would
+    `Unavailable` of the look says that the *look* changed nothing; the caller that wrote would
     take it for "nothing was changed", and write again. `None`: nothing is in doubt, and errors
     are what they are. `Fenced`, `Damaged` and `Bug` stay: they say to stop, not to try again.
     """

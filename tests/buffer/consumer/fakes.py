@@ -270,6 +270,9 @@ class FakeStream(Stream):
         super().__init__(queue.store, config)
         self.queue = queue
 
+    async def settled(self) -> Stream:
+        return self
+
     def taker(self, partition: int) -> Taker:
         return FakeTaker(self.queue)
 

@@ -13,7 +13,7 @@ import pytest
 from headwater.buffer.consumer import read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream
-from headwater.core.errors import NotFound, Refused, Unavailable
+from headwater.core.errors import Denied, NotFound, Refused, Unavailable
 from headwater.store import MemoryBackend, Store
 from tests.buffer.stream.given import KEY, given
 from tests.store.scripted import fails, virtual
@@ -279,3 +279,32 @@ async def test_names_that_differ_in_capitals_alone_are_refused_against_what_is_r
             await producer.produce_rows([{"ID": 1}])
         await producer.produce_rows([{"id": 2}])
     assert await types(store) == {"id": "int64"}
+
+
+@virtual
+async def test_a_handle_from_before_the_first_record_reads_what_was_recorded_since() -> None:
+    _, stream = await orders()
+    async with await Producer.open(stream) as producer:
+        await producer.produce_rows([{"id": 1}])
+    reader = await read_async(stream)
+    assert [row["id"] for batch in [one async for one in reader] for row in batch.to_pylist()] == [
+        1
+    ]
+
+
+@virtual
+async def test_a_producer_that_may_not_write_the_register_says_what_to_do() -> None:
+    backend, store, plain = given()
+    await create_stream(plain, "orders")
+    async with await Producer.open(store, "orders", linger_ms=0) as producer:
+        backend.next("put_if_unchanged", fails(Denied("403")))
+        with pytest.raises(Denied, match=r"nothing of the call was kept.*stream alter"):
+            await producer.produce_rows([{"id": 1}])
+        await create_stream_columns(plain)
+        await producer.produce_rows([{"id": 2}])
+    assert await read(plain, "id") == [(2,)]
+
+
+async def create_stream_columns(store: Store) -> None:
+    """Somebody who may declares what the stream carries."""
+    await alter_stream(store, "orders", schema={"id": "int64"})

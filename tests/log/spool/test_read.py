@@ -371,7 +371,7 @@ def test_what_is_no_lsn_is_refused_and_moves_nothing(wrong: Any) -> None:
         for asked in (spool.read_since, spool.prune_through, spool.wait_for_lsn_after):
             with pytest.raises(Refused, match="lsn is"):
                 await asked(wrong)
-        if wrong is not None:
+        if wrong is not None:  # which is no limit
             with pytest.raises(Refused, match="max_records is"):
                 await spool.read_since(0, max_records=wrong)
         assert spool.oldest_lsn() == 1

@@ -283,3 +283,19 @@ def test_spark_4_1_does_not_take_a_stream_that_was_made_again_for_the_old_one(
         with pytest.raises(Refused, match=r"was deleted and made again.*new checkpoint"):
             Unasked(world.stream_reader(), checkpoint).step()
     assert checkpoint.values == [b"0", b"1"]
+
+
+def test_spark_4_1_goes_on_where_an_empty_partition_was_added_while_it_was_away(
+    world: World, clock: Standing
+) -> None:
+    filled(world, count=2)
+    checkpoint = Checkpoint()
+    query = Unasked(world.stream_reader(), checkpoint)
+    query.step()
+    clock.pass_s(2)
+    query.step()
+    wait(alter_stream(world.store, "orders", partitions=2))
+    Unasked(world.stream_reader(), checkpoint).step()
+    world.produce([b"new"], partition=1)
+    Unasked(world.stream_reader(), checkpoint).step()
+    assert checkpoint.values == [b"0", b"1", b"new"]

@@ -150,3 +150,36 @@ def test_a_sweep_that_fails_does_not_undo_the_commit(
     append(catalog, [1], "query", 0)
     assert stored(catalog) == [1]
     assert "obsolete metadata stays for now: not today" in caplog.text
+
+
+def test_what_is_swept_under_whoever_stands_still_is_looked_for_again(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metadata that was read from a pointer, or manifests that a commit goes on from, are gone."""
+    catalog, other = warehouse.catalog(), warehouse.catalog()
+    made(catalog)
+    append(catalog, [0], "query", 0, keep=1)
+
+    def moves_on() -> None:
+        for _ in range(2):
+            append(other, [len(stored(other))], "other", len(stored(other)), keep=1)
+            with other.load_table(ORDERS).transaction() as transaction:
+                transaction.set_properties({"write.metadata.previous-versions-max": "1"})
+        swept(other, grace_ms=-1)
+
+    steps = [RegisterCatalog._metadata, commits._append]
+
+    def once(place: int) -> Any:
+        def step(*asked: Any) -> Any:
+            monkeypatch.undo()
+            moves_on()
+            return steps[place](*asked)  # type: ignore[operator]
+
+        return step
+
+    fresh = warehouse.catalog()
+    monkeypatch.setattr(RegisterCatalog, "_metadata", once(0))
+    assert fresh.load_table(ORDERS).metadata.snapshots
+    monkeypatch.setattr(commits, "_append", once(1))
+    append(warehouse.catalog(), [99], "query", 1, keep=1)
+    assert stored(warehouse.catalog())[-1] == 99

@@ -46,9 +46,9 @@ from tests.torture.tier_world import PARTITION
 
 HISTORIES_TO_CATCH_A_BUG = 60
 BEGIN_AT = {
-    "epoch-begins-in-silence": 15,
-    "scrub-lists-last": 18,
-    "unlisted-counts-as-tiered": 50,
+    "epoch-begins-in-silence": 48,
+    "scrub-lists-last": 37,
+    "unlisted-counts-as-tiered": 84,
 }
 """Where a bug shows only in few histories, one of them."""
 

@@ -245,6 +245,9 @@ async def read_async(
     options = Options(follow, time_by, on_bad_batch, read_ahead_bytes, [])
     async with opening(source) as (found, owned):
         chosen = await resolve(found, stream)
+        if chosen is found:
+            # A handle from before the first record knows nothing of what the stream carries.
+            chosen = await chosen.settled()
         reader = await _opened(chosen, start, end, partition, columns, options)
     reader.owns_store = owned is not None
     return reader

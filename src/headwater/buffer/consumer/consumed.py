@@ -46,9 +46,9 @@ def described_calls(descriptor: Descriptor, rows: int) -> Calls:
 class ConsumedBatch:
     """One batch of a partition, decoded.
 
-    `records` has the columns that the producer wrote and no others; `table()` has the same
-    columns for every batch. A batch that was lost, and one that the queue holds twice, has no
-    records: `lost` tells them apart.
+    `records` has the columns that the producer wrote and no others, in the types in which they were
+    written; `table()` has the reserved ones as well, whether or not they were used. A batch that
+    was lost, and one that the queue holds twice, has no records: `lost` tells them apart.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Conflict,
+    Denied,
     HeadwaterError,
     NotFound,
     OutcomeUnknown,
@@ -94,6 +95,12 @@ class KnownStream:
                 found = (await self.stream.recording(unrecorded.records)).config
             except Conflict as error:
                 raise await self._owner.explain(NotFound(str(error))) from error
+            except Denied as error:
+                raise Denied(
+                    f"stream {self.stream.name!r}: a call brings what is not recorded of it, and "
+                    f"its stream.json may not be written from here; nothing of the call was kept. "
+                    f"Declare its columns: {self.stream.alter_command} ({error})"
+                ) from error
             except (Unavailable, OutcomeUnknown) as error:
                 # Recorded or not, it says nothing of these records: the call can be repeated.
                 raise Unavailable(

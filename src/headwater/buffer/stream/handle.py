@@ -171,6 +171,13 @@ class Stream:
         config = taking_in(self.config, records, added_ms=runtime.wall_ms())
         return self if config is self.config else self.with_config(config)
 
+    async def settled(self) -> Stream:
+        """The stream, with a look at its register if nothing was recorded when it was opened."""
+        if self.is_opaque or self.config.is_typed:
+            return self
+        found = await StreamRegister(self.store, self.name).read_live(writing=False)
+        return self.with_config(found) if found.id == self.id else self
+
     def with_config(self, config: StreamConfig) -> Stream:
         """The same stream, as its register says now."""
         return Stream(self.store, config)

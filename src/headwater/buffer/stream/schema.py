@@ -99,17 +99,17 @@ def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schem
             wrong.append((field.name, f"{field_text(field)} → missing: no column goes{renamed}"))
             continue
         kind = merged_type(field.type, asked.type)
-        if field.nullable != asked.nullable:
+        if kind is None and latest.origin == "declared":
+            change = f"{field_text(field)} → {field_text(asked)}: not a wider type"
+            wrong.append((field.name, change))
+        elif field.nullable != asked.nullable:
             change = f"{field_text(field)} → {field_text(asked)}: whether it may be null stays"
             wrong.append((field.name, change))
         elif kind is not None:
             fields.append(pa.field(field.name, kind, field.nullable))
-        elif latest.origin == "inferred":
+        else:
             fields.append(asked)
             replaced.append(asked)
-        else:
-            change = f"{field_text(field)} → {field_text(asked)}: not a wider type"
-            wrong.append((field.name, change))
     for asked in given.values():
         if not asked.nullable:
             wrong.append((asked.name, f"added as {field_text(asked)}: it must be nullable"))

@@ -67,7 +67,7 @@ async def _raise_floor(stream: Stream, register: Register[Holds], grace_ms: int)
     """Raise the floor to the present, by the store's clock, if that gains anything at all.
 
     By the collector's own clock, one that is a year ahead would have every upload of the next year
-    given an id above that year, and what of them nobody appends is not collected before then.
+    given an id above that year, and those that are never appended are not collected before then.
     """
     _, at_ms = await _count_pass(stream, register)
     wanted, most = _ulid_at(at_ms - grace_ms), _ulid_at(at_ms)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 
-from headwater.core import signals
 from headwater.core.errors import Fenced, NotFound, Refused
 from headwater.core.fork import tell_in_child
 from headwater.log.spool.folder import Folder
@@ -82,14 +81,3 @@ class Ownership:
 
     def _begin_in_child(self) -> None:
         self._forked = True
-
-
-def clear(folder: Folder) -> None:
-    """Remove a log that no process has open, whatever state it is in."""
-    folder.make()
-    ownership = Ownership(folder)
-    try:
-        with signals.held():
-            folder.clear()
-    finally:
-        ownership.release()

@@ -38,7 +38,7 @@ from headwater.log.spool.config import SpoolConfig
 from headwater.log.spool.draft import Draft, draft_of
 from headwater.log.spool.folder import Folder, Marks
 from headwater.log.spool.metrics import SpoolMetrics
-from headwater.log.spool.ownership import Ownership, clear
+from headwater.log.spool.ownership import Ownership
 from headwater.log.spool.reader import SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
 from headwater.log.spool.state import Segment, SpoolState
@@ -114,10 +114,13 @@ class Spool:
     def discard(cls, path: str, *, disk: Disk | None = None) -> None:
         """Remove a log that is closed, damaged or not: for one whose records are elsewhere. Blocks.
 
-        The next `open` begins it again, at any LSN. The term is forgotten as well: the next writer
-        must know from elsewhere that it leads. After a crash, discard it again.
+        The next `open` begins it again, at any LSN, and with any term. A crash in the middle leaves
+        nothing, or what `open` refuses as `SpoolCorrupt`: discard it again.
         """
-        clear(Folder(disk or OsDisk(), os.path.abspath(path)))
+        folder = Folder(disk or OsDisk(), os.path.abspath(path))
+        folder.make()
+        with signals.held(), folder.disk.lock(folder.file("lock")):
+            folder.clear()
 
     def __enter__(self) -> Spool:
         return self
@@ -418,17 +421,10 @@ def _ticket(draft: Draft, term: int, first_lsn: int | None, timestamp_ms: int | 
     term = _number("term", term, 1, TERM_MAX)
     if first_lsn is not None:
         first_lsn = _number("first_lsn", first_lsn, 0, _U64_MAX)
-    if timestamp_ms is None:
-        written_ms = max(0, runtime.wall_ms())
-    else:
-        written_ms = _number("timestamp_ms", timestamp_ms, 0, _U64_MAX)
-    return Ticket(
-        draft.take(),
-        term=term,
-        first_lsn=first_lsn,
-        timestamp_ms=written_ms,
-        give_back=draft.give_back,
-    )
+    now_ms = max(0, runtime.wall_ms()) if timestamp_ms is None else timestamp_ms
+    now_ms = _number("timestamp_ms", now_ms, 0, _U64_MAX)
+    back = draft.give_back
+    return Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=now_ms, give_back=back)
 
 
 def _number(name: str, value: object, lowest: int, highest: int) -> int:

@@ -119,8 +119,14 @@ class RegisterCatalog(MetastoreCatalog):
     def load_table(self, identifier: Name) -> Table:
         """A table as it stands."""
         name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
-        location = self._location(name)
-        return self._table(name, location, self._metadata(location))
+        while True:
+            location = self._location(name)
+            try:
+                return self._table(name, location, self._metadata(location))
+            except FileNotFoundError:
+                # Swept, if the table has moved on since its pointer was read.
+                if self._location(name) == location:
+                    raise
 
     def drop_table(self, identifier: Name) -> None:
         """Forget a table; its files stay."""

@@ -88,7 +88,8 @@ def commit(
             check_belong(table, files)
             try:
                 return _append(table, files, token, keep_snapshots)
-            except CommitFailedException as error:
+            except (CommitFailedException, FileNotFoundError) as error:
+                # A file that is gone was swept after the table was loaded: others have committed.
                 refused: Exception = error
             except CommitStateUnknownException as error:
                 refused = unknown = error
@@ -103,7 +104,7 @@ def commit(
 def in_doubt(name: str, unknown: CommitStateUnknownException | None) -> Iterator[None]:
     """Let no error hide that an earlier attempt may have landed: not even that the table is gone.
 
-    Whoever is told `Unavailable`, or that the table does not exist, writes the rows again.
+    A caller that gets `Unavailable`, or that the table does not exist, writes the rows again.
     """
     try:
         yield

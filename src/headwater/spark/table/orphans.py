@@ -28,7 +28,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from pyiceberg.table import Table
 
 from headwater.core import portal, runtime
-from headwater.core.errors import Contended, OutcomeUnknown, Refused
+from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
 from headwater.core.ids import encode_ulid
 from headwater.spark.files import Place
 from headwater.spark.table.commit import in_doubt
@@ -146,7 +146,11 @@ async def _remove(place: Place, orphans: list[ObjectMeta]) -> None:
 
 
 def _unnamed(files: list[ObjectMeta], table: Table) -> list[ObjectMeta]:
-    named = _named(table) if files else set()
+    try:
+        named = _named(table) if files else set()
+    except FileNotFoundError as error:
+        # Swept since the table was loaded, as obsolete metadata is: others committed meanwhile.
+        raise Unavailable(f"nothing was removed: the table has changed since: {error}") from error
     return [meta for meta in files if _name(meta.key) not in named]
 
 

@@ -6,7 +6,7 @@ obsolete for GRACE_MS go: a reader that has just loaded the table may still want
 Always holds: what a sweep removes was listed *before* the sweeper's own commit, and is not needed
 after it. A commit that lands later was made on top of the sweeper's, so its files were written
 after that, and are not in the list. No clock has a part in this. Listing after the commit and
-going by the age of files is the obvious alternative: a sweeper that stands still in between, or
+going by the age of files is the obvious alternative: a sweeper that stalls in between, or
 beside whose store the clock is set back, then removes what others committed meanwhile.
 
 How old a file is, for the readers' sake, is told by the store's clock alone: the file's time is

@@ -1,0 +1,70 @@
+"""Histories of sinks beside producers and retention: a sample, and proof that they can fail."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headwater.buffer.consumer import source
+from headwater.buffer.transaction import Committer, expiry
+from headwater.buffer.transaction import commit as committing
+from headwater.buffer.transaction.appending import Appending
+from headwater.buffer.transaction.record import Application
+from tests.buffer.transaction.test_histories import (
+    appends_from_the_start,
+    drops_at_once,
+    ignores_holds,
+    knows_nothing,
+)
+from tests.planted import NOTICED, expect_noticed
+from tests.torture.sink_scenarios import SCENARIOS, sink_history
+from tests.torture.surroundings import Replacement
+
+HISTORIES_TO_CATCH_A_BUG = 100
+CAUGHT = (*NOTICED, LookupError)
+
+
+@contextlib.contextmanager
+def hides_the_unknown(_: object) -> Iterator[None]:
+    """Whatever fails is what is told."""
+    yield
+
+
+async def says_what_failed(self: Committer, record: Application) -> None:
+    """Of what is committed, that it could not be appended."""
+    if record.is_appending:
+        await self._appending.finish(record)
+
+
+PLANTED: dict[str, list[Replacement]] = {
+    "unknown-is-hidden": [
+        (committing, "staying_unknown", hides_the_unknown),
+        (Committer, "_finish", says_what_failed),
+    ],
+    "collector-ignores-holds": [(source, "retention_of", ignores_holds)],
+    "hold-dropped-at-once": [(expiry, "_end", drops_at_once)],
+    "version-committed-again": [(Application, "has", knows_nothing)],
+    "record-appended-again": [(Appending, "_append", appends_from_the_start)],
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_history_breaks_a_promise(scenario: Any) -> None:
+    scenario.run_sample()
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    expect_noticed(
+        lambda seed: sink_history(seed, *PLANTED[bug]),
+        within=HISTORIES_TO_CATCH_A_BUG,
+        by=CAUGHT,
+    )
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert sink_history(5) == sink_history(5)
+    assert sink_history(5) != sink_history(6)
