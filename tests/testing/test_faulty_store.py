@@ -19,7 +19,7 @@ from headwater.core.errors import (
 from headwater.store import IF_ABSENT, MemoryBackend, PreconditionFailed
 from headwater.store.backend import Unreachable
 from headwater.testing import Faults, FaultyStore, simulate
-from headwater.testing.store import STALL_S
+from headwater.testing.store import BLIND_S, STALL_S
 
 
 def given(**rates: float) -> tuple[MemoryBackend, FaultyStore]:
@@ -140,4 +140,21 @@ def test_the_swarm_reaches_every_fault_and_none() -> None:
     assert Faults() in drawn
     for field in fields(Faults):
         rates = [getattr(faults, field.name) for faults in drawn]
-        assert min(rates) == 0.0 < max(rates)
+        if field.name == "cut_off":
+            assert set(rates) == {0.0}, "outages are asked for, and not drawn"
+        else:
+            assert min(rates) == 0.0 < max(rates)
+
+
+def test_a_client_that_is_cut_off_reads_nothing_until_the_outage_is_over() -> None:
+    async def test() -> None:
+        _, faulty = given(lose_response=1.0, cut_off=1.0)
+        with pytest.raises(OutcomeUnknown):
+            await faulty.put("a", b"x", IF_ABSENT)
+        with pytest.raises(Unavailable):
+            await faulty.get("a")
+        await runtime.sleep(max(BLIND_S))
+        faulty.calm = True
+        assert (await faulty.get("a")).data == b"x"
+
+    run(test)

@@ -78,10 +78,11 @@ def test_replica_slot_persists_and_reconnect_resumes_from_restart_lsn(tmp_path: 
     async def main() -> None:
         spool, primary = await open_leader(tmp_path / "running", 1)
         service = PrimaryService(primary)
-        await service.register("r1", 0)
+        session = (await service.register("r1", 0)).session
         await spool.append(values(*[b"%d" % lsn for lsn in range(1, 13)]), term=1)
-        assert (await service.pull("r1", 0)).through_lsn == 12
-        await service.acknowledge("r1", Acknowledgement(applied_lsn=10, durable_lsn=8))
+        assert (await service.pull("r1", 0, session=session)).through_lsn == 12
+        acknowledged = Acknowledgement(applied_lsn=10, durable_lsn=8)
+        await service.acknowledge("r1", acknowledged, session=session)
         assert (primary.slot("r1").restart_lsn, primary.slot("r1").confirmed_lsn) == (8, 10)
         shutil.copytree(tmp_path / "running", tmp_path / "crashed-early")
         await primary.settle_slots()

@@ -161,11 +161,12 @@ def test_where_a_known_group_is_asked_to_begin_is_ignored_with_a_warning(
         assert not caplog.records
         world.produce([b"3"])
         again = world.source(groupId="g", startingOffsets="latest")
-        assert again.streamReader(again.schema()).initialOffset() == first
+        begins = again.streamReader(again.schema()).initialOffset()
+        assert begins["streams"] == first["streams"]
     (warned,) = caplog.messages
     assert "startingOffsets is ignored: group 'g' is known" in warned
     assert "stream 'orders', partition 0: offset 1" in warned
     caplog.clear()
     unasked = world.source(groupId="g")
-    assert unasked.streamReader(unasked.schema()).initialOffset() == first
+    assert unasked.streamReader(unasked.schema()).initialOffset()["streams"] == first["streams"]
     assert not caplog.records

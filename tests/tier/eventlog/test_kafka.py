@@ -87,7 +87,7 @@ def test_without_the_client_it_is_said_how_to_have_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     async def scenario() -> None:
-        with pytest.raises(NotSupported, match=r"pip install 'headwater\[kafka\]'"):
+        with pytest.raises(NotSupported, match=r"pip install 'confluent-kafka>=2.16'"):
             await KafkaEventLog.open("127.0.0.1:1")
 
     run(scenario)
