@@ -62,15 +62,29 @@ def test_known_columns_keep_their_types_while_these_hold_the_values(
 
 
 @pytest.mark.parametrize("before", [0, 600])
+@pytest.mark.parametrize(
+    ("wide", "then"),
+    [
+        (("3000000000", "0.5"), {"i": "int64", "f": "float"}),
+        (("4", "0.1"), {"i": "int32", "f": "double"}),
+        (("3000000000", "0.1"), {"i": "int64", "f": "double"}),
+    ],
+)
 @pytest.mark.parametrize("kind", ["--json", "--csv"])
 def test_inferred_numbers_become_wider_where_a_value_needs_it(
-    invoke: Invoke, url: str, file: File, kind: str, before: int
+    invoke: Invoke,
+    url: str,
+    file: File,
+    kind: str,
+    wide: tuple[str, str],
+    then: dict[str, str],
+    before: int,
 ) -> None:
     record(url, **numbers())
-    rows = [("7", "0.5")] * before + [("3000000000", "0.1"), ("4", "0.25")]
+    rows = [("7", "0.5")] * before + [wide, ("4", "0.25")]
     done = invoke("produce", url, "events", file(as_text(kind, rows)), kind)
     assert done.exit_code == 0, done.stderr
-    assert types(url) == {"i": "int64", "f": "double"}
+    assert types(url) == then
     found = [tuple(row.values()) for row in lines(url, columns=["i", "f"])]
     assert found[1:] == [(int(i), float(f)) for i, f in rows]
 
