@@ -213,8 +213,8 @@ def decode_manifest(data: Buffer, *, lenient: bool = False) -> Manifest:
         raise Corrupt(f"{end - offset:,} bytes at offset {offset:,} follow the last entry")
     if count and not lenient and last + 1 != next_sequence:
         raise Corrupt(
-            f"the last entry has sequence {last:,}, and next_sequence is {next_sequence:,}: "
-            "entries were lost in between"
+            f"the last entry has sequence {last:,}, and next_sequence is {next_sequence:,}, not "
+            "the one after it: entries were lost, or were not meant to be there"
         )
     return Manifest(Packed(kept, starts, _parse_entry), next_sequence, epoch)
 
