@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pickle
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -386,6 +387,15 @@ def test_a_file_that_was_cut_short_is_not_stored(warehouse: Warehouse) -> None:
     stream = output.create()
     stream.write(b"half")
     stream.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    assert not output.exists()
+
+
+def test_a_file_that_is_dropped_before_it_is_closed_is_not_stored(warehouse: Warehouse) -> None:
+    output = StoreFileIO({"warehouse": warehouse.url}).new_output(f"{warehouse.url}/a/b")
+    stream = output.create()
+    stream.write(b"half")
+    del stream
+    gc.collect()
     assert not output.exists()
 
 

@@ -123,6 +123,11 @@ class _Upload(io.BytesIO):
             self._file.store(self.getvalue())
         super().close()
 
+    def __del__(self) -> None:
+        # Dropped and never closed, it is no whole file. Python would close it, wherever garbage is
+        # collected, and store the half of it.
+        super().close()
+
 
 class _Ranges(io.RawIOBase):
     """An object's bytes, asked for where they are read."""
