@@ -149,7 +149,7 @@ def test_a_sweep_that_fails_does_not_undo_the_commit(
     made(catalog)
     append(catalog, [1], "query", 0)
     assert stored(catalog) == [1]
-    assert "obsolete metadata stays for now: not today" in caplog.text
+    assert "obsolete metadata stays until the next sweep: not today" in caplog.text
 
 
 def test_what_is_swept_under_whoever_stands_still_is_looked_for_again(

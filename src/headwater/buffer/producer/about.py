@@ -32,7 +32,7 @@ class AboutProducer:
 
     @property
     def stream(self) -> Stream:
-        """The stream as it was when the producer was opened."""
+        """The stream as the producer knows it: it learns what others record if a call does not fit."""
         return self._engine.stream
 
     @property

@@ -182,7 +182,9 @@ def _before(table: Table) -> list[ObjectMeta]:
     try:
         return listed(table) if is_due(table) else []
     except Exception as error:
-        _log.warning("%s: obsolete metadata stays for now: %s", ".".join(table.name()), error)
+        _log.warning(
+            "%s: obsolete metadata stays until the next sweep: %s", ".".join(table.name()), error
+        )
         return []
 
 
@@ -193,7 +195,9 @@ def _tidy(table: Table, before: list[ObjectMeta]) -> None:
     except Exception as error:
         # The rows are in the table, and no error may say otherwise: what could not be removed is
         # found by the next sweep.
-        _log.warning("%s: obsolete metadata stays for now: %s", ".".join(table.name()), error)
+        _log.warning(
+            "%s: obsolete metadata stays until the next sweep: %s", ".".join(table.name()), error
+        )
 
 
 def _expired(metadata: TableMetadata, keep_snapshots: int) -> list[int]:
