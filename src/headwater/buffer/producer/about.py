@@ -32,7 +32,7 @@ class AboutProducer:
 
     @property
     def stream(self) -> Stream:
-        """The stream as the producer knows it: it learns what others record if a call does not fit."""
+        """The stream as the producer knows it, with what it learnt of columns since."""
         return self._engine.stream
 
     @property
