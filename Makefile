@@ -10,6 +10,8 @@ BIN := .venv/bin
 VENV := sh scripts/venv.sh
 TREES := $(wildcard src tests scripts bench)
 COVERAGE := --cov --cov-report=term:skip-covered
+# Two processes share the tests, a file at a time.
+SHARED := --numprocesses 2 --dist loadfile
 # A test that hangs is shown with the stacks of all its threads, and ends the run.
 HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
@@ -47,7 +49,7 @@ demo: venv
 # Coverage is a promise of the whole run: a part of it (ARGS) is not measured.
 .PHONY: test
 test: venv
-	$(BIN)/python -m pytest $(HANGS) -m "not interop and not torture" $(if $(ARGS),$(ARGS),$(COVERAGE))
+	$(BIN)/python -m pytest $(HANGS) -m "not interop and not torture" $(if $(ARGS),$(ARGS),$(SHARED) $(COVERAGE))
 
 .PHONY: check
 check: venv

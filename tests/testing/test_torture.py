@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,13 @@ def test_a_damaged_state_file_is_reported_and_replaced(
 
     assert len(seeds) == 50
     assert "is not understood" in capsys.readouterr().out
+
+
+def test_a_run_leaves_the_level_of_the_log_as_it_was(tmp_path: Path) -> None:
+    logger = logging.getLogger("headwater")
+    before = logger.level
+    run_scenarios([Scenario("room", "fine", lambda seed: None, rounds=2)], state_dir=tmp_path)
+    assert logger.level == before
 
 
 def test_room_and_name_select(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,16 +44,21 @@ def run_chunk(run: Run, chunk: Chunk) -> Done:
     began_s = time.monotonic()
     failures: Failures = []
     # What a simulated store does wrong is no news here, and would hide the progress.
-    logging.getLogger("headwater").setLevel(logging.ERROR)
-    for seed in range(chunk.first, chunk.first + chunk.rounds):
-        try:
-            run(seed)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
-            headline = traceback.format_exception_only(error)[0].strip()
-            text = traceback.format_exc()[-_TEXT_MAX_CHARS:]
-            failures.append((seed, f"{headline}\n{text}"))
+    logger = logging.getLogger("headwater")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        for seed in range(chunk.first, chunk.first + chunk.rounds):
+            try:
+                run(seed)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                headline = traceback.format_exception_only(error)[0].strip()
+                text = traceback.format_exc()[-_TEXT_MAX_CHARS:]
+                failures.append((seed, f"{headline}\n{text}"))
+    finally:
+        logger.setLevel(level)
     return Done(chunk, failures, time.monotonic() - began_s)
 
 
