@@ -173,8 +173,12 @@ def test_a_damaged_state_file_is_reported_and_replaced(
 def test_a_run_leaves_the_level_of_the_log_as_it_was(tmp_path: Path) -> None:
     logger = logging.getLogger("headwater")
     before = logger.level
-    run_scenarios([Scenario("room", "fine", lambda seed: None, rounds=2)], state_dir=tmp_path)
-    assert logger.level == before
+    logger.setLevel(logging.INFO)
+    try:
+        run_scenarios([Scenario("room", "fine", lambda seed: None, rounds=2)], state_dir=tmp_path)
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)
 
 
 def test_room_and_name_select(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
