@@ -205,11 +205,12 @@ async def _settle(world: SinkWorld, producers: list[ProducerActor], drivers: lis
         before = len(world.log.batches)
         await producer.work(calls=3)
         world.check(len(world.log.batches) > before, f"{producer.name} could not produce")
-    check_transactions(world.book.tried, {0: world.rows_of_sinks()}, world.check)
     await drain(world)
     for _ in range(PASSES):
         await runtime.sleep(DAY_S)
         await HoldingCollector(world).collect(full=True)
+    # A driver that is gone may leave a committed transaction half appended: collectors finish it.
+    check_transactions(world.book.tried, {0: world.rows_of_sinks()}, world.check)
     kept = await held(world.stream(), 0)
     world.check(not kept.producers, f"nobody ends the holds of {sorted(kept.producers)}")
     await _check_nothing_left(world)
