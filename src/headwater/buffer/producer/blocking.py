@@ -205,8 +205,12 @@ class BlockingProducer(AboutProducer):
         parcel = self._settled(check)
         handle = accumulator.take(accumulator.arrange(parcel), self._wall_ms())
         if handle is None:
-            handle = self._portal.call(self._engine.keep(parcel, entries))
+            handle = self._portal.call(self._wait(parcel, entries))
         elif accumulator.stirred:
             self._portal.post(accumulator.pump)
         assert isinstance(handle, BlockingHandle)
         return handle
+
+    async def _wait(self, parcel: Parcel, entries: Any) -> Handle:
+        with self._engine.line.place() as place:
+            return await self._engine.keep(parcel, entries, place)

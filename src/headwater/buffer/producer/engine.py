@@ -29,7 +29,7 @@ from headwater.buffer.producer.known_stream import (
     fit_parcel,
 )
 from headwater.buffer.producer.lane import Carrier, Lane
-from headwater.buffer.producer.line import BufferFull, Line
+from headwater.buffer.producer.line import BufferFull, Line, Place
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.parcel import Entries, Extras, Parcel, typed, valued
 from headwater.buffer.producer.pieces import defaults_for
@@ -79,7 +79,7 @@ class Engine:
         )
         self.is_closed = False
         self.is_forked = False
-        self._line = Line(self.accumulator)
+        self.line = Line(self.accumulator)
         self._clock = runtime.current()
         self._failures: deque[Draft] = deque(maxlen=FAILURES_KEPT)
         self._doubted: dict[Draft, None] = {}
@@ -227,42 +227,52 @@ class Engine:
 
     # Taking
 
-    async def keep(self, parcel: Parcel, entries: Any) -> Handle:
-        """Keep a checked call, after waiting for room if it must; `BufferFull` if there is none."""
+    async def keep(self, parcel: Parcel, entries: Any, place: Place) -> Handle:
+        """Keep a checked call when its turn has come; `BufferFull` if there is no room for it."""
         accumulator = self.accumulator
         if parcel.size_bytes > INLINE_ARRANGE_BYTES and accumulator.takes_time(parcel):
             await runtime.run_blocking(accumulator.arrange, parcel)
         else:
             accumulator.arrange(parcel)
-        handle = accumulator.take(parcel, self._clock.wall_ms())
+        handle = None
+        if place.is_first:
+            handle = accumulator.take(parcel, self._clock.wall_ms(), in_line=True)
         if handle is None:
-            # What is gathered and not full goes at once: the room it takes is wanted.
-            accumulator.seal_all()
-            handle = await self._wait_for_room(parcel, entries)
+            handle = await self._wait_for_room(parcel, entries, place)
         if accumulator.stirred:
             accumulator.pump()
         return handle
 
-    async def _wait_for_room(self, parcel: Parcel, entries: Any) -> Handle:
+    async def _wait_for_room(self, parcel: Parcel, entries: Any, place: Place) -> Handle:
         settings, accumulator = self.settings, self.accumulator
-        full = (
-            f"the buffer holds {accumulator.held_bytes:,} of {settings.buffer_bytes:,} bytes and "
-            f"{accumulator.held_calls:,} of {settings.buffer_calls:,} calls that are not accepted "
-            f"yet; this call has {parcel.size_bytes:,} bytes"
-        )
-        if settings.on_full == "fail":
-            raise BufferFull(f"{full}. Try again later, or produce more slowly", entries=entries)
 
         def attempt() -> Handle | None:
-            return accumulator.take(parcel, self._clock.wall_ms(), in_line=True)
+            handle = accumulator.take(parcel, self._clock.wall_ms(), in_line=True)
+            if handle is None:
+                # What is gathered and not full goes at once: the room it takes is wanted.
+                accumulator.seal_all()
+            return handle
+
+        def full() -> str:
+            return (
+                f"the buffer holds {accumulator.held_bytes:,} of {settings.buffer_bytes:,} bytes "
+                f"and {accumulator.held_calls:,} of {settings.buffer_calls:,} calls that are not "
+                f"accepted yet; this call has {parcel.size_bytes:,} bytes"
+            )
 
         wait_ms = settings.max_block_ms
+        timeout_s = None if wait_ms is None else wait_ms / 1000
+        only_once = settings.on_full == "fail"
         try:
-            return await self._line.stand(attempt, None if wait_ms is None else wait_ms / 1000)
+            handle = await self.line.stand(place, attempt, timeout_s, only_once=only_once)
         except TimeoutError:
-            raise BufferFull(
-                f"no room within {wait_ms:,} ms (max_block_ms): {full}", entries=entries
-            ) from None
+            why = f"no room within {wait_ms:,} ms (max_block_ms): {full()}"
+            if not place.is_first:
+                why = f"the calls before this one were not kept within {wait_ms:,} ms; {full()}"
+            raise BufferFull(why, entries=entries) from None
+        if handle is None:
+            raise BufferFull(f"{full()}. Try again later, or produce more slowly", entries=entries)
+        return handle
 
     # Seeing through
 
@@ -290,11 +300,15 @@ class Engine:
             return
         for draft in failed:
             draft.heard = True
-        error = failed[0].error
+        # What may have landed is not to be taken for dropped, because something else was.
+        error = next(
+            (draft.error for draft in failed if isinstance(draft.error, OutcomeUnknown)),
+            failed[0].error,
+        )
         assert error is not None
         if len(failed) > 1:
             rows = sum(draft.rows for draft in failed)
-            error.add_note(f"{len(failed)} batches with {rows} records failed; this is the first")
+            error.add_note(f"{len(failed)} batches with {rows} records failed; this is one of them")
         raise error.with_traceback(None)
 
     async def close(self) -> None:
@@ -302,7 +316,7 @@ class Engine:
         if self.is_forked:
             return
         self.accumulator.refuse(Refused("the producer is closed: open another one"))
-        self._line.move()
+        self.line.move()
         async with self._closing:
             if self.is_closed:
                 return
@@ -340,7 +354,7 @@ class Engine:
             del self._doubted[draft]
             # Somebody may have heard that it is still being tried, which is over.
             draft.heard = draft.placed is not None
-        self._line.move()
+        self.line.move()
 
     async def explain(self, error: HeadwaterError) -> HeadwaterError:
         """The error, or what is behind it: that the stream was deleted."""
@@ -355,7 +369,7 @@ class Engine:
         self.accumulator.seal_all()
         for lane in self.lanes:
             lane.stop(error)
-        self._line.move()
+        self.line.move()
 
     def break_off(self, cause: BaseException) -> None:
         """Take nothing more; what was taken before the hole is seen through."""
@@ -367,7 +381,7 @@ class Engine:
             )
         )
         self.accumulator.seal_all()
-        self._line.move()
+        self.line.move()
 
     def _begin_in_child(self) -> None:
         # The parent sends what is in the buffer; a second sender under its id would fence it.

@@ -10,6 +10,7 @@ batches, there is one `Accepted` for each.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +18,7 @@ import msgspec
 
 from headwater.buffer.producer.draft import Part
 from headwater.buffer.queue.v1 import UNKNOWN_LSN
-from headwater.core.errors import Refused
+from headwater.core.errors import OutcomeUnknown, Refused
 
 
 class Accepted(NamedTuple):
@@ -33,6 +34,8 @@ class Accepted(NamedTuple):
     """Of their batch among those of this producer id in this partition."""
     rows: int
     """How many records."""
+    first_record: int = 0
+    """Which of the call's records for this partition is the first one here, counted from 0."""
 
 
 class Acceptance(tuple[Accepted, ...]):
@@ -127,18 +130,41 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     async def wait(self) -> Acceptance:
         """Until all records are accepted, or an error tells that some are not.
 
-        `OutcomeUnknown` says that they may be. Cancelling the one who waits changes nothing.
+        `OutcomeUnknown`: some may be, or some are and others are not; `accepted()` says which are.
+        Cancelling the one who waits changes nothing.
         """
         if not self._source.is_routed:
             await self._source.routed()
         parts = self._parts()
         for part in parts:
             await part.draft.wait()
-        for part in parts:
-            if part.draft.error is not None:
-                part.draft.heard = True
-                raise part.draft.error.with_traceback(None)
-        return Acceptance(self.accepted())
+        failed = [part for part in parts if part.draft.error is not None]
+        if not failed:
+            return Acceptance(self.accepted())
+        for part in failed:
+            part.draft.heard = True
+        raise self._outcome(parts, failed)
+
+    def _outcome(self, parts: list[Part], failed: list[Part]) -> BaseException:
+        """What is told of a call that failed, or of which a part did.
+
+        The error of one part would say of the whole call that it was not accepted.
+        """
+        errors = [part.draft.error for part in failed if part.draft.error is not None]
+        for error in errors:
+            if isinstance(error, OutcomeUnknown):
+                return error.with_traceback(None)
+        if len(failed) == len(parts):
+            return errors[0].with_traceback(None)
+        rows = sum(part.rows for part in parts)
+        lost = sum(part.rows for part in failed)
+        partly = OutcomeUnknown(
+            f"{rows - lost:,} of {rows:,} records are accepted, and the others are not: this call "
+            f"went in {len(parts)} batches. handle.accepted() lists the parts that are accepted; "
+            f"do not give those again. {errors[0]}"
+        )
+        partly.__cause__ = errors[0].with_traceback(None)
+        return partly
 
     @property
     def is_done(self) -> bool:
@@ -148,7 +174,11 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     def accepted(self) -> list[Accepted]:
         """The parts that are accepted by now, also if others failed."""
         found = []
+        passed: Counter[int] = Counter()
         for draft, start, rows in self._parts() if self._source.is_routed else ():
+            # Within a partition the parts stand in the order of the call's records.
+            first_record = passed[draft.partition]
+            passed[draft.partition] += rows
             placed = draft.placed
             if placed is not None:
                 first = last = UNKNOWN_LSN
@@ -163,6 +193,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
                         last,
                         draft.producer_sequence,
                         rows,
+                        first_record,
                     )
                 )
         return found

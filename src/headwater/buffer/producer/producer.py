@@ -8,8 +8,8 @@ Always holds:
 
 - a call is kept whole or not at all: when `produce` raises or is cancelled, nothing of it was
   kept; when it returns, all of it is, and nothing but an error of its handle can lose it;
-- records of one partition are accepted in the order of the calls, each exactly once, whatever
-  happens to the answers of the store.
+- records of one partition are accepted in the order in which the calls began, also of calls that
+  run at the same time, each exactly once, whatever happens to the answers of the store.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from headwater.buffer.producer.engine import Engine
 from headwater.buffer.producer.given import arrow_table
 from headwater.buffer.producer.handle import Handle
 from headwater.buffer.producer.known_stream import Unrecorded
+from headwater.buffer.producer.line import Place
 from headwater.buffer.producer.parcel import (
     Columns,
     Entries,
@@ -108,7 +109,16 @@ class Producer(AboutProducer):
             # A caller that only produces never waits for anything: once in a while it lets the
             # uploads go on. Before the call is kept, since this is where it may be cancelled.
             self._turn_ms = now_ms
-            await runtime.sleep(0)
+            with self._engine.line.place() as place:
+                await runtime.sleep(0)
+                if not place.is_alone:
+                    return await self._values(
+                        place,
+                        entries,
+                        metadata,
+                        Extras(keys, headers, timestamps, operations),
+                        partition,
+                    )
         if headers is None and timestamps is None and operations is None and partition is None:
             value: Any = entries
             key: Any = keys
@@ -127,10 +137,22 @@ class Producer(AboutProducer):
                     if accumulator.stirred:
                         accumulator.pump()
                     return handle
-        extras = Extras(keys, headers, timestamps, operations)
+        with self._engine.line.place() as place:
+            return await self._values(
+                place, entries, metadata, Extras(keys, headers, timestamps, operations), partition
+            )
+
+    async def _values(
+        self,
+        place: Place,
+        entries: Entries,
+        metadata: bytes | None,
+        extras: Extras,
+        partition: int | None,
+    ) -> Handle:
         engine = self._engine
         parcel = await engine.settled(lambda: engine.valued(entries, metadata, extras, partition))
-        return await engine.keep(parcel, entries)
+        return await engine.keep(parcel, entries, place)
 
     async def produce_arrow(
         self,
@@ -144,23 +166,25 @@ class Producer(AboutProducer):
         They come as a pyarrow RecordBatch or Table, or as anything that has Arrow's C stream: a
         frame of pandas or polars, a result of DuckDB. A stream is read whole before it is sent.
         """
-        await runtime.sleep(0)
         engine = self._engine
-        table = data
-        if not isinstance(data, pa.RecordBatch | pa.Table):
-            # Once: what is checked again, after the stream recorded its columns, may not be read
-            # again.
-            table = await runtime.run_blocking(arrow_table, data)
-        while True:
-            try:
-                if engine.takes_time(table):
-                    parcel = await runtime.run_blocking(engine.typed, table, metadata, partition)
+        with engine.line.place() as place:
+            await runtime.sleep(0)
+            table = data
+            if not isinstance(data, pa.RecordBatch | pa.Table):
+                # Once: what is checked again, after the stream recorded its columns, may not be
+                # read again.
+                table = await runtime.run_blocking(arrow_table, data)
+            while True:
+                try:
+                    if engine.takes_time(table):
+                        check = runtime.run_blocking(engine.typed, table, metadata, partition)
+                        parcel = await check
+                    else:
+                        parcel = engine.typed(table, metadata, partition)
+                except Unrecorded as unrecorded:
+                    await engine.known.record(unrecorded)
                 else:
-                    parcel = engine.typed(table, metadata, partition)
-            except Unrecorded as unrecorded:
-                await engine.known.record(unrecorded)
-            else:
-                return await engine.keep(parcel, table)
+                    return await engine.keep(parcel, table, place)
 
     async def produce_rows(
         self,
@@ -170,11 +194,12 @@ class Producer(AboutProducer):
         partition: int | None = None,
     ) -> Handle:
         """Send rows of typed columns, as dicts; reserved names as in `produce_arrow`."""
-        await runtime.sleep(0)
-        listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
         engine = self._engine
-        parcel = await engine.settled(lambda: engine.dicts(listed, metadata, partition))
-        return await engine.keep(parcel, listed)
+        with engine.line.place() as place:
+            await runtime.sleep(0)
+            listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
+            parcel = await engine.settled(lambda: engine.dicts(listed, metadata, partition))
+            return await engine.keep(parcel, listed, place)
 
     async def flush(self) -> None:
         """Send what was gathered and wait until everything produced so far is accepted.
