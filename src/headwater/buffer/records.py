@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from headwater.buffer.expansion import check_expansion
 from headwater.buffer.soundness import check_sound
 from headwater.buffer.types import carried_schema, check_names, check_nested
+from headwater.buffer.widening import exact_cast, typed_as
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
 
@@ -112,28 +113,37 @@ def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     return batches
 
 
-def without_untyped(data: Any, schema: pa.Schema | None) -> Any:
-    """Columns of nulls without a type in the type that the stream has for them, or left out.
+def without_untyped(data: Any, schema: pa.Schema | None, *, may_drop: bool = True) -> Any:
+    """Columns, and parts of them, that have no type (pa.null()) in the type the stream has there.
 
-    What is left out is null all the same. Where nothing else would be left, it stays.
+    With `may_drop`, those that it does not have either are left out, and are null all the same.
+    Where nothing else would be left, they stay.
     """
     if not isinstance(data, pa.RecordBatch | pa.Table):
         return data
     untyped = [
-        field.name
+        field
         for field in data.schema
-        if pa.types.is_null(field.type) and not field.name.startswith("_")
+        if (pa.types.is_null(field.type) or pa.types.is_nested(field.type))
+        and not field.name.startswith("_")
     ]
-    if not untyped or data.schema.names.count(untyped[0]) > 1:
+    if not untyped or len(set(data.schema.names)) < data.num_columns:
         return data
     known = {} if schema is None else {field.name: field.type for field in schema}
-    table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
-    for name in untyped:
-        place = table.schema.get_field_index(name)
-        if name in known:
-            nulls = pa.nulls(table.num_rows, known[name])
-            table = table.set_column(place, pa.field(name, known[name]), nulls)
-        elif table.num_columns > 1:
+    table: Any = data
+    for field in untyped:
+        kind = typed_as(field.type, known.get(field.name), may_drop=may_drop)
+        if kind == field.type and not pa.types.is_null(kind):
+            continue
+        if table is data:
+            check_sound(data)
+            table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+        place = table.schema.get_field_index(field.name)
+        if not pa.types.is_null(kind):
+            chunks = [exact_cast(chunk, kind) for chunk in table.column(place).chunks]
+            column = pa.chunked_array(chunks, kind)
+            table = table.set_column(place, pa.field(field.name, kind, field.nullable), column)
+        elif may_drop and table.num_columns > 1:
             table = table.remove_column(place)
     return table
 

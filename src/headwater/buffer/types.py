@@ -56,7 +56,7 @@ _ADVICE: Final = {
     "uint64": "cast it to int64, or to decimal(20, 0)",
     "time": "cast it to a string, or to an integer of the unit you mean",
     "duration": "cast it to an integer of the unit you mean",
-    "null": "give it a type",
+    "null": "give it a type, or declare the stream's schema: nothing says what may come there",
     # Arrow's own cast to a list makes offsets that point anywhere.
     "list_view": "make a list of it, as in pa.array(column.to_pylist())",
     "large_list_view": "make a list of it, as in pa.array(column.to_pylist())",
@@ -136,7 +136,10 @@ def check_nested(place: str, kind: pa.DataType) -> None:
     """Refuse what Spark cannot hold within a carried type."""
     if pa.types.is_struct(kind):
         if not kind.num_fields:
-            raise Refused(f"column {place!r} is a struct without fields")
+            raise Refused(
+                f"column {place!r} is a struct without fields, of which nothing can be recorded: "
+                "give it a field, or declare the stream's schema"
+            )
         check_names(f" of {place!r}", [field.name for field in kind])
         for field in kind:
             check_nested(f"{place}.{field.name}", field.type)
@@ -147,6 +150,14 @@ def check_nested(place: str, kind: pa.DataType) -> None:
         check_nested(f"{place}.value", kind.item_type)
     elif pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
         raise Refused(f"column {place!r} is {kind}: its scale lies between 0 and its precision")
+
+
+def is_untyped(kind: pa.DataType) -> bool:
+    """Whether nothing says what may come somewhere in the type: `[]`, `{}`, a null."""
+    if pa.types.is_nested(kind):
+        parts = [kind.field(place).type for place in range(kind.num_fields)]
+        return not parts or any(map(is_untyped, parts))
+    return bool(pa.types.is_null(kind))
 
 
 def _carried_timestamp(kind: pa.TimestampType, column: str) -> pa.DataType:

@@ -107,6 +107,46 @@ def extended_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
     return common_type(kind, found) or kind
 
 
+def typed_as(kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True) -> pa.DataType:
+    """The type, where the parts of it that have none (pa.null()) take that of the stream's column.
+
+    `[]`, `[null]` and `{"x": null}` say nothing of what may come there. A field of a struct that
+    has no type in the stream either is left out, if it may be: it is null all the same. An element
+    of a list or a map cannot be left out, and neither can the last field: that stays as it is.
+    """
+    if pa.types.is_null(kind):
+        return kind if known is None else relaxed(known)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = known.value_type if known is not None and pa.types.is_list(known) else None
+        value = typed_as(kind.value_type, inner, may_drop=may_drop)
+        return kind if value == kind.value_type else pa.list_(pa.field("element", value))
+    if pa.types.is_map(kind):
+        inner = known.item_type if known is not None and pa.types.is_map(known) else None
+        item = typed_as(kind.item_type, inner, may_drop=may_drop)
+        return kind if item == kind.item_type else pa.map_(kind.key_type, item)
+    if pa.types.is_struct(kind):
+        return _typed_struct(kind, known, may_drop=may_drop)
+    return kind
+
+
+def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: bool) -> pa.DataType:
+    inner = {} if known is None or not pa.types.is_struct(known) else {f.name: f for f in known}
+    if not kind.num_fields:
+        return kind if not inner else relaxed(known)
+    fields = []
+    for field in kind:
+        found = inner.get(field.name)
+        told = typed_as(field.type, None if found is None else found.type, may_drop=may_drop)
+        fields.append(field if told == field.type else pa.field(field.name, told))
+    if may_drop:
+        typed = [field for field in fields if not pa.types.is_null(field.type)]
+        fields = (
+            typed or [pa.field(one.name, relaxed(one.type)) for one in inner.values()] or fields
+        )
+    made = pa.struct(fields)
+    return kind if made == kind else made
+
+
 def relaxed(kind: pa.DataType) -> pa.DataType:
     """The type with everything inside it nullable: as it stands in batches."""
     if pa.types.is_list(kind):
@@ -130,6 +170,11 @@ def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column.cast(kind)
     if _is_number(given) and _is_number(kind):
         return _cast_numbers(column, kind)
+    if pa.types.is_large_list(given) and pa.types.is_list(kind):
+        try:
+            return exact_cast(column.cast(pa.list_(given.value_field)), kind)
+        except pa.ArrowException as error:
+            raise Inexact(str(error)) from error
     if pa.types.is_list(given) and pa.types.is_list(kind):
         values = exact_cast(column.flatten(), kind.value_type)
         return pa.ListArray.from_arrays(_offsets(column), values, kind, mask=column.is_null())

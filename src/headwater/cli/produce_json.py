@@ -22,7 +22,7 @@ import pyarrow as pa
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.exact import check_exact
 from headwater.buffer.records import KEY, RESERVED, from_arrow
-from headwater.buffer.widening import Inexact, exact_cast, extended_type
+from headwater.buffer.widening import Inexact, exact_cast, extended_type, typed_as
 from headwater.cli.json_columns import JsonColumns, suspicious_numbers
 from headwater.cli.json_rows import read_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
@@ -94,7 +94,7 @@ class JsonRows:
         except Refused:
             return self._decode_lines(name, block)  # nothing but nulls, so far
         if begun.error is not None:
-            return begun
+            return self._decode_lines(name, block)  # a later line may say what `[]` is a list of
         rest = LineBlock(block.first_line + _FIRST_LINES, lines[-1], 0)
         columns = self._read_fast(rest.data)
         more = (
@@ -212,6 +212,7 @@ class JsonRows:
             raise Refused(f"column {name!r}: {error}") from error
         if pa.types.is_null(found.type):
             return pa.nulls(len(values), self._types.get(name, pa.null()))
+        found = exact_cast(found, typed_as(found.type, known, may_drop=not self._is_declared))
         kind = self._types.setdefault(name, found.type)
         if found.type == kind:
             return found
@@ -269,6 +270,9 @@ def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:
         return bool(
             pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind)
         )
+    if pa.types.is_list(found) and pa.types.is_list(kind):
+        given, wanted = found.value_type, kind.value_type
+        return given == wanted or pa.types.is_null(given) or _may_become(given, wanted)
     if pa.types.is_nested(found):
         return bool(pa.types.is_nested(kind))
     return _is_number(found) and _is_number(kind)

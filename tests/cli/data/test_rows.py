@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import Result
 
 from headwater.cli import produce_input
 from tests.cli.conftest import Invoke
@@ -46,6 +47,45 @@ def test_a_column_that_is_null_throughout_is_not_left_out_silently(
     assert f"stream alter {url} events --schema FILE" in done.stderr
     known = invoke("produce", url, "events", file('{"a":1,"b":null}\n{"a":2,"b":3}\n'), "--json")
     assert known.stderr == ""
+
+
+def test_an_empty_list_records_no_type_and_is_taken_once_there_is_one(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    def produced(*rows: str) -> Result:
+        return invoke("produce", url, "events", file("\n".join(rows)), "--json")
+
+    refused = produced('{"id":1,"a":[]}')
+    assert refused.exit_code == 2
+    assert "line 1: column 'a.element' is null" in refused.stderr
+    assert "declare the stream's schema" in refused.stderr
+    for rows in (
+        ['{"id":1,"a":[1]}'],
+        ['{"id":2,"a":[]}'],
+        ['{"id":3,"a":[null],"s":{"x":null,"y":1}}'],
+    ):
+        assert produced(*rows).exit_code == 0
+    other = produced('{"id":4,"a":["x"]}')
+    assert other.exit_code == 2
+    assert "column 'a' is list<element: int64>, and list<item: string> is given" in other.stderr
+    assert produced('{"id":5,"s":{"x":"t","y":2}}').exit_code == 0
+    found = lines(url, columns=["a", "s"])
+    assert [row["a"] for row in found] == [[1], [], [None], None]
+    assert [row["s"] for row in found[2:]] == [{"y": 1, "x": None}, {"y": 2, "x": "t"}]
+
+
+def test_a_later_line_says_what_an_empty_list_is_a_list_of(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    text = '{"a":[]}\n' * 300 + '{"a":["x"]}\n'
+    assert invoke("produce", url, "events", file(text), "--json").exit_code == 0
+    assert [row["a"] for row in lines(url, columns=["a"])] == [[]] * 300 + [["x"]]
+
+
+def test_an_empty_column_of_csv_records_no_type(invoke: Invoke, url: str, file: File) -> None:
+    for text, status in (("id,a\n1,\n", 0), ("id,a\n2,x\n", 0), ("id,a\n3,\n", 0)):
+        assert invoke("produce", url, "events", file(text), "--csv").exit_code == status
+    assert [row["a"] for row in lines(url, columns=["a"])] == [None, "x", None]
 
 
 def test_a_column_that_comes_later_is_null_before(invoke: Invoke, url: str, file: File) -> None:

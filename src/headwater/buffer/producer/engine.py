@@ -37,6 +37,7 @@ from headwater.buffer.queue.contract import Appender, Resumed
 from headwater.buffer.records import VALUE, without_untyped
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletion
+from headwater.buffer.types import is_untyped
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
 from headwater.core.fork import tell_in_child
@@ -176,9 +177,15 @@ class Engine:
         """A call of columns, checked. `is_ours`: nobody else can change their memory."""
         self._check_partition(partition)
         stream = self.stream
-        if stream.config.shape is None or stream.config.is_inferred:
-            data = without_untyped(data, stream.schema)
-        parcel = typed(data, metadata, partition, self._carried, is_ours=is_ours)
+        may_drop = stream.config.shape is None or stream.config.is_inferred
+        data = without_untyped(data, stream.schema, may_drop=may_drop)
+        try:
+            parcel = typed(data, metadata, partition, self._carried, is_ours=is_ours)
+        except Refused as refusal:
+            if any(is_untyped(field.type) for field in data.schema):
+                # Another producer may have recorded a type by now.
+                raise Unrecorded(stream, NOTHING, refusal) from refusal
+            raise
         if self._is_v1:
             _check_v1(parcel)
         if not stream.config.schemas or stream.config.is_inferred:
