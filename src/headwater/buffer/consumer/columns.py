@@ -29,7 +29,7 @@ from headwater.buffer.records import (
     VALUE,
     Operation,
 )
-from headwater.buffer.widening import Inexact, exact_cast
+from headwater.buffer.widening import Inexact, common_type, exact_cast, relaxed
 from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
@@ -61,6 +61,23 @@ _DEFAULTS: Final[dict[str, Callable[[ConsumedBatch], pa.Array]]] = {
     PARTITION: lambda batch: pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch)),
     SEQUENCE: lambda batch: pa.repeat(pa.scalar(batch.sequence, pa.int64()), len(batch)),
 }
+
+
+class RecordedColumns:
+    """The stream's columns as whoever hands out its batches knows them; None of opaque values."""
+
+    def __init__(self, schema: pa.Schema | None = None) -> None:
+        self.schema = schema
+
+    def with_those_of(self, records: pa.RecordBatch) -> pa.Schema | None:
+        """They, in types that also hold those of a batch, which may have been written later."""
+        known = {} if self.schema is None else {field.name: field.type for field in self.schema}
+        for field in records.schema:
+            if not field.name.startswith("_"):
+                before = known.get(field.name, field.type)
+                # No type holds both where an inferred one was replaced: then as it was written.
+                known[field.name] = common_type(relaxed(before), field.type) or field.type
+        return pa.schema(list(known.items())) if known else None
 
 
 class Columns:

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.buffer.calls import Call, Calls
-from headwater.buffer.consumer.columns import Columns
+from headwater.buffer.consumer.columns import Columns, RecordedColumns
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import VALUE, from_values
 from headwater.buffer.v1_manifest import Entry, unpack_metadata
@@ -47,8 +47,8 @@ class ConsumedBatch:
     """One batch of a partition, decoded.
 
     `records` has the columns that the producer wrote and no others, in the types in which they were
-    written; `table()` has the reserved ones as well, whether or not they were used. A batch that
-    was lost, and one that the queue holds twice, has no records: `lost` tells them apart.
+    written; `table()` has all columns of the stream, in its types, and the reserved ones. A batch
+    that was lost, and one that the queue holds twice, has no records: `lost` tells them apart.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class ConsumedBatch:
         stream: str,
         partition: int,
         lost: Lost | None = None,
+        recorded: RecordedColumns | None = None,
     ) -> None:
         self.descriptor: Descriptor = descriptor
         self.records: pa.RecordBatch = records
@@ -67,13 +68,27 @@ class ConsumedBatch:
         self.partition: int = partition
         self.lost = lost
         self._calls = calls
+        self._recorded = recorded or RecordedColumns()
 
     @classmethod
     def empty(
-        cls, descriptor: Descriptor, *, stream: str, partition: int, lost: Lost | None = None
+        cls,
+        descriptor: Descriptor,
+        *,
+        stream: str,
+        partition: int,
+        lost: Lost | None = None,
+        recorded: RecordedColumns | None = None,
     ) -> ConsumedBatch:
         """A batch that delivers nothing."""
-        return cls(descriptor, from_values([]), stream=stream, partition=partition, lost=lost)
+        return cls(
+            descriptor,
+            from_values([]),
+            stream=stream,
+            partition=partition,
+            lost=lost,
+            recorded=recorded,
+        )
 
     def __len__(self) -> int:
         return int(self.records.num_rows)
@@ -143,7 +158,10 @@ class ConsumedBatch:
         return described_calls(self.descriptor, len(self)) if self._calls is None else self._calls
 
     def table(self) -> pa.Table:
-        """The records in the columns that `headwater.read` shows, defaults filled in."""
-        typed = [f for f in self.records.schema if not f.name.startswith("_")]
-        columns = Columns(pa.schema(typed) if typed else None)
+        """The records in the columns that `headwater.read` shows, defaults filled in.
+
+        In the types that are recorded of the stream by now, also where the batch was written in
+        narrower ones: tables of consecutive batches can be joined.
+        """
+        columns = Columns(self._recorded.with_those_of(self.records))
         return pa.Table.from_batches([columns.of(self)], schema=columns.schema)

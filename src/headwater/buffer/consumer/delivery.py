@@ -76,9 +76,16 @@ class Delivery:
         elif _may_be_given_up(outcome.descriptor):
             letter = await read_dead_letter(self._stream, self._partition, outcome.sequence)
             outcome.lost = None if letter is None else letter.lost
+        await self._learn(outcome.descriptor.schema_version)
         self.cursor = outcome.sequence
         self._ahead.pop()
         return outcome
+
+    async def _learn(self, version: int) -> None:
+        """Learn the stream's columns from the version that a batch was written under."""
+        if version > self._stream.schema_version:
+            self._stream = await self._stream.reread()
+            self.handle.recorded.schema = self._stream.schema
 
     def hand_out(self, descriptors: list[Descriptor]) -> None:
         """These follow the cursor, and go to the caller as they are."""
@@ -114,6 +121,7 @@ class Delivery:
             stream=self._stream.name,
             partition=self._partition,
             lost=letter.lost,
+            recorded=self.handle.recorded,
         )
 
 

@@ -19,6 +19,7 @@ from headwater.buffer import arrow_stream, v1_batch
 from headwater.buffer.batch import FOOTER_BYTES, decode_batch, read_footer
 from headwater.buffer.calls import SCHEMA as CALLS_SCHEMA
 from headwater.buffer.calls import Calls
+from headwater.buffer.consumer.columns import RecordedColumns
 from headwater.buffer.consumer.consumed import ConsumedBatch, described_calls
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.riding import IN_ITS_CHUNK, Riding
@@ -45,14 +46,17 @@ class FetchHandle:
         partition: int,
         metrics: ConsumerMetrics | None = None,
         lenient: bool = False,
+        recorded: RecordedColumns | None = None,
     ) -> None:
-        """`lenient` reads published v1 batches as the reference does; `of` asks the stream."""
+        """`lenient` reads published v1 batches as the reference does; `recorded` are the columns
+        of the stream. `of` asks the stream for both."""
         self._store = store
         self._stream = stream
         self._partition = partition
         self._metrics = metrics or ConsumerMetrics()
         self._riding = Riding(store)
         self._lenient = lenient
+        self.recorded = recorded or RecordedColumns()
 
     @classmethod
     def of(
@@ -65,18 +69,25 @@ class FetchHandle:
             partition=partition,
             metrics=metrics,
             lenient=stream.config.is_lenient,
+            recorded=RecordedColumns(stream.schema),
         )
 
     def __repr__(self) -> str:
         return f"<fetches batches of {self._stream}/{self._partition} from {self._store.url}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _handle, (self._store, self._stream, self._partition, self._lenient)
+        return _handle, (
+            self._store,
+            self._stream,
+            self._partition,
+            self._lenient,
+            self.recorded,
+        )
 
     async def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
         """Fetch and decode one batch; `UnreadableBatch` if it is missing or damaged."""
         if not descriptor.rows and not _holds_bytes(descriptor):
-            return ConsumedBatch.empty(descriptor, stream=self._stream, partition=self._partition)
+            return self._empty(descriptor)
         started_s = runtime.monotonic_s()
         # What the store says of the store is not what the decoder says of the batch: the same kind
         # of error (NotSupported) from the first is for the caller, from the second of bad data.
@@ -85,9 +96,7 @@ class FetchHandle:
         except (NotFound, BadKey, Corrupt) as error:
             if not descriptor.rows and isinstance(error, NotFound):
                 # It was counted while it was there, and had none: nothing is lost with it.
-                return ConsumedBatch.empty(
-                    descriptor, stream=self._stream, partition=self._partition
-                )
+                return self._empty(descriptor)
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         try:
             if len(data) <= DECODE_INLINE_BYTES:
@@ -100,7 +109,17 @@ class FetchHandle:
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         self._metrics.fetched(len(records), len(data), runtime.monotonic_s() - started_s)
         return ConsumedBatch(
-            descriptor, records, calls, stream=self._stream, partition=self._partition
+            descriptor,
+            records,
+            calls,
+            stream=self._stream,
+            partition=self._partition,
+            recorded=self.recorded,
+        )
+
+    def _empty(self, descriptor: Descriptor) -> ConsumedBatch:
+        return ConsumedBatch.empty(
+            descriptor, stream=self._stream, partition=self._partition, recorded=self.recorded
         )
 
     async def fetch_calls(self, descriptor: Descriptor) -> Calls:
@@ -145,8 +164,12 @@ class FetchHandle:
         return (await self._store.get(descriptor.location, foreign=foreign)).data
 
 
-def _handle(store: Store, stream: str, partition: int, lenient: bool = False) -> FetchHandle:
-    return FetchHandle(store, stream=stream, partition=partition, lenient=lenient)
+def _handle(
+    store: Store, stream: str, partition: int, lenient: bool, recorded: RecordedColumns
+) -> FetchHandle:
+    return FetchHandle(
+        store, stream=stream, partition=partition, lenient=lenient, recorded=recorded
+    )
 
 
 def _holds_bytes(descriptor: Descriptor) -> bool:

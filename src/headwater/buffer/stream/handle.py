@@ -175,6 +175,10 @@ class Stream:
         """The stream, with a look at its register if nothing was recorded when it was opened."""
         if self.is_opaque or self.config.is_typed:
             return self
+        return await self.reread()
+
+    async def reread(self) -> Stream:
+        """The stream as its register says now; itself if another one has the name by now."""
         found = await StreamRegister(self.store, self.name).read_live(writing=False)
         return self.with_config(found) if found.id == self.id else self
 
