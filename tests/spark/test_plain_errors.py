@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
 
-from headwater.core.errors import Bug, Refused
-from headwater.spark.plain_errors import HIDE, plain
+from headwater.core.errors import Bug, Refused, Trimmed
+from headwater.spark.plain_errors import HIDE, plain, sentence_first
 
 
 @plain
@@ -67,3 +68,26 @@ def test_a_process_of_the_users_own_is_left_alone(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Refused):
         fails(Refused("do this"))
     assert HIDE not in os.environ
+
+
+@sentence_first
+def called_back(error: Exception) -> None:
+    raise error
+
+
+def test_a_traceback_from_the_drivers_process_begins_with_the_sentence() -> None:
+    for error in (Refused("do this"), Trimmed("begin at 5", floor=5)):
+        error.__cause__ = KeyError("somewhere below")
+        with pytest.raises(type(error)) as raised:
+            called_back(error)
+        told = "".join(traceback.format_exception(raised.value))
+        assert told.splitlines()[0] == f"headwater.core.errors.{type(error).__name__}: {error}"
+        assert "somewhere below" in told
+        assert raised.value is error
+
+
+@pytest.mark.parametrize("error", [Bug("ours"), ZeroDivisionError("somewhere")])
+def test_what_is_not_expected_in_the_drivers_process_stays_as_it_is(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        called_back(error)
+    assert "".join(traceback.format_exception(raised.value)).startswith("Traceback")

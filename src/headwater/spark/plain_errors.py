@@ -6,6 +6,10 @@ set in the worker's environment, and looks when it sends the error. So it is set
 Headwater's own is on its way there. Every worker of Spark's ends with the first error that it
 sends: no other error loses its traceback by that.
 
+What runs in the user's own process, as the function of `foreachBatch` does on a classic session,
+reaches Spark as the text of a traceback in any case. A traceback begins with the cause of its
+error: there the sentence is put first, and the traceback follows.
+
 An error that says that Headwater itself is wrong (`Bug`), or that is none of its own, keeps its
 traceback.
 """
@@ -43,6 +47,25 @@ def plain(method: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         with _sentence_alone():
             return method(*args, **kwargs)
+
+    return call
+
+
+def sentence_first(function: Callable[P, T]) -> Callable[P, T]:
+    """What Spark calls back in the driver: its errors begin with their sentence."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with _sentence_alone():
+                return function(*args, **kwargs)
+        except HeadwaterError as error:
+            if isinstance(error, Bug) or _is_spark_worker():
+                raise
+            if error.__cause__ is not None:
+                error.add_note(f"caused by {error.__cause__!r}")
+            # A copy that was never raised has no traceback; what is printed of it is one line.
+            raise error from type(error).__new__(type(error), *error.args)
 
     return call
 

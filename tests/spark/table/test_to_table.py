@@ -329,8 +329,10 @@ def test_each_micro_batch_is_a_snapshot_and_a_restart_goes_on(
     # An old copy of the checkpoint comes with an older one, which may have other rows.
     for note in (tmp_path / "checkpoint").glob("*/*[12]*"):
         note.unlink()
-    with pytest.raises(StreamingQueryException, match="older copy"):
+    with pytest.raises(StreamingQueryException, match="older copy") as refused:
         run(spark, tmp_path, warehouse)
+    told = str(refused.value)
+    assert told.index("older copy") < told.index("Traceback"), "the sentence comes first"
     assert ids(warehouse) == [1, 2, 3, 4]
 
     # A checkpoint that was deleted starts over, as another query: its rows are new ones.

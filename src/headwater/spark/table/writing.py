@@ -23,6 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headwater.core import runtime
 from headwater.core.errors import Contended, OutcomeUnknown
 from headwater.spark.files import WRITTEN, FilePlan, Place, Written, discard, task
+from headwater.spark.plain_errors import sentence_first
 from headwater.spark.table import commit as commits
 from headwater.spark.table import shape
 from headwater.spark.table import token as tokens
@@ -107,6 +108,7 @@ def start(
     _check_before(df, target, options)
     names = QueryId(checkpoint_location, is_remote=_is_remote(df))
 
+    @sentence_first
     def write_batch(batch: DataFrame, batch_id: int) -> None:
         write(batch, target, options, names.of(batch), batch_id, is_query=True)
 
