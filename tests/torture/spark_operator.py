@@ -194,7 +194,7 @@ class Operator:
         elif "opened the consumer at the same moment" in text:
             self._check_reason(not self.world.network.calm, error)
         elif isinstance(error, Refused | Fenced) and "new checkpoint" in text:
-            if "made again" in text:
+            if "made again" in text or "reads none of it now" in text:
                 self._check_reason(self.world.deleted > 0, error)
             else:
                 self._check_reason(self._replaced or self._restored, error)

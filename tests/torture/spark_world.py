@@ -84,6 +84,8 @@ class Delivered:
     """By the number of the micro-batch: the LSNs of each partition, in order."""
     ends: dict[Held, int] = field(default_factory=dict)
     """The LSN after the last one of each partition."""
+    refused: set[int] = field(default_factory=set)
+    """The micro-batches that were written down although they have to be refused."""
     is_over: bool = False
     """Whether a newer checkpoint of the group has its first micro-batch written down."""
 
@@ -300,6 +302,7 @@ class SparkWorld(Surroundings):
         exact: bool,
     ) -> None:
         """A micro-batch comes into the sink, which takes each number once."""
+        self.check(number not in query.refused, f"{group}: number {number} was not refused")
         truth = self.groups[group]
         lsns = {held: [lsn for lsn, _ in found] for held, found in rows.items() if found}
         if number in query.rows:

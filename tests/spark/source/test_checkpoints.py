@@ -299,3 +299,20 @@ def test_spark_4_1_goes_on_where_an_empty_partition_was_added_while_it_was_away(
     world.produce([b"new"], partition=1)
     Unasked(world.stream_reader(), checkpoint).step()
     assert checkpoint.values == [b"0", b"1", b"new"]
+
+
+def test_spark_4_1_says_that_all_streams_of_a_checkpoint_are_gone(world: World) -> None:
+    filled(world, count=2)
+    checkpoint = Checkpoint()
+    options = {"subscribePattern": "orders|later", "startingOffsets": "latest"}
+    Unasked(world.stream_reader(**options), checkpoint).step()
+    wait(delete_stream(world.store, "orders"))
+    world.stream("later")
+    world.produce([b"before"], "later")
+    for _ in range(2):
+        with pytest.raises(Refused, match=rf"has 'orders', and the query reads none.*{CURE}"):
+            Unasked(world.stream_reader(**options), checkpoint).step()
+    fresh = Checkpoint()
+    world.produce([b"after"], "later")
+    Unasked(world.stream_reader(**options), fresh).step()
+    assert (checkpoint.values, fresh.values) == ([], [b"after"])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from headwater.core.errors import Fenced, Refused
-from tests.spark.source.asked import ALL
+from headwater.buffer.consumer import Ownership
+from headwater.buffer.stream import alter_stream
+from headwater.core.errors import Fenced, Refused, Trimmed
+from headwater.spark.source import buffer_feed
+from tests.spark.source.asked import ALL, next_rows
 from tests.spark.source.engine import Checkpoint, Engine
 from tests.spark.source.given import Standing, World
 
@@ -97,3 +102,61 @@ def test_a_stream_that_nodes_consume_is_refused(world: World) -> None:
     reader = world.stream_reader()
     with pytest.raises(Refused, match="consumer=query"):
         reader.latestOffset(reader.initialOffset(), ALL)
+
+
+class OvertakenOnce(Ownership):
+    """Before the first opening another group opens, acknowledges all there is, and it expires."""
+
+    overtaken = False
+
+    @classmethod
+    async def open(cls, stream: Any, *args: Any, **options: Any) -> Ownership:
+        if not cls.overtaken:
+            cls.overtaken = True
+            kept = await alter_stream(stream.store, stream.name, retention_ms=0, gc_grace_ms=0)
+            other = await Ownership.open(kept, 0, "other", take_over=True, gc=False)
+            await other.acknowledge((await kept.looker(0).state()).next_sequence - 1)
+            await kept.collector(0).collect(kept.retention())
+        return await Ownership.open(stream, *args, **options)
+
+
+@pytest.fixture
+def overtaken(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Where the first query that opens the consumer comes too late."""
+    monkeypatch.setattr(OvertakenOnce, "overtaken", False)
+    monkeypatch.setattr(buffer_feed, "Ownership", OvertakenOnce)
+    for format_ in ("native", "v1"):
+        world.stream(format_, format=format_)
+        for number in range(4):
+            world.produce([b"%d" % number], format_)
+    return world
+
+
+@pytest.mark.parametrize("stream", ["native", "v1"])
+def test_what_another_group_let_expire_during_the_opening_is_data_loss(
+    overtaken: World, stream: str
+) -> None:
+    at_two = {"subscribe": stream, "startingOffsets": f'{{"{stream}": {{"0": 3}}}}'}
+    reader = overtaken.stream_reader(**at_two)
+    start = reader.initialOffset()
+    with pytest.raises(Trimmed, match=r"data loss. Wanted from offset 3 .*failOnDataLoss=false"):
+        reader.latestOffset(start, ALL)
+    overtaken.produce([b"4"], stream)
+    lenient = overtaken.stream_reader(**at_two, failOnDataLoss="false")
+    assert next_rows(lenient, lenient.initialOffset())[0] == [b"4"]
+    assert overtaken.state(stream).group == "other"
+
+
+@pytest.mark.parametrize("stream", ["native", "v1"])
+def test_a_take_over_that_another_query_overtakes_is_started_again(
+    overtaken: World, stream: str
+) -> None:
+    options = {"subscribe": stream, "takeOver": "true"}
+    at_two = {**options, "startingOffsets": f'{{"{stream}": {{"0": 3}}}}'}
+    reader = overtaken.stream_reader(**at_two)
+    start = reader.initialOffset()
+    with pytest.raises(Fenced, match=r"opened the consumer at the same moment.*Start this query"):
+        reader.latestOffset(start, ALL)
+    again = overtaken.stream_reader(**at_two, failOnDataLoss="false")
+    again.latestOffset(again.initialOffset(), ALL)
+    assert overtaken.state(stream).group == "g"

@@ -118,6 +118,8 @@ class CheckpointGuard:
         if start.query == end.query:
             raise self._older(min(end.places, default=None))
         if start.query != self._own:
+            if not start.places.keys() & end.places.keys():
+                raise self._gone(start)
             raise Refused(self._by_another(min(end.places, default=None)))
 
     async def count(self, end: Offset, feeds: Mapping[Part, Feed]) -> None:
@@ -154,6 +156,14 @@ class CheckpointGuard:
             f"{part or 'no stream yet'}: group {self._group!r} goes on with another checkpoint, "
             f"which was started after this one, or with a consumer in Python. {CURE}. If one query "
             "reads the stream twice, give the second read a groupId of its own"
+        )
+
+    def _gone(self, start: Offset) -> Refused:
+        """Spark 4.1 alone comes here: later ones say first where a micro-batch begins."""
+        streams = ", ".join(map(repr, sorted(start.ids))) or "no stream"
+        return Refused(
+            f"the checkpoint has {streams}, and the query reads none of it now: deleted, or not in "
+            f"the options any more. On Spark 4.1 it cannot go on with other streams. {CURE}"
         )
 
     def _older(self, part: Part | None) -> Refused:

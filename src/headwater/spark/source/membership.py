@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from headwater.buffer.consumer import Place, TakenOver
 from headwater.buffer.consumer.group import Step
-from headwater.core.errors import Fenced, Refused
+from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source.feed import Feed
 from headwater.spark.source.offset import Part
 
@@ -80,19 +80,26 @@ class Membership:
             await self._own_one(first, start)
         except (Refused, Fenced) as error:
             owner = await first.owner()
-            if owner.group not in ("", self._group):
+            if owner.group not in ("", self._group) and not self._take_over:
                 return False  # another group was faster: follow it
             if isinstance(error, Refused):
                 raise
-            raise Fenced(
-                f"{first.part}: another query opened the consumer at the same moment. Start this "
-                "query again, unless both are of one group: then stop one of them"
-            ) from error
+            raise self._raced(first) from error
         await at_once(self._own_one(feed, start) for feed in rest)
         return True
 
     async def _own_one(self, feed: Feed, start: Mapping[Part, Place]) -> None:
-        await feed.own(self._group, start[feed.part], take_over=self._take_over)
+        try:
+            await feed.own(self._group, start[feed.part], take_over=self._take_over)
+        except Trimmed as error:
+            # Another owner acknowledged what follows the start, and it has expired.
+            raise self._raced(feed) from error
+
+    def _raced(self, feed: Feed) -> Fenced:
+        return Fenced(
+            f"{feed.part}: another query opened the consumer at the same moment. Start this "
+            "query again, unless both are of one group: then stop one of them"
+        )
 
     def _explained(self, error: Fenced) -> Fenced:
         if not isinstance(error, TakenOver):
