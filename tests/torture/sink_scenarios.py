@@ -30,7 +30,7 @@ from tests.torture.stack_producers import ProducerActor, SourceActor
 from tests.torture.stack_scenarios import drain
 from tests.torture.stack_truth import Attempt
 from tests.torture.stack_world import StackWorld
-from tests.torture.surroundings import DAY_S, USUAL, Replacement, replaced
+from tests.torture.surroundings import DAY_S, Hazards, Replacement, replaced
 from tests.torture.transaction_scenarios import VERSIONS, Driver
 from tests.torture.transaction_world import Placement, Tried, check_transactions, placement
 
@@ -55,11 +55,9 @@ class SinkWorld(StackWorld):
     """A stream with sinks."""
 
     def __init__(self, simulation: Simulation) -> None:
-        super().__init__(simulation, "native", USUAL)
+        hazards = Hazards(outages=simulation.random.random() < 0.7)
+        super().__init__(simulation, "native", hazards)
         self.book = SinkBook(self)
-        self.network.outage = self.random.choice((0.0, 0.3, 0.8))
-        self.network.outage_s = self.random.choice((60.0, 300.0))
-        self.network.watched = ("/txn/",)
         if not self.gentle and self.random.random() < 0.5:
             # What lands long after it was given up is what makes a lost hold a lie.
             late = dataclasses.replace(self.network._faults, apply_late=0.3)

@@ -21,6 +21,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.spark.options import ReadOptions
+from headwater.spark.source.checkpoint import NOT_READ
 from headwater.testing import Process
 from tests.torture.spark_driver import Driver, Notes, Overtaken
 from tests.torture.spark_world import PATTERN, Held, SparkWorld
@@ -194,7 +195,7 @@ class Operator:
         elif "opened the consumer at the same moment" in text:
             self._check_reason(not self.world.network.calm, error)
         elif isinstance(error, Refused | Fenced) and "new checkpoint" in text:
-            if "made again" in text or "reads none of it now" in text:
+            if "made again" in text or NOT_READ in text:
                 self._check_reason(self.world.deleted > 0, error)
             else:
                 self._check_reason(self._replaced or self._restored, error)

@@ -19,11 +19,10 @@ from headwater.buffer.queue import Collector, Retention
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import OutcomeUnknown, Unavailable
-from headwater.store import MemoryBackend, Object, ObjectMeta, Store, Version
+from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition, PreconditionFailed, Unreachable
-from headwater.store.objects import Buffer, ByteRange
+from headwater.store.objects import Buffer
 from headwater.testing import Faults, FaultyStore, Process, Simulation
-from headwater.testing.sim import current_process
 
 T = TypeVar("T")
 
@@ -75,58 +74,20 @@ def require(simulation: Simulation, holds: bool, message: str) -> None:
 
 
 class EchoingStore(FaultyStore):
-    """A faulty store that may carry out a conditional write once more, long after.
-
-    After a lost answer about one of the keys that are `watched`, the process that asked may also be
-    cut off for a while, for longer than it tries: then the look that follows an unknown outcome
-    fails as well, while others go on.
-    """
+    """A faulty store that may carry out a conditional write once more, long after."""
 
     def __init__(self, *args: Any, echo: float, echo_after_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
         self._echo = echo
         self._echo_after_s = echo_after_s
-        self.watched: tuple[str, ...] = ()
-        self.outage = 0.0
-        """How often a process is cut off after a lost answer, …"""
-        self.outage_s = 0.0
-        """… and for how long."""
         self.slow = 0.0
-        """How often a write of a watched key takes its time."""
-        self._away: set[Process | None] = set()
+        """How often a write takes its time, …"""
+        self.slow_keys = ""
+        """… of the keys with this in them."""
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
-        self._check_there()
-        is_watched = not self.calm and any(part in key for part in self.watched)
-        if is_watched and self._random.random() < self.slow:
-            await runtime.sleep(self._random.random() * self._random.choice((1.0, 60.0, 3600.0)))
-        try:
-            return await self._put(key, data, condition)
-        except OutcomeUnknown:
-            if is_watched and self._random.random() < self.outage:
-                process = current_process()
-                self._away.add(process)
-                self._record(f"cut off for {self.outage_s} s")
-                self._spawn(self._come_back(process), name="outage")
-            raise
-
-    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
-        self._check_there()
-        return await super().get(key, byte_range)
-
-    async def head(self, key: str) -> ObjectMeta:
-        self._check_there()
-        return await super().head(key)
-
-    def _check_there(self) -> None:
-        if not self.calm and current_process() in self._away:
-            raise Unreachable("no route to host")
-
-    async def _come_back(self, process: Process | None) -> None:
-        await runtime.sleep(self.outage_s)
-        self._away.discard(process)
-
-    async def _put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        if self.slow and not self.calm and self.slow_keys in key:
+            await self._take_time()
         unsent: list[Unreachable] = []
         if condition is not None and not self.calm and self._random.random() < self._echo:
             self._spawn(self._again(key, bytes(data), condition, unsent), name=f"echo {key}")
@@ -135,6 +96,10 @@ class EchoingStore(FaultyStore):
         except Unreachable as error:
             unsent.append(error)  # what was never sent has no echo, and the client knows
             raise
+
+    async def _take_time(self) -> None:
+        if self._random.random() < self.slow:
+            await runtime.sleep(self._random.random() * self._random.choice((1.0, 60.0, 3600.0)))
 
     async def _again(
         self, key: str, data: bytes, condition: Condition, unsent: list[Unreachable]

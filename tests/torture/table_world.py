@@ -220,7 +220,10 @@ class TableWorld:
         self.truth = TableTruth(simulation)
         self.gentle = self.random.random() < 0.1
         self._outside = contextvars.copy_context()
-        faults = Faults() if self.gentle else Faults.swarm(simulation.stream("swarm"))
+        swarm = simulation.stream("swarm")
+        faults = Faults() if self.gentle else Faults.swarm(swarm)
+        if not self.gentle and swarm.random() < 0.7:
+            faults = faults.with_outages(swarm)
         self.network = EchoingStore(
             self.truth,
             faults,
@@ -230,9 +233,7 @@ class TableWorld:
             record=simulation.record,
             spawn=self._spawn_outside,
         )
-        self.network.watched = (POINTERS,)
-        self.network.outage = self.random.choice((0.0, 0.3, 0.8))
-        self.network.outage_s = self.random.choice((60.0, 300.0))
+        self.network.slow_keys = POINTERS
         self.network.slow = 0.0 if self.gentle else self.random.choice((0.0, 0.3, 0.6))
         patient = self.random.random() < 0.3
         self.policy = (

@@ -202,6 +202,7 @@ class FaultyStore(Backend):
             raise OutcomeUnknown("connection reset")
         if self._strikes("apply_late", operation, key):
             self._spawn(self._late(operation, key, apply), name=f"late {operation} {key}")
+            self._cut_off(operation, key)
             raise OutcomeUnknown("connection reset")
         if self._strikes("stall", operation, key):
             await runtime.sleep(self._random.uniform(0, STALL_S))

@@ -23,7 +23,7 @@ from headwater.buffer.consumer import (
 from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import runtime
-from headwater.core.errors import Refused
+from headwater.core.errors import Refused, Unavailable
 from headwater.store import MemoryBackend, Store
 from tests.buffer.consumer.fakes import FakeQueue
 from tests.buffer.consumer.produced import produce
@@ -80,6 +80,25 @@ def test_who_took_over_is_told_with_the_time(on_a_stream: Callable[[Test], None]
                 await refused()
         assert (await stream.looker(0).state()).acked_sequence == 0
         await second.acknowledge(0)
+
+    on_a_stream(test)
+
+
+def test_who_took_over_cannot_be_told_where_the_store_is_away(
+    on_a_stream: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(stream: Stream) -> None:
+        first = await Ownership.open(stream, 0, "billing", gc=False)
+        await Ownership.open(stream, 0, "billing", gc=False)
+
+        async def away(_: object) -> None:
+            raise Unavailable("no answer")
+
+        monkeypatch.setattr(type(stream.looker(0)), "state", away)
+        told = r"stream 'orders', partition 0: .* fenced this one of group 'billing' \(epoch 1\)"
+        with pytest.raises(TakenOver, match=told) as fenced:
+            await first.check()
+        assert (fenced.value.group, fenced.value.by) == ("billing", "")
 
     on_a_stream(test)
 

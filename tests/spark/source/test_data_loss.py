@@ -11,17 +11,20 @@ from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 from headwater.spark.source import StreamReader
+from headwater.spark.source.limits import Limits
+from headwater.spark.source.micro_batches import MicroBatches
+from headwater.spark.source.offset import Offset
 from tests.spark.source.asked import ALL, next_rows, rows_between
 from tests.spark.source.engine import Checkpoint, Engine, places
 from tests.spark.source.given import Standing, World, rows_of, wait
 
 
-def _expire(world: World) -> None:
+def _expire(world: World, group: str = "owner") -> None:
     """Acknowledge everything and let it go."""
 
     async def go() -> None:
         stream = await alter_stream(world.store, "orders", retention_ms=0, gc_grace_ms=0)
-        async with await Consumer.open(stream, group="owner", gc=False) as consumer:
+        async with await Consumer.open(stream, group=group, gc=False) as consumer:
             while (batch := await consumer.next_batch()) is not None:
                 await consumer.ack(batch.sequence)
         await stream.collector(0).collect(stream.retention())
@@ -185,3 +188,89 @@ def test_a_partition_that_is_not_there_is_refused(world: World) -> None:
     reader = world.stream_reader(assign='{"orders": [2]}')
     with pytest.raises(Refused, match="has partitions 0 to 1, not 2"):
         reader.initialOffset()
+
+
+def test_a_stream_that_is_deleted_before_a_commit_is_told_as_that(world: World) -> None:
+    world.stream()
+    world.produce([b"a"])
+    reader = world.stream_reader()
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    wait(delete_stream(world.store, "orders"))
+    for ask in (lambda: reader.partitions(start, end), lambda: reader.commit(end)):
+        with pytest.raises(NotFound, match=r"'orders' .*was deleted while it was in use"):
+            ask()
+
+
+def test_a_position_that_somebody_removed_is_told_as_that(world: World) -> None:
+    world.stream()
+    world.produce([b"a"])
+    reader = world.stream_reader()
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+
+    async def remove() -> None:
+        for meta in [meta async for meta in world.store.list("streams/orders/0/groups")]:
+            await world.store.delete(meta.key)
+
+    wait(remove())
+    with pytest.raises(RolledBack, match=r"is gone.*new checkpoint"):
+        reader.commit(end)
+
+
+def test_what_another_query_of_the_group_let_expire_is_not_called_data_loss(
+    world: World, clock: Standing
+) -> None:
+    world.stream()
+    world.produce([b"a"])
+    late = world.stream_reader()
+    start = late.initialOffset()
+    late.latestOffset(start, ALL)
+    newer = Checkpoint()
+    Engine(world.stream_reader(), newer).run()
+    _expire(world, group="g")
+    world.produce([b"b"])
+    fresh = MicroBatches(world.store, late._options)
+    fresh._guard._entered = start["query"]
+    with pytest.raises(Refused, match=r"another checkpoint.*new checkpoint"):
+        wait(fresh.latest(Offset.from_json(start), Limits()))
+    assert newer.values == [b"a"]
+
+
+def test_a_micro_batch_of_a_stream_that_is_gone_is_refused_with_the_cure(world: World) -> None:
+    world.stream()
+    world.stream("rest")
+    world.produce([b"a"])
+    pattern = {"subscribePattern": "orders|rest"}
+    reader = world.stream_reader(**pattern)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    closed = {**end, "step": 2, "closed": 1}
+    moved = json.loads(json.dumps(closed))
+    moved["streams"]["orders"]["partitions"]["0"] = {"lsn": 3, "sequence": 2}
+    wait(delete_stream(world.store, "orders"))
+    with pytest.raises(Refused, match=r"'orders'.*run again.*deleted, or not.*new checkpoint"):
+        world.stream_reader(**pattern).partitions(end, moved)
+
+
+@pytest.mark.parametrize("format_", ["native", "v1"])
+@pytest.mark.parametrize("on_bad", ["fail", "deadLetter"])
+def test_a_batch_that_goes_with_its_stream_is_told_as_that(
+    world: World, format_: str, on_bad: str
+) -> None:
+    world.stream(format=format_)
+    world.produce([b"x" * 20_000])
+    reader = world.stream_reader(onBadBatch=on_bad)
+    start = reader.initialOffset()
+    tasks = reader.partitions(start, reader.latestOffset(start, ALL))
+
+    async def delete_half() -> None:
+        """Where the queue is still there, and its batches are not."""
+        metas = [meta async for meta in world.store.list("streams/orders/0/ingest")]
+        kept = [await world.store.get(meta.key) for meta in metas if "batch" not in meta.key]
+        await delete_stream(world.store, "orders")
+        for one in kept:
+            await world.store.put(one.meta.key, one.data)
+
+    wait(delete_half())
+    with pytest.raises(NotFound, match="was deleted while it was in use"):
+        rows_of(reader, tasks)

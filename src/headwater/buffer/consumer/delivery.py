@@ -26,6 +26,7 @@ from headwater.buffer.consumer.read_ahead import After, ReadAhead
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.deleted import told_of_deletion
 from headwater.core.errors import Refused, Trimmed
 
 OnBadBatch = Literal["raise", "dead_letter"]
@@ -133,7 +134,8 @@ def _may_be_given_up(descriptor: Descriptor) -> bool:
 async def check_retained(stream: Stream, partition: int, error: UnreadableBatch) -> None:
     """Say `Trimmed` of a batch that went with the retention while it was being read.
 
-    `floor` is the oldest sequence.
+    `floor` is the oldest sequence. `NotFound` if it went with its stream: batches are deleted
+    before the queue that knows them.
     """
     floor = await stream.looker(partition).floor()
     sequence = error.descriptor.sequence
@@ -143,3 +145,6 @@ async def check_retained(stream: Stream, partition: int, error: UnreadableBatch)
             f"retention while it was being read; the oldest one is {floor}",
             floor=floor,
         ) from error
+    told = await told_of_deletion(stream, error)
+    if told is not error:
+        raise told from error

@@ -15,7 +15,7 @@ import msgspec
 from headwater.buffer.layout import group_key
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
-from headwater.core.errors import Fenced, NotFound
+from headwater.core.errors import Fenced, NotFound, RolledBack
 from headwater.store import Register
 
 
@@ -158,7 +158,13 @@ class GroupRegister:
         return (await self._register.update(counted)).value
 
     def _counted(self, now: GroupPosition | None, query: str, step: Step) -> GroupPosition:
-        if now is None or now.query != query:
+        """The position with the count of the query that has claimed it."""
+        if now is None:
+            raise RolledBack(
+                f"{self._key} is gone, and with it where the group stood. Restore it, or give the "
+                "query a new checkpoint: the group begins there as one that is not known"
+            )
+        if now.query != query:
             raise OtherQuery(self._key, query, now)
         if step.number <= now.step:
             return now

@@ -37,7 +37,7 @@ class TakenOver(Fenced):
         self.group = group
         """Whose ownership it was."""
         self.by = by
-        """The group that has it; the same one if it was opened once more."""
+        """The group that has it; the same one if it was opened once more; empty if not known."""
 
 
 class Ownership:
@@ -127,11 +127,16 @@ class Ownership:
                     self._sweeper.stop()  # the successor collects
                 raise await self._taken_over(error) from error
 
-    async def _taken_over(self, error: Fenced) -> Fenced:
+    async def _taken_over(self, error: Fenced) -> TakenOver:
         try:
             state = await self.stream.looker(self.partition).state()
         except HeadwaterError:
-            return error  # who it was cannot be told; that it was somebody is certain
+            # Who it was cannot be read now; that there was a later opening is certain.
+            return TakenOver(
+                f"stream {self.stream.name!r}, partition {self.partition}: another consumer was "
+                f"opened and fenced this one of group {self.group!r} (epoch {self.epoch})",
+                group=self.group,
+            )
         at = datetime.fromtimestamp(state.opened_ms / 1000, UTC).isoformat(timespec="milliseconds")
         when = f" at {at}" if state.opened_ms else ""
         return TakenOver(

@@ -13,10 +13,10 @@ from typing import Final
 
 from headwater.buffer.stream.handle import Stream
 from headwater.buffer.stream.register import StreamRegister
-from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
+from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
 
 # `Refused` by a published v1 queue that belongs to a later stream: its layout has no place for ids.
-_MAY_TELL: Final = (RolledBack, NotFound, Refused)
+_MAY_TELL: Final = (Damaged, NotFound, Refused)
 
 
 @asynccontextmanager

@@ -32,6 +32,8 @@ CURE: Final = (
     "checkpoint, a groupId of its own and startingOffsets"
 )
 
+NOT_READ: Final = "deleted, or not in the options any more"
+
 
 class CheckpointGuard:
     """One query's hold on its group's positions."""
@@ -86,9 +88,13 @@ class CheckpointGuard:
             ) from error
 
     async def check(self, offset: Offset, feeds: Mapping[Part, Feed]) -> None:
-        """Refuse the offset of another checkpoint, or of an older copy of this one."""
-        if offset.query == self._entered:
-            return
+        """Refuse the offset of another checkpoint, or of an older copy of this one, once."""
+        if offset.query != self._entered:
+            await self.check_again(offset, feeds)
+            self._entered = offset.query
+
+    async def check_again(self, offset: Offset, feeds: Mapping[Part, Feed]) -> None:
+        """The same, whatever was found before: another query may have started since."""
         claims = await self._claims(feeds)
         for part, claim in claims.items():
             if part in offset.places and claim.query != offset.query:
@@ -101,7 +107,6 @@ class CheckpointGuard:
         for feed, place in zip(known, stood, strict=True):
             if place is not None and place > offset.places[feed.part]:
                 raise self._older(feed.part)
-        self._entered = offset.query
 
     def check_follows(self, start: Offset, end: Offset) -> None:
         """Refuse a micro-batch whose two ends do not belong together.
@@ -162,8 +167,8 @@ class CheckpointGuard:
         """Spark 4.1 alone comes here: later ones say first where a micro-batch begins."""
         streams = ", ".join(map(repr, sorted(start.ids))) or "no stream"
         return Refused(
-            f"the checkpoint has {streams}, and the query reads none of it now: deleted, or not in "
-            f"the options any more. On Spark 4.1 it cannot go on with other streams. {CURE}"
+            f"the checkpoint has {streams}, and the query reads none of it now: {NOT_READ}. On "
+            f"Spark 4.1 it cannot go on with other streams. {CURE}"
         )
 
     def _older(self, part: Part | None) -> Refused:

@@ -109,6 +109,11 @@ class Membership:
                 "Another run of this query was started: stop one of them. If one query reads the "
                 "stream twice, give the second read a groupId of its own"
             )
+        elif not error.by:
+            cure = (
+                "Start this query again, unless another run of it was started: then stop one of "
+                "them"
+            )
         else:
             cure = (
                 f"Group {error.by!r} took the ownership over. Start this query again to follow "

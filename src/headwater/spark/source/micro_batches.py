@@ -24,7 +24,7 @@ from headwater.spark.options import ReadOptions
 from headwater.spark.options.offsets import LATEST
 from headwater.spark.source import asked, limits
 from headwater.spark.source.buffer_feed import BufferFeed
-from headwater.spark.source.checkpoint import CheckpointGuard
+from headwater.spark.source.checkpoint import CURE, NOT_READ, CheckpointGuard
 from headwater.spark.source.feed import Feed
 from headwater.spark.source.known import Known
 from headwater.spark.source.limits import Limits
@@ -110,7 +110,7 @@ class MicroBatches:
         await self._guard.enter(start, self._feeds)
         await self._membership.join([self._feeds[part] for part in here], here)
         if is_new or self._fixed is not None or self._polling.is_due:
-            await self._look(here, limits)
+            await self._look(start, here, limits)
         ends = self._ends_of(here, limits)
         for feed in added:
             # Said where it begins before anything of it is read: the next micro-batch begins there.
@@ -143,8 +143,11 @@ class MicroBatches:
             if since is None or since >= until:
                 continue
             if part not in self._feeds:
-                raise Refused(f"{part}: the checkpoint asks for it, and the options do not")
-            planned.append((self._feeds[part], await self._slices(part, since, until)))
+                raise Refused(
+                    f"{part}: the checkpoint has a micro-batch with records of it that is to be "
+                    f"run again, and the query does not read it now: {NOT_READ}. {CURE}"
+                )
+            planned.append((self._feeds[part], await self._slices(end, part, since)))
         await self._guard.count(end, self._feeds)
         self._planned = end
         return pack(planned, self._options)
@@ -278,13 +281,14 @@ class MicroBatches:
 
     # What comes next
 
-    async def _look(self, here: dict[Part, Place], limits: Limits) -> None:
+    async def _look(self, start: Offset, here: dict[Part, Place], limits: Limits) -> None:
         """Ask the queues for more, and whether this is still their owner."""
         await self._membership.check(self._feeds[part] for part in here)
-        found = await at_once(self._learn(part, place, limits) for part, place in here.items())
+        found = await at_once(self._learn(start, part, limits) for part in here)
         self._polling.found(any(found))
 
-    async def _learn(self, part: Part, place: Place, limits: Limits) -> bool:
+    async def _learn(self, start: Offset, part: Part, limits: Limits) -> bool:
+        place = start.places[part]
         known = self._known.get(part)
         if known is None:
             known = self._known[part] = Known(self._feeds[part], place)
@@ -294,7 +298,7 @@ class MicroBatches:
         try:
             return await known.learn(rows=limits.rows, size_bytes=limits.size_bytes)
         except Trimmed as trimmed:
-            oldest = await self._after_loss(part, place, trimmed)
+            oldest = await self._after_loss(start, part, place, trimmed)
             known.begin_at(oldest, instead_of=place)
             return await known.learn(rows=limits.rows, size_bytes=limits.size_bytes)
 
@@ -315,18 +319,23 @@ class MicroBatches:
             if end is not None and end > here[part]
         }
 
-    async def _slices(self, part: Part, since: Place, until: Place) -> list[Slice]:
+    async def _slices(self, end: Offset, part: Part, since: Place) -> list[Slice]:
+        until = end.places[part]
         known = self._known.get(part)
         if known is None or not known.begins_at(since):
             known = Known(self._feeds[part], since)
         try:
             return await known.all_until(until)
         except Trimmed as trimmed:
-            oldest = await self._after_loss(part, since, trimmed)
+            oldest = await self._after_loss(end, part, since, trimmed)
             return await Known(self._feeds[part], oldest).all_until(until)
 
-    async def _after_loss(self, part: Part, wanted: Place, trimmed: Trimmed) -> Place:
+    async def _after_loss(
+        self, offset: Offset, part: Part, wanted: Place, trimmed: Trimmed
+    ) -> Place:
         """The oldest place, where it may be gone on with."""
+        # What another query of this group has read and let expire is not lost.
+        await self._guard.check_again(offset, self._feeds)
         oldest = (await self._feeds[part].bounds()).oldest
         loss = lost_before(part, wanted, oldest, self._store.url)
         if self._options.fail_on_data_loss:
