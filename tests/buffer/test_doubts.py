@@ -109,7 +109,7 @@ async def test_a_manifest_that_may_be_there_is_not_called_failed() -> None:
 async def test_a_segment_that_may_be_there_is_not_called_failed() -> None:
     backend, store = cut()
     backend.breaks_at = "acked"
-    acked = Acked(store, Names("s/0/ingest"))
+    acked = Acked(store, Names("s/0/ingest", "q"))
     await expect_unknown(lambda: acked._put("s/0/ingest/headwater/acked/x", b"token", b"token"))
 
 

@@ -179,7 +179,7 @@ def test_a_batch_is_read_as_it_always_was(name: str) -> None:
 def test_a_segment_of_acknowledged_entries_is_written_and_read_as_it_always_was() -> None:
     golden = (HERE / "segment.1").read_bytes()
     assert encode_segment(b"t" * 16, SEGMENT_ENTRIES, SEGMENT_COUNTED, 60) == golden
-    header, batches = decode_segment(Names("ingest"), "key", golden)
+    header, batches = decode_segment(Names("ingest", "orders-0"), "key", golden)
     assert (header.first_sequence, header.next_sequence) == (7, 10)
     assert (header.first_lsn, header.next_lsn, header.newest_ms) == (100, 102, 60)
     assert [batch.location for batch in batches] == [one.location for one in SEGMENT_ENTRIES]

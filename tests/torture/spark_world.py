@@ -315,9 +315,9 @@ class SparkWorld(Surroundings):
             if not same and not self._is_counted(query):
                 # An older copy that cannot be known as one. Whoever puts it back has a sink that
                 # takes these rows for written.
-                for held, found in lsns.items():
-                    truth.given[held].update(found)
-                    query.ends[held] = max(query.ends.get(held, 0), found[-1] + 1)
+                for held, given in lsns.items():
+                    truth.given[held].update(given)
+                    query.ends[held] = max(query.ends.get(held, 0), given[-1] + 1)
                 return
             self.check(same, f"{group}: number {number} had {before}, and has now {now}")
             return

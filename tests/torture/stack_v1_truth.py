@@ -27,7 +27,7 @@ class V1Truth:
         self.prefix = prefix
         self.epoch = 0
         self._log = log
-        self._names = Names(prefix)
+        self._names = Names(prefix, "of any queue")
         self._front = 0
         self._side = Side("")
         self._sequence_of: dict[str, int] = {}
@@ -59,7 +59,7 @@ class V1Truth:
 
     def deleted(self, key: str) -> None:
         """A delete was applied to something that was there."""
-        if key.startswith(f"{self._names.acked}/"):
+        if key.startswith(f"{self.prefix}/headwater/acked/"):
             return
         sequence, floor = self._sequence_of.get(key), self._side.floor_sequence
         below = sequence is not None and sequence < min(floor, self._front)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headwater.buffer.queue.v1.cover import cover
 from headwater.buffer.queue.v1.names import Names, SegmentName
 
-NAMES = Names("streams/orders/0/ingest")
+NAMES = Names("streams/orders/0/ingest", "orders-0")
 WRITER = "ab" * 16
 
 

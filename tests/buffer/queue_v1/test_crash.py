@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention
+from headwater.buffer.queue.v1 import V1Appender, V1Looker, V1Taker, create_v1_queue
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, OutcomeUnknown, RolledBack
 from headwater.store import MemoryBackend, Store, Version
@@ -13,9 +14,12 @@ from headwater.store.objects import Buffer
 from tests.buffer.queue_v1.given import (
     MANIFEST,
     PREFIX,
+    QUEUE,
     SIDE,
     OtherProducer,
     Queue,
+    memory,
+    new_batch,
     produce,
 )
 from tests.store.scripted import Apply, Scripted, virtual
@@ -266,7 +270,7 @@ async def test_a_segment_named_by_its_last_sequence_alone_is_read_as_well() -> N
     await taker.dequeue(3)
     for last, key in (await queue.segments()).items():
         data = (await queue.store.get(key)).data
-        await queue.store.put(f"{PREFIX}/headwater/acked/{last:020d}", data)
+        await queue.store.put(f"{PREFIX}/headwater/acked/{QUEUE}/{last:020d}", data)
         await queue.store.delete(key)
     assert numbers(await queue.looker().after(None, 9)) == NUMBERS
     looker = queue.looker()
@@ -279,6 +283,31 @@ async def test_a_segment_named_by_its_last_sequence_alone_is_read_as_well() -> N
         3,
         4,
     ]
+
+
+@virtual
+async def test_a_segment_that_an_earlier_queue_of_the_place_left_is_not_read() -> None:
+    old = await memory().made()
+    batch, data = new_batch(b"old", b"older")
+    await old.appender().upload(batch.batch_id, data)
+    await old.appender().append([batch])
+    await old.opened()
+    await (await old.opened()).dequeue(0)
+    late = {key: (await old.store.get(key)).data for key in (await old.segments()).values()}
+    for key in await old.keys():
+        await old.store.delete(key)
+    for key, segment in late.items():
+        await old.store.put(key, segment)  # by a consumer that stood still meanwhile
+    await create_v1_queue(old.store, PREFIX, "another")
+    batch, data = new_batch(b"new")
+    appender = V1Appender(old.store, PREFIX, "another", "p")
+    await appender.upload(batch.batch_id, data)
+    await appender.append([batch])
+    taker = V1Taker(old.store, PREFIX, "another")
+    await taker.open("g")
+    await taker.dequeue(0)
+    found = await V1Looker(old.store, PREFIX, "another").after(None, 9)
+    assert await old.records(found) == [b"new"]
 
 
 @virtual

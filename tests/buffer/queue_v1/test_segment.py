@@ -17,7 +17,7 @@ from headwater.buffer.queue.v1.segment import (
 from headwater.buffer.v1_manifest import Entry, MetadataItem
 from headwater.core.errors import Corrupt, NotSupported
 
-NAMES = Names("ingest")
+NAMES = Names("ingest", "orders-0")
 ENTRIES = [
     Entry(7, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [MetadataItem(0, -5, b"m")]),
     Entry(8, "elsewhere/é", []),

@@ -182,7 +182,7 @@ def _check_neighbours(report: Report, chunks: Chunks, held: list[Chunk]) -> None
 
 
 async def _published(report: Report, stream: Stream, prefix: str, shown: int) -> None:
-    names = Names(prefix)
+    names = Names(prefix, stream.id)
     try:
         data = bytes((await stream.store.get(names.manifest)).data)
     except NotFound:

@@ -42,7 +42,7 @@ def _segment(source: Source, shown: int) -> Report:
     report = Report(SEGMENT, len(source.data))
     name = source.key or "the segment"
     try:
-        found = segment.decode_segment(Names("unknown"), name, source.data)
+        found = segment.decode_segment(Names("unknown", "unknown"), name, source.data)
     except (Corrupt, NotSupported) as error:
         check = "checksum" if "checksum" in str(error) else "contents"
         report.problems.append(Problem.of(error, check))

@@ -64,7 +64,7 @@ async def adopt_v1_queue(
     if Headwater never had the queue. What was retained from before stays, unless more than
     V1_TAKEN_MAX batches were taken since. Fences a consumer of ours.
     """
-    names = Names(prefix)
+    names = Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
     before = await side.look()

@@ -74,7 +74,7 @@ class V1Appender(Appender):
         policy: RetryPolicy | None = None,
         lenient: bool = False,
     ) -> None:
-        names = Names(prefix)
+        names = Names(prefix, queue_id)
         self.counters = Counters()
         self.inline_max_bytes = 0
         self.producer_id = producer_id

@@ -42,7 +42,7 @@ class V1Collector(Collector):
     """Deletes acknowledged batches past the retention, and never anything else."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        names = Names(prefix)
+        names = Names(prefix, queue_id)
         self._store = store
         self._names = names
         self._manifest = ManifestObject(store, names.manifest, lenient=lenient)

@@ -17,7 +17,7 @@ async def create_v1_queue(
     A manifest that other producers made is taken as it is, if nothing was dequeued from it. The
     manifest comes first: where a side object stands, a missing manifest is one that was deleted.
     """
-    names = Names(prefix)
+    names = Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
     there = await side.look()

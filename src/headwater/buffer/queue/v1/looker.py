@@ -18,7 +18,7 @@ class V1Looker(Looker):
     """Reads without opening anything. A first look counts every pending batch, later ones go on."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        names = Names(prefix)
+        names = Names(prefix, queue_id)
         self._names = names
         self._side = SideObject(store, names, queue_id)
         self._manifest = ManifestObject(store, names.manifest, lenient=lenient)

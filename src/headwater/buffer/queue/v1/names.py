@@ -4,11 +4,14 @@
     <prefix>/<ULID>.batch                   its batches, as published
     <prefix>/<ULID>/<16 hex digits>         its batches, as the published Go producer names them
     <prefix>/headwater/side.json            a register: LSNs, owner, floor
-    <prefix>/headwater/acked/<20 digits>-…  what was acknowledged, up to that sequence
+    <prefix>/headwater/acked/<queue id>/<20 digits>-…  what was acknowledged, up to that sequence
     <prefix>/headwater/clock.json           a register: written to learn the store's time
 
 The garbage collector of another implementation looks at names of the form `<ULID>.batch` alone,
 also in folders below; ours never have it.
+
+The place is that of any queue which had or has the stream's name. So the segments stand below the
+queue's id: one that a consumer of a deleted stream writes late is not taken for a fact of the next.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ class SegmentName(NamedTuple):
 class Names:
     """The keys of one queue."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, queue_id: str) -> None:
         self.prefix = check_key(prefix)
         self.manifest = f"{prefix}/manifest"
         self.side = f"{prefix}/headwater/side.json"
-        self.acked = f"{prefix}/headwater/acked"
+        self.acked = f"{prefix}/headwater/acked/{queue_id}"
         self.clock = f"{prefix}/headwater/clock.json"
 
     def batch(self, batch_id: str) -> str:

@@ -51,7 +51,7 @@ class V1Taker(Taker):
         policy: RetryPolicy | None = None,
         lenient: bool = False,
     ) -> None:
-        names = Names(prefix)
+        names = Names(prefix, queue_id)
         self.counters = Counters()
         self.epoch = 0
         self._names = names
