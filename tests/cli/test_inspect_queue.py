@@ -418,7 +418,7 @@ def test_a_published_queue(told: Told, tmp_path: Path) -> None:
     folder = tmp_path / "store/streams/old/0/ingest"
     side = told(folder / "headwater/side.json")
     assert (side["owner"], side["acknowledged_below_lsn"]) == ("owner", 3)
-    [segment] = (folder / "headwater/acked").iterdir()
+    [segment] = (folder / "headwater/acked").glob("*/*")
     assert told(segment)["acknowledged_entries"][0]["records"] == 2
     damaged = bytearray(segment.read_bytes())
     damaged[-30] ^= 1
