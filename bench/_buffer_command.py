@@ -1,11 +1,18 @@
-"""`headwater produce` of lines and of JSON, against Arrow's own reader over the same file."""
+"""`headwater produce` of lines and of JSON, against Arrow's own reader over the same file.
+
+And what commands take that need neither Arrow nor Spark, against the start of the interpreter.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +25,8 @@ from headwater.buffer.stream import create_stream
 from headwater.cli.app import app
 from headwater.store import open_store
 
+STARTUP_GOAL_S = 0.2
+"""Processor time, user and system, of a command that needs neither Arrow nor Spark."""
 RATE_GOAL = 500_000
 RATIO_GOAL = 0.5
 """Of Arrow's reader alone to all of it: checking, copying, encoding and writing is the rest."""
@@ -89,5 +98,48 @@ def command(root: Path, records: int, rounds: int) -> Section:
         goals=[
             Goal("produce --json", RATE_GOAL, wall[fast], unit="records/s", timed=True),
             Goal("pyarrow.json ÷ --json, processor time", RATIO_GOAL, cpu[alone] / cpu[fast]),
+        ],
+    )
+
+
+def startup(root: Path, rounds: int) -> Section:
+    """Processor time of commands as processes of their own, in turns with a bare interpreter."""
+    url = f"file://{root}/startup"
+    asyncio.run(create_stream(url, "orders"))
+    commands = ["version", "--help", f"store ls {url}", f"stream list {url}"]
+    commands += [f"stream describe {url} orders", f"lag {url} orders"]
+    commands += [f"stream create {url} orders --exists-ok", f"gc {url} orders"]
+    started = {"(python -c pass)": [sys.executable, "-c", "pass"]}
+    started |= {
+        one.replace(url, "URL"): [sys.executable, "-m", "headwater.cli", *one.split()]
+        for one in commands
+    }
+    # As installed: Python keeps its bytecode. The first round compiles it and is not counted.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": f"{root}/bytecode"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    spent: dict[str, list[float]] = {name: [] for name in started}
+    for number in range(rounds + 1):
+        for name, arguments in started.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(arguments, env=environment, stdout=subprocess.DEVNULL, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            if number:
+                used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                spent[name].append(used_s)
+    medians = {name: statistics.median(times) for name, times in spent.items()}
+    bare_s, *others_s = medians.values()
+    return Section(
+        "Processor time of a command, user and system",
+        ["command", "median", "÷ bare interpreter"],
+        [[name, f"{used_s:.3f} s", f"{used_s / bare_s:.1f}"] for name, used_s in medians.items()],
+        [
+            Goal(
+                "the slowest of these commands",
+                STARTUP_GOAL_S,
+                max(others_s),
+                at_least=False,
+                unit="s",
+                timed=True,
+            )
         ],
     )

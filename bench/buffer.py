@@ -4,6 +4,7 @@
 - produce until accepted, and consume, on a local directory, against the same bytes put and got
   through the store alone, with the same syncs;
 - `headwater produce` of lines and of JSON, against Arrow's JSON reader alone;
+- processor time of commands that need neither Arrow nor Spark, against the bare interpreter;
 - a store at 50 ms a request, in the simulator's virtual time: what several uploads in flight and
   grouped appends bring, and what 1, 4, 16 and 64 producers on one partition cost each other;
 - what an append, a poll and a dequeue move at 10, 1,000 and 100,000 pending batches;
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench._buffer_codec import codec
-from bench._buffer_command import command
+from bench._buffer_command import command, startup
 from bench._buffer_distance import contention, pipelining
 from bench._buffer_growth import growth
 from bench._buffer_local import Load, local
@@ -99,6 +100,7 @@ def sections(scale: Scale, root: Path) -> dict[str, Callable[[], list[Section]]]
         "codec": lambda: [codec(scale.rounds)],
         "local": on_disk,
         "command": lambda: [command(root, 5 * scale.records, scale.rounds)],
+        "startup": lambda: [startup(root, scale.rounds)],
         "pipelining": lambda: [pipelining(scale.batches)],
         "contention": lambda: [contention(scale.flushes)],
         "growth": by_pending,

@@ -9,8 +9,7 @@ Always holds: importing this loads no room; a name is loaded when it is asked fo
 
 from typing import TYPE_CHECKING
 
-from headwater.front import load as __getattr__  # noqa: F401  Python asks for it by this name
-from headwater.front import names as __dir__  # noqa: F401  and for this one
+from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.consumer import read, read_async
@@ -18,3 +17,12 @@ if TYPE_CHECKING:
     from headwater.store import Store, open_store
 
 __all__ = ["HeadwaterError", "Store", "open_store", "read", "read_async"]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "buffer.consumer": "read read_async",
+        "core.errors": "HeadwaterError",
+        "store": "Store open_store",
+    },
+)

@@ -1,33 +1,35 @@
-"""What is called by its short name, and loaded when it is asked for.
+"""Names that a package exports, loaded when they are first used (PEP 562).
 
-Importing Headwater loads no room: a script that opens a store does not wait for Arrow, a command
-that prints its help does not wait for the store, and Ctrl-C is listened for before either is there.
+Importing a package then loads none of its modules: a command that lists streams does not wait for
+Arrow, one that prints its help does not wait for the store, and Ctrl-C works before either is
+loaded. The package repeats its exports as imports under `if TYPE_CHECKING:`, for type checkers and
+editors; a test compares the two.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Final
-
-_HOMES: Final = {
-    "HeadwaterError": "headwater.core.errors",
-    "Store": "headwater.store",
-    "open_store": "headwater.store",
-    "read": "headwater.buffer.consumer",
-    "read_async": "headwater.buffer.consumer",
-}
+import sys
+from collections.abc import Callable, Mapping
 
 
-def load(name: str) -> object:
-    """A public name of the package, from the room where it lives."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'headwater' has no attribute {name!r}")
-    found: object = getattr(importlib.import_module(home), name)
-    setattr(importlib.import_module("headwater"), name, found)
-    return found
+def exports(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The package's `__getattr__` and `__dir__`, given the names that each of its modules has.
 
+    A module must not have the name of an export: importing it would replace the export.
+    """
+    home_of = {name: f"{package}.{home}" for home, names in homes.items() for name in names.split()}
 
-def names() -> list[str]:
-    """What the package has to offer, loaded or not."""
-    return sorted({*vars(importlib.import_module("headwater")), *_HOMES})
+    def load(name: str) -> object:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found: object = getattr(importlib.import_module(home_of[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return load, names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -40,6 +41,32 @@ def test_names_that_are_loaded_when_asked_for_are_told_before() -> None:
     assert importlib.import_module("headwater").read is headwater.read
     with pytest.raises(AttributeError, match="no attribute 'raed'"):
         importlib.import_module("headwater").raed  # noqa: B018  to ask is what is tested
+
+
+FRONTS = [
+    path
+    for path in sorted(Path(headwater.__path__[0]).rglob("__init__.py"))
+    if "__getattr__, __dir__ = exports(" in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("path", FRONTS, ids=lambda path: path.parent.name)
+def test_a_name_that_is_loaded_when_used_is_the_one_that_type_checkers_see(path: Path) -> None:
+    package = importlib.import_module(
+        ".".join(("headwater", *path.parent.relative_to(headwater.__path__[0]).parts))
+    )
+    imported = {
+        alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
+        for block in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(imported) == list(package.__all__)
+    # After the imports above: a module with an export's name would have replaced the export.
+    assert {name: getattr(package, name) for name in package.__all__} == imported
+    assert set(package.__all__) <= set(dir(package))
 
 
 def test_no_exported_name_is_private(door: ModuleType) -> None:

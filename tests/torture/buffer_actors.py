@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import msgspec
 
-from headwater.buffer.calls import micros
 from headwater.buffer.queue import (
     BelowFloor,
     Descriptor,
@@ -23,6 +22,7 @@ from headwater.buffer.queue import (
     Retention,
     TimeBy,
 )
+from headwater.buffer.queue.contract import micros
 from headwater.buffer.queue.native import NativeAppender, NativeLooker, NativeTaker
 from headwater.buffer.queue.native.chunk import ChunkEntry
 from headwater.core import runtime

@@ -19,32 +19,37 @@ Always holds:
 - a column that nobody uses costs nothing.
 """
 
-from headwater.buffer.batch import Batch, decode_batch, encode_batch, read_footer
-from headwater.buffer.calls import Call, Calls
-from headwater.buffer.compression import Compression
-from headwater.buffer.consumer import (
-    BlockingConsumer,
-    ConsumedBatch,
-    Consumer,
-    Follower,
-    lag,
-    list_dead_letters,
-    read,
-    read_async,
-)
-from headwater.buffer.partitioner import partition_for_key, partition_keys
-from headwater.buffer.producer import BlockingProducer, BufferFull, Producer
-from headwater.buffer.queue import Descriptor
-from headwater.buffer.records import Operation, from_arrow, from_values
-from headwater.buffer.stream import (
-    Stream,
-    adopt_stream,
-    alter_stream,
-    create_stream,
-    delete_stream,
-    list_streams,
-    open_stream,
-)
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.batch import Batch, decode_batch, encode_batch, read_footer
+    from headwater.buffer.calls import Call, Calls
+    from headwater.buffer.compression import Compression
+    from headwater.buffer.consumer import (
+        BlockingConsumer,
+        ConsumedBatch,
+        Consumer,
+        Follower,
+        lag,
+        list_dead_letters,
+        read,
+        read_async,
+    )
+    from headwater.buffer.partitioner import partition_for_key, partition_keys
+    from headwater.buffer.producer import BlockingProducer, BufferFull, Producer
+    from headwater.buffer.queue import Descriptor
+    from headwater.buffer.records import Operation, from_arrow, from_values
+    from headwater.buffer.stream import (
+        Stream,
+        adopt_stream,
+        alter_stream,
+        create_stream,
+        delete_stream,
+        list_streams,
+        open_stream,
+    )
 
 __all__ = [
     "Batch",
@@ -79,3 +84,20 @@ __all__ = [
     "read_async",
     "read_footer",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "batch": "Batch decode_batch encode_batch read_footer",
+        "calls": "Call Calls",
+        "compression": "Compression",
+        "consumer": "BlockingConsumer ConsumedBatch Consumer Follower lag list_dead_letters read "
+        "read_async",
+        "partitioner": "partition_for_key partition_keys",
+        "producer": "BlockingProducer BufferFull Producer",
+        "queue": "Descriptor",
+        "records": "Operation from_arrow from_values",
+        "stream": "Stream adopt_stream alter_stream create_stream delete_stream list_streams "
+        "open_stream",
+    },
+)

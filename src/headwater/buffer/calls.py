@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from headwater.buffer.records import TIMESTAMP
 from headwater.core.errors import Corrupt
+from headwater.core.limits import TIME_MAX_MS
 
 SCHEMA: Final = pa.schema(
     [
@@ -22,12 +23,6 @@ SCHEMA: Final = pa.schema(
         pa.field("metadata", pa.binary()),
     ]
 )
-_MOST_MS: Final = ((1 << 63) - 1) // 1000
-
-
-def micros(time_ms: int) -> int:
-    """A time in microseconds, as records have it; one beyond all 64 bits is the last there is."""
-    return max(-_MOST_MS, min(time_ms, _MOST_MS)) * 1000
 
 
 class Call(NamedTuple):
@@ -92,8 +87,8 @@ class Calls:
     def times(self) -> pa.Array:
         """The ingestion time of every call (µs, UTC)."""
         # Other software's times may be any 64 bits; those beyond all microseconds are the last one.
-        times_ms = pc.min_element_wise(self.columns.column(1), _MOST_MS)
-        times_ms = pc.max_element_wise(times_ms, -_MOST_MS)
+        times_ms = pc.min_element_wise(self.columns.column(1), TIME_MAX_MS)
+        times_ms = pc.max_element_wise(times_ms, -TIME_MAX_MS)
         return pc.multiply(times_ms, 1000).cast(pa.timestamp("us", "UTC"))
 
     def timestamps_of(self, records: pa.RecordBatch) -> pa.Array:

@@ -28,12 +28,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from headwater.core.errors import Corrupt, LimitExceeded
 from headwater.core.limits import KIB, MIB
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ZSTD_LEVEL: Final = 3
 """Unless asked otherwise; the level that the published v1 format is written with."""
@@ -57,7 +58,7 @@ _LZ4_BLOCK_MAX_BYTES: Final = {4: 64 * KIB, 5: 256 * KIB, 6: 1 * MIB, 7: 4 * MIB
 _LZ4_RAW: Final = 1 << 31
 _LZ4_RATIO_MAX: Final = 255
 
-Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+Buffer: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
 
 
 class Compression(enum.IntEnum):
@@ -70,6 +71,8 @@ class Compression(enum.IntEnum):
 
 def compress(kind: Compression, buffers: Sequence[Buffer], level: int | None = None) -> pa.Buffer:
     """The buffers one after the other, as one frame; one that stands alone is not copied first."""
+    import pyarrow as pa
+
     data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
     if kind is Compression.NONE:
         return pa.py_buffer(data)
@@ -134,6 +137,8 @@ def _content(kind: Compression, view: memoryview, frame: _Frame, max_bytes: int)
         raise _too_large(said, max_bytes)
     try:
         if kind is Compression.ZSTD and said is not None:
+            import pyarrow as pa
+
             whole = view[frame.start : frame.end]
             return bytes(pa.Codec("zstd").decompress(whole, said, asbytes=True))
         return _in_pieces(kind, frame, view, max_bytes=max_bytes)
@@ -166,6 +171,8 @@ def _too_large(size_bytes: int, max_bytes: int) -> LimitExceeded:
 
 
 def _in_pieces(kind: Compression, frame: _Frame, view: memoryview, *, max_bytes: int) -> bytes:
+    import pyarrow as pa
+
     start: bytes | memoryview = view[frame.start : frame.blocks_start]
     if kind is Compression.ZSTD:
         start = _zstd_small_window(frame, start)

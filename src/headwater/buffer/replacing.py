@@ -34,11 +34,11 @@ from headwater.buffer.nulls import first_null, is_strict
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.retained import RetainedBatches
 from headwater.buffer.stream import Stream, queues
-from headwater.buffer.stream.changes import check_alterable
+from headwater.buffer.stream.changes import Replaces, check_alterable
 from headwater.buffer.stream.config import StreamConfig, changed
 from headwater.buffer.stream.recording import withdrawing
 from headwater.buffer.stream.register import StreamRegister
-from headwater.buffer.stream.schema import Replaces, schema_version
+from headwater.buffer.stream.schema import schema_version
 from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.type_text import field_text
 from headwater.buffer.widening import Inexact, exact_cast, relaxed

@@ -23,8 +23,8 @@ EXIT_PIPE_CLOSED: Final = 141
 """As the shell has it for a program that SIGPIPE ended: no verdict of any kind."""
 DEBUG: Final = "HEADWATER_DEBUG"
 URL_VARIABLE: Final = "HEADWATER_URL"
-MARKUP: Final = "markdown"
-"""How help texts are read. Typer's other way takes `headwater[kafka]` for a style, and drops it."""
+MARKUP: Final = None
+"""Help is plain text. Rich would double the time that it takes, and read `[kafka]` as a style."""
 
 ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Throttled: "Nothing was changed. Wait a little, and ask for less at once.",
@@ -134,6 +134,13 @@ class HeadwaterGroup(TyperGroup):
         if url and command is not None and not ctx.resilient_parsing:
             rest = _with_url(ctx, command, rest, url)
         return name, command, rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands with their first sentence whole: Typer cuts it to one line."""
+        named = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        shown = [(name, found) for name, found in named if found and not found.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, found.get_short_help_str(1_000)) for name, found in shown])
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error of Headwater's own becomes a message and a status."""

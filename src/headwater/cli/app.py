@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from importlib import metadata
 
 import typer
 
@@ -43,6 +42,8 @@ for command in (produce, read, lag, gc, doctor):
 
 def _show_version(asked: bool) -> None:
     if asked:
+        from importlib import metadata
+
         typer.echo(f"headwater {metadata.version('headwater')}")
         raise typer.Exit
 
@@ -76,6 +77,8 @@ def demo(
 @app.command()
 def version(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """What is installed here: worth adding to a report of a problem."""
+    from importlib import metadata
+
     versions: dict[str, str | None] = {}
     for name in ("headwater", "obstore", "pyarrow", "pyspark"):
         try:

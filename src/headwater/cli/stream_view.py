@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from rich.console import Console
@@ -13,14 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.buffer.cost import estimate_cost
-from headwater.buffer.queue.contract import QueueState
-from headwater.buffer.queue.v1 import Adopted
-from headwater.buffer.retained import Verified
-from headwater.buffer.stream import DeletedReport, Stream
 from headwater.buffer.stream.config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
 from headwater.cli.tables import print_table
-from headwater.core.errors import HeadwaterError
+
+if TYPE_CHECKING:
+    from headwater.buffer.queue.contract import QueueState
+    from headwater.buffer.queue.v1 import Adopted
+    from headwater.buffer.retained import Verified
+    from headwater.buffer.stream import DeletedReport, Stream
+    from headwater.core.errors import HeadwaterError
 
 # Nobody wraps the lines of a pipe, unless COLUMNS says so; a table keeps a row on a line.
 PIPE_WIDTH: Final = 400

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import typer
 
 from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
@@ -271,6 +270,8 @@ def rebuild(
 
     rebuilt = run_loop(run())
     if as_json:
+        import msgspec
+
         typer.echo(msgspec.json.encode(rebuilt))
     else:
         show_rebuilt(new_console(), rebuilt, to_prefix)

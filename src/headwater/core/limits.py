@@ -295,3 +295,9 @@ COMPACT_BYTES_AN_EVENT: Final = 4 * KIB
 COMPACT_MAX_EVENTS: Final = 100_000
 """What one snapshot takes in; the next one goes on."""
 COMPACT_INTERVAL_S: Final = 300.0
+
+# Records carry times in microseconds of 64 bits.
+TIME_MAX_MS: Final = ((1 << 63) - 1) // 1000
+
+# Events of the tier carry a segment's epoch in 32 bits, with a sign.
+TERM_MAX: Final = (1 << 31) - 1

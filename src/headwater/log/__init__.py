@@ -11,46 +11,51 @@ readers as there are, here and on copies that follow.
     replica  copies that follow: the log again, or the latest record of each key
 """
 
-from headwater.log.primary import (
-    AckN,
-    CommitUnknown,
-    Local,
-    PrimaryReplication,
-    PrimaryService,
-    Quorum,
-    Regions,
-    ReplicationConfig,
-    ReplicationSource,
-    parse_policy,
-)
-from headwater.log.record import (
-    GROUP_SCHEMA,
-    ChangeRecord,
-    Group,
-    changes_of,
-    group_of,
-    range_hash,
-    record_hashes,
-)
-from headwater.log.replica import (
-    Bookmark,
-    Diverged,
-    GoElsewhere,
-    ImageStore,
-    KeyedState,
-    KeyedStates,
-    LogArchive,
-    LogCopies,
-    LogCopy,
-    LogGap,
-    Replica,
-    ReplicaConfig,
-    Target,
-    Targets,
-)
-from headwater.log.slots import RetentionLimits, SlotRegister
-from headwater.log.spool import Spool, SpoolConfig, SpoolCorrupt
-from headwater.log.wal import Pruned, Wal
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.log.primary import (
+        AckN,
+        CommitUnknown,
+        Local,
+        PrimaryReplication,
+        PrimaryService,
+        Quorum,
+        Regions,
+        ReplicationConfig,
+        ReplicationSource,
+        parse_policy,
+    )
+    from headwater.log.record import (
+        GROUP_SCHEMA,
+        ChangeRecord,
+        Group,
+        changes_of,
+        group_of,
+        range_hash,
+        record_hashes,
+    )
+    from headwater.log.replica import (
+        Bookmark,
+        Diverged,
+        GoElsewhere,
+        ImageStore,
+        KeyedState,
+        KeyedStates,
+        LogArchive,
+        LogCopies,
+        LogCopy,
+        LogGap,
+        Replica,
+        ReplicaConfig,
+        Target,
+        Targets,
+    )
+    from headwater.log.slots import RetentionLimits, SlotRegister
+    from headwater.log.spool import Spool, SpoolConfig, SpoolCorrupt
+    from headwater.log.wal import Pruned, Wal
 
 __all__ = [
     "AckN",
@@ -92,3 +97,17 @@ __all__ = [
     "range_hash",
     "record_hashes",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "primary": "AckN CommitUnknown Local PrimaryReplication PrimaryService Quorum Regions "
+        "ReplicationConfig ReplicationSource parse_policy",
+        "record": "GROUP_SCHEMA ChangeRecord Group changes_of group_of range_hash record_hashes",
+        "replica": "Bookmark Diverged GoElsewhere ImageStore KeyedState KeyedStates LogArchive "
+        "LogCopies LogCopy LogGap Replica ReplicaConfig Target Targets",
+        "slots": "RetentionLimits SlotRegister",
+        "spool": "Spool SpoolConfig SpoolCorrupt",
+        "wal": "Pruned Wal",
+    },
+)

@@ -14,24 +14,29 @@ Always holds:
 - credentials are names: no pickle, repr, log line or traceback holds one.
 """
 
-from headwater.store.address import open_store
-from headwater.store.backend import (
-    IF_ABSENT,
-    Backend,
-    Condition,
-    IfAbsent,
-    PreconditionFailed,
-    Unreachable,
-)
-from headwater.store.conformance import Report, check_store
-from headwater.store.keys import check_key, check_prefix
-from headwater.store.local import LocalBackend
-from headwater.store.memory import MemoryBackend
-from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Parts, Version
-from headwater.store.register import Register, Revision
-from headwater.store.sequence import Entry, Sequence
-from headwater.store.stats import OperationStats, StoreStats
-from headwater.store.store import Store
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.store.address import open_store
+    from headwater.store.backend import (
+        IF_ABSENT,
+        Backend,
+        Condition,
+        IfAbsent,
+        PreconditionFailed,
+        Unreachable,
+    )
+    from headwater.store.conformance import Report, check_store
+    from headwater.store.keys import check_key, check_prefix
+    from headwater.store.local import LocalBackend
+    from headwater.store.memory import MemoryBackend
+    from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Parts, Version
+    from headwater.store.register import Register, Revision
+    from headwater.store.sequence import Entry, Sequence
+    from headwater.store.stats import OperationStats, StoreStats
+    from headwater.store.store import Store
 
 __all__ = [
     "Backend",
@@ -61,3 +66,20 @@ __all__ = [
     "check_store",
     "open_store",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "address": "open_store",
+        "backend": "IF_ABSENT Backend Condition IfAbsent PreconditionFailed Unreachable",
+        "conformance": "Report check_store",
+        "keys": "check_key check_prefix",
+        "local": "LocalBackend",
+        "memory": "MemoryBackend",
+        "objects": "ByteRange Object ObjectMeta Page Parts Version",
+        "register": "Register Revision",
+        "sequence": "Entry Sequence",
+        "stats": "OperationStats StoreStats",
+        "store": "Store",
+    },
+)

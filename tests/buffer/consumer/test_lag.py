@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from headwater.buffer.consumer import Consumer, GroupRegister, Lag, Ownership, Place, lag
-from headwater.buffer.consumer.lag import lag_behind
+from headwater.buffer.consumer.backlog import lag_behind
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, RolledBack
 from tests.buffer.consumer.fakes import FakeLooker, FakeQueue

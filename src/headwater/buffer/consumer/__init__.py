@@ -12,7 +12,7 @@ In files:
     consumer, blocking, ownership, follower    who consumes; group: a position; own_process: forks
     delivery, read_ahead, fetch, riding        from descriptors to batches
     consumed, columns                          a batch, and the columns that readers see
-    frontier, lag, metrics                     what is acknowledged, and what waits
+    frontier, backlog, metrics                 what is acknowledged, and what waits
     dead_letter, unreadable                    a batch that cannot be read
     reader, async_reader, reading              reading without consuming, and from where to where
     source, sweeper                            who may consume; garbage collection beside it
@@ -24,21 +24,26 @@ Always holds:
 - only the consumer that opened last acknowledges.
 """
 
-from headwater.buffer.consumer.async_reader import AsyncReader, read_async
-from headwater.buffer.consumer.blocking import BlockingConsumer
-from headwater.buffer.consumer.consumed import ConsumedBatch, Lost, Metadata
-from headwater.buffer.consumer.consumer import Consumer
-from headwater.buffer.consumer.dead_letter import DeadLetter, list_dead_letters
-from headwater.buffer.consumer.fetch import FetchHandle
-from headwater.buffer.consumer.follower import Follower
-from headwater.buffer.consumer.group import GroupRegister, Place
-from headwater.buffer.consumer.lag import Lag, lag
-from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.ownership import Ownership, TakenOver
-from headwater.buffer.consumer.reader import Reader, read
-from headwater.buffer.consumer.reading import lsn_at_time, place_at_time
-from headwater.buffer.consumer.riding import shipped
-from headwater.buffer.consumer.unreadable import UnreadableBatch
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.consumer.async_reader import AsyncReader, read_async
+    from headwater.buffer.consumer.backlog import Lag, lag
+    from headwater.buffer.consumer.blocking import BlockingConsumer
+    from headwater.buffer.consumer.consumed import ConsumedBatch, Lost, Metadata
+    from headwater.buffer.consumer.consumer import Consumer
+    from headwater.buffer.consumer.dead_letter import DeadLetter, list_dead_letters
+    from headwater.buffer.consumer.fetch import FetchHandle
+    from headwater.buffer.consumer.follower import Follower
+    from headwater.buffer.consumer.group import GroupRegister, Place
+    from headwater.buffer.consumer.metrics import ConsumerMetrics
+    from headwater.buffer.consumer.ownership import Ownership, TakenOver
+    from headwater.buffer.consumer.reader import Reader, read
+    from headwater.buffer.consumer.reading import lsn_at_time, place_at_time
+    from headwater.buffer.consumer.riding import shipped
+    from headwater.buffer.consumer.unreadable import UnreadableBatch
 
 __all__ = [
     "AsyncReader",
@@ -66,3 +71,24 @@ __all__ = [
     "read_async",
     "shipped",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "async_reader": "AsyncReader read_async",
+        "backlog": "Lag lag",
+        "blocking": "BlockingConsumer",
+        "consumed": "ConsumedBatch Lost Metadata",
+        "consumer": "Consumer",
+        "dead_letter": "DeadLetter list_dead_letters",
+        "fetch": "FetchHandle",
+        "follower": "Follower",
+        "group": "GroupRegister Place",
+        "metrics": "ConsumerMetrics",
+        "ownership": "Ownership TakenOver",
+        "reader": "Reader read",
+        "reading": "lsn_at_time place_at_time",
+        "riding": "shipped",
+        "unreadable": "UnreadableBatch",
+    },
+)

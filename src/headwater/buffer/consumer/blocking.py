@@ -6,10 +6,10 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from headwater.buffer.consumer.backlog import Lag
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.consumer.consumer import Consumer
 from headwater.buffer.consumer.fetch import FetchHandle
-from headwater.buffer.consumer.lag import Lag
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.own_process import OwnProcess
 from headwater.buffer.queue.contract import Descriptor

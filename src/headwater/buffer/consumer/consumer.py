@@ -24,11 +24,11 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
+from headwater.buffer.consumer.backlog import Lag, lag_of_owner
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.frontier import Frontier
-from headwater.buffer.consumer.lag import Lag, lag_of_owner
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.own_process import OwnProcess
 from headwater.buffer.consumer.source import consumable, retention_of

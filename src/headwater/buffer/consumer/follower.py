@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal
 
+from headwater.buffer.consumer.backlog import Lag, lag_behind
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.group import GroupPosition, GroupRegister
-from headwater.buffer.consumer.lag import Lag, lag_behind
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.own_process import OwnProcess
 from headwater.buffer.consumer.source import consumable

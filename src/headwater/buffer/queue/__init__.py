@@ -5,23 +5,28 @@ Enters: uploaded batches, from appenders. Leaves: descriptors, in order, dense, 
 Always holds: a sequence and its LSNs, once given, never belong to another batch.
 """
 
-from headwater.buffer.queue.contract import (
-    Appender,
-    BelowFloor,
-    Collected,
-    Collector,
-    Counters,
-    Descriptor,
-    Looker,
-    NewBatch,
-    Placed,
-    QueueState,
-    Resumed,
-    Retention,
-    Taker,
-    TimeBy,
-    Uncounted,
-)
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.queue.contract import (
+        Appender,
+        BelowFloor,
+        Collected,
+        Collector,
+        Counters,
+        Descriptor,
+        Looker,
+        NewBatch,
+        Placed,
+        QueueState,
+        Resumed,
+        Retention,
+        Taker,
+        TimeBy,
+        Uncounted,
+    )
 
 __all__ = [
     "Appender",
@@ -40,3 +45,11 @@ __all__ = [
     "TimeBy",
     "Uncounted",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "contract": "Appender BelowFloor Collected Collector Counters Descriptor Looker NewBatch "
+        "Placed QueueState Resumed Retention Taker TimeBy Uncounted",
+    },
+)

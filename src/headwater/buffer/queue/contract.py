@@ -13,20 +13,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.calls import micros
-from headwater.buffer.compression import Compression
 from headwater.core.errors import Damaged, OutcomeUnknown, Refused, RolledBack
+from headwater.core.limits import TIME_MAX_MS
 from headwater.store import Parts
+
+if TYPE_CHECKING:
+    from headwater.buffer.batch import Batch
+    from headwater.buffer.compression import Compression
 
 Encoded = bytes | memoryview | Parts
 """The bytes of a batch."""
 TimeBy = Literal["timestamp", "ingestion"]
 """Which time of a record a position goes by: its own timestamp, or when it was ingested."""
+
+
+def micros(time_ms: int) -> int:
+    """A time in microseconds, as records have it; one beyond all 64 bits is the last there is."""
+    return max(-TIME_MAX_MS, min(time_ms, TIME_MAX_MS)) * 1000
 
 
 class BelowFloor(Refused):

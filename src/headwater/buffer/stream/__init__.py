@@ -18,18 +18,23 @@ before that is appended; no change of it loses a retained value; a queue that wa
 made again.
 """
 
-from headwater.buffer.stream.adopt import adopt_stream
-from headwater.buffer.stream.delete import DeletedReport, check_deletable, delete_stream
-from headwater.buffer.stream.delete_damaged import delete_damaged_stream
-from headwater.buffer.stream.handle import Stream
-from headwater.buffer.stream.streams import (
-    alter_stream,
-    create_stream,
-    list_streams,
-    open_several,
-    open_stream,
-    stream_names,
-)
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.stream.adopt import adopt_stream
+    from headwater.buffer.stream.delete import DeletedReport, check_deletable, delete_stream
+    from headwater.buffer.stream.delete_damaged import delete_damaged_stream
+    from headwater.buffer.stream.handle import Stream
+    from headwater.buffer.stream.streams import (
+        alter_stream,
+        create_stream,
+        list_streams,
+        open_several,
+        open_stream,
+        stream_names,
+    )
 
 __all__ = [
     "DeletedReport",
@@ -45,3 +50,14 @@ __all__ = [
     "open_stream",
     "stream_names",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "adopt": "adopt_stream",
+        "delete": "DeletedReport check_deletable delete_stream",
+        "delete_damaged": "delete_damaged_stream",
+        "handle": "Stream",
+        "streams": "alter_stream create_stream list_streams open_several open_stream stream_names",
+    },
+)

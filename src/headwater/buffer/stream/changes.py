@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 
 from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.schema import arrow_schema, difference, evolved, schema_version
 from headwater.core.errors import AlreadyExists, Refused
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Replaces(Exception):
+    """Types that were inferred are to be replaced by others, which are not wider."""
+
+    def __init__(self, schema: pa.Schema, columns: list[pa.Field]) -> None:
+        super().__init__(", ".join(field.name for field in columns))
+        self.schema = schema
+        """With the types in their place."""
+        self.columns = columns
+        """Those that every retained value has to fit."""
 
 
 def check_agrees(
@@ -25,6 +37,8 @@ def check_agrees(
     if declared is not None and (now.is_inferred or not _is_latest(now, declared)):
         wrong.append(("schema", "another one is declared" if now.schemas else "none is declared"))
     if wrong:
+        from headwater.buffer.stream.schema import difference
+
         raise AlreadyExists(
             f"stream {now.name!r} exists, with other settings:{difference(wrong)}", current=now
         )
@@ -62,6 +76,8 @@ def check_cleaned(before: StreamConfig | None) -> None:
 
 def declaring(now: StreamConfig, declared: pa.Schema, added_ms: int) -> dict[str, Any]:
     """What changes when `declared` is the latest schema; nothing if it is that already."""
+    from headwater.buffer.stream.schema import arrow_schema, evolved, schema_version
+
     if now.is_opaque:
         raise Refused(
             f"stream {now.name!r} carries opaque values, for its life: declare the schema of "
@@ -89,6 +105,8 @@ def tombstone(now: StreamConfig, *, deleted_ms: int) -> StreamConfig:
 def _is_latest(now: StreamConfig, declared: pa.Schema) -> bool:
     if not now.schemas:
         return False
+    from headwater.buffer.stream.schema import evolved
+
     try:
         return evolved(now.name, now.schemas[-1], declared) is None
     except Refused:

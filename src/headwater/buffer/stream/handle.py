@@ -1,14 +1,15 @@
-"""A stream that was opened: its doors, its schema, and what its register said."""
+"""A stream that was opened: its doors, its schema, and what its register said.
+
+What needs Arrow is imported where it is used: a command that lists streams needs none of it.
+"""
 
 from __future__ import annotations
 
 import functools
 import shlex
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from headwater.buffer import layout
-from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import Appender, Collector, Looker, Retention, Taker
 from headwater.buffer.stream import queues
 from headwater.buffer.stream.config import (
@@ -19,14 +20,17 @@ from headwater.buffer.stream.config import (
     StreamConfig,
     check_versions,
 )
-from headwater.buffer.stream.fit import Fits, Fitting, OpaqueFitting
-from headwater.buffer.stream.recording import taking_in
 from headwater.buffer.stream.register import StreamRegister
-from headwater.buffer.stream.schema import arrow_schema
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.buffer.compression import Compression
+    from headwater.buffer.stream.fit import Fits
 
 
 class Stream:
@@ -57,6 +61,8 @@ class Stream:
     @property
     def compression(self) -> Compression:
         """How its batches are compressed."""
+        from headwater.buffer.compression import Compression
+
         return Compression[self.config.compression.upper()]
 
     @property
@@ -78,7 +84,11 @@ class Stream:
     @functools.cached_property
     def schema(self) -> pa.Schema | None:
         """The columns, declared or inferred, without the reserved ones; None if there are none."""
-        return arrow_schema(self.config.schemas[-1]) if self.config.schemas else None
+        if not self.config.schemas:
+            return None
+        from headwater.buffer.stream.schema import arrow_schema
+
+        return arrow_schema(self.config.schemas[-1])
 
     @property
     def is_opaque(self) -> bool:
@@ -92,6 +102,8 @@ class Stream:
 
     @functools.cached_property
     def _fitting(self) -> Fits:
+        from headwater.buffer.stream.fit import Fitting, OpaqueFitting
+
         if self.schema is None:
             return OpaqueFitting(self.name, is_recorded=self.is_opaque)
         origin = self.config.schemas[-1].origin
@@ -156,6 +168,7 @@ class Stream:
         With `is_fresh`, what this handle knows of the register is not asked for again.
         `Conflict`, `NotFound`: it was deleted.
         """
+        from headwater.buffer.stream.recording import taking_in
 
         def record(now: StreamConfig) -> StreamConfig:
             return taking_in(now, records, added_ms=added_ms)
@@ -168,6 +181,8 @@ class Stream:
 
     def taking_in(self, records: pa.Schema) -> Stream:
         """The stream as it would be once it recorded records of this schema; writes nothing."""
+        from headwater.buffer.stream.recording import taking_in
+
         config = taking_in(self.config, records, added_ms=runtime.wall_ms())
         return self if config is self.config else self.with_config(config)
 

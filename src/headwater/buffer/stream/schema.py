@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
+from headwater.buffer.stream.changes import Replaces
 from headwater.buffer.stream.config import Column, Origin, SchemaVersion
 from headwater.buffer.type_text import field_text, parse_field, type_text
 from headwater.buffer.types import carried_schema, check_names, check_nested
@@ -68,17 +69,6 @@ def arrow_schema(version: SchemaVersion) -> pa.Schema:
     except Refused as error:
         raise Corrupt(f"schema version {version.version} cannot be read: {error}") from error
     return pa.schema(fields)
-
-
-class Replaces(Exception):
-    """Types that were inferred are to be replaced by others, which are not wider."""
-
-    def __init__(self, schema: pa.Schema, columns: list[pa.Field]) -> None:
-        super().__init__(", ".join(field.name for field in columns))
-        self.schema = schema
-        """With the types in their place."""
-        self.columns = columns
-        """Those that every retained value has to fit."""
 
 
 def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schema | None:

@@ -16,13 +16,14 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from headwater.buffer import layout
 from headwater.buffer.stream import queues
 from headwater.buffer.stream.changes import (
+    Replaces,
     check_agrees,
     check_alterable,
     check_cleaned,
@@ -31,12 +32,6 @@ from headwater.buffer.stream.changes import (
 from headwater.buffer.stream.config import StreamConfig, changed, new_stream_id
 from headwater.buffer.stream.handle import Stream
 from headwater.buffer.stream.register import StreamRegister, check_store
-from headwater.buffer.stream.schema import (
-    Replaces,
-    SchemaLike,
-    declared_schema,
-    schema_version,
-)
 from headwater.buffer.stream.settings import parse_settings
 from headwater.buffer.stream.source import kept, visiting
 from headwater.core import runtime
@@ -51,6 +46,9 @@ from headwater.core.errors import (
 )
 from headwater.store import Store
 
+if TYPE_CHECKING:
+    from headwater.buffer.stream.schema import SchemaLike
+
 PARALLEL: Final = 16
 
 
@@ -64,9 +62,12 @@ async def create_stream(
 ) -> Stream:
     """Make a stream. `AlreadyExists` if it is there, unless `exists_ok` and the settings agree."""
     given = parse_settings(settings)
-    declared = None if schema is None else declared_schema(schema)
+    declared = None
     created_ms = runtime.wall_ms()
-    if declared is not None:
+    if schema is not None:
+        from headwater.buffer.stream.schema import declared_schema, schema_version
+
+        declared = declared_schema(schema)
         given |= {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=created_ms)]}
     elif given.get("format") == "v1":
         given["shape"] = "opaque"
@@ -139,7 +140,11 @@ async def alter_stream(
     read.
     """
     given = parse_settings(changes)
-    declared = None if schema is None else declared_schema(schema)
+    declared = None
+    if schema is not None:
+        from headwater.buffer.stream.schema import declared_schema
+
+        declared = declared_schema(schema)
     if not given and declared is None:
         raise Refused("nothing to change was given")
     added_ms = runtime.wall_ms()

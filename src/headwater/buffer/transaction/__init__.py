@@ -17,12 +17,22 @@ Always holds:
 - while a transaction is renewed, nothing that it uploaded is collected, whatever the clocks say.
 """
 
-from headwater.buffer.transaction.appending import Appending
-from headwater.buffer.transaction.commit import Committed, Committer, OlderMicroBatch, TaskUploads
-from headwater.buffer.transaction.expiry import Held, held
-from headwater.buffer.transaction.holds import HoldLost, check_timeout_ms
-from headwater.buffer.transaction.identity import Attempt
-from headwater.buffer.transaction.upload import Uploader, check_batch_bytes, check_writable
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.transaction.appending import Appending
+    from headwater.buffer.transaction.commit import (
+        Committed,
+        Committer,
+        OlderMicroBatch,
+        TaskUploads,
+    )
+    from headwater.buffer.transaction.expiry import Held, held
+    from headwater.buffer.transaction.holds import HoldLost, check_timeout_ms
+    from headwater.buffer.transaction.identity import Attempt
+    from headwater.buffer.transaction.upload import Uploader, check_batch_bytes, check_writable
 
 __all__ = [
     "Appending",
@@ -39,3 +49,15 @@ __all__ = [
     "check_writable",
     "held",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "appending": "Appending",
+        "commit": "Committed Committer OlderMicroBatch TaskUploads",
+        "expiry": "Held held",
+        "holds": "HoldLost check_timeout_ms",
+        "identity": "Attempt",
+        "upload": "Uploader check_batch_bytes check_writable",
+    },
+)

@@ -20,8 +20,6 @@ from headwater.core.errors import Corrupt
 from headwater.log.record.columns import DEFAULT_KIND
 
 DEFAULT_TERM: Final = 1
-TERM_MAX: Final = (1 << 31) - 1
-"""Segments of the tier are told of in events whose epochs have 32 bits, with a sign."""
 Headers = tuple[tuple[str, bytes | None], ...]
 _OPERATIONS: Final = {operation.name.lower(): operation for operation in Operation}
 

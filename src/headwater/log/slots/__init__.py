@@ -17,29 +17,34 @@ if the leader dies at once; slots that cannot be read free nothing; a dead slot 
 its limits.
 """
 
-from headwater.log.slots.book import SlotBook
-from headwater.log.slots.keeper import SlotKeeper
-from headwater.log.slots.lag_clock import LagClock
-from headwater.log.slots.resume import (
-    BootstrapPlan,
-    FullRebootstrap,
-    NoBootstrap,
-    PartialResync,
-    ResumeMode,
-    is_comparable,
-    plan_bootstrap,
-    plan_resume,
-)
-from headwater.log.slots.retention import (
-    RetentionLimits,
-    SlotLag,
-    breach,
-    retention_floor,
-    slot_status,
-)
-from headwater.log.slots.slot import Invalidation, InvalidationCause, Slot, SlotStatus
-from headwater.log.slots.slot_register import SlotRegister
-from headwater.log.slots.table import SlotTable
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.log.slots.book import SlotBook
+    from headwater.log.slots.keeper import SlotKeeper
+    from headwater.log.slots.lag_clock import LagClock
+    from headwater.log.slots.resume import (
+        BootstrapPlan,
+        FullRebootstrap,
+        NoBootstrap,
+        PartialResync,
+        ResumeMode,
+        is_comparable,
+        plan_bootstrap,
+        plan_resume,
+    )
+    from headwater.log.slots.retention import (
+        RetentionLimits,
+        SlotLag,
+        breach,
+        retention_floor,
+        slot_status,
+    )
+    from headwater.log.slots.slot import Invalidation, InvalidationCause, Slot, SlotStatus
+    from headwater.log.slots.slot_register import SlotRegister
+    from headwater.log.slots.table import SlotTable
 
 __all__ = [
     "BootstrapPlan",
@@ -65,3 +70,18 @@ __all__ = [
     "retention_floor",
     "slot_status",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "book": "SlotBook",
+        "keeper": "SlotKeeper",
+        "lag_clock": "LagClock",
+        "resume": "BootstrapPlan FullRebootstrap NoBootstrap PartialResync ResumeMode "
+        "is_comparable plan_bootstrap plan_resume",
+        "retention": "RetentionLimits SlotLag breach retention_floor slot_status",
+        "slot": "Invalidation InvalidationCause Slot SlotStatus",
+        "slot_register": "SlotRegister",
+        "table": "SlotTable",
+    },
+)

@@ -16,7 +16,7 @@ import msgspec
 from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import Fenced, NotFound, NotSupported, Refused
-from headwater.log.record.change import TERM_MAX
+from headwater.core.limits import TERM_MAX
 from headwater.log.slots.slot import Slot
 
 FORMAT: Final = 2

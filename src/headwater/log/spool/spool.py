@@ -30,8 +30,8 @@ from headwater.core.limits import (
     LOG_READ_BYTES,
     LOG_TEND_EVERY_S,
     LSN_MAX,
+    TERM_MAX,
 )
-from headwater.log.record.change import TERM_MAX
 from headwater.log.record.group import Group
 from headwater.log.spool.commit import Appended, CallOrder, Committer, Ticket
 from headwater.log.spool.config import SpoolConfig

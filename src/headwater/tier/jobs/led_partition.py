@@ -10,7 +10,7 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused
-from headwater.log.record.change import TERM_MAX
+from headwater.core.limits import TERM_MAX
 from headwater.log.record.group import Group
 from headwater.tier.cover import CoverPiece, gaps
 from headwater.tier.errors import LocalLogDamaged

@@ -17,7 +17,7 @@ import xxhash
 from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits
 from headwater.core.errors import Refused
-from headwater.log.record.change import TERM_MAX
+from headwater.core.limits import TERM_MAX
 from headwater.log.record.columns import COMMIT_TIMESTAMP
 from headwater.log.record.group import Group
 from headwater.tier.errors import NotOneSegment

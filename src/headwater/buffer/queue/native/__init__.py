@@ -25,12 +25,17 @@ Always holds:
 - what an append, a poll or a dequeue moves does not depend on how much is pending.
 """
 
-from headwater.buffer.queue.native.appender import NativeAppender
-from headwater.buffer.queue.native.chunks import Chunks, create_native_queue
-from headwater.buffer.queue.native.collector import NativeCollector
-from headwater.buffer.queue.native.looker import NativeLooker
-from headwater.buffer.queue.native.tail import Tail, raise_schema_floor
-from headwater.buffer.queue.native.taker import NativeTaker
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.queue.native.appender import NativeAppender
+    from headwater.buffer.queue.native.chunks import Chunks, create_native_queue
+    from headwater.buffer.queue.native.collector import NativeCollector
+    from headwater.buffer.queue.native.looker import NativeLooker
+    from headwater.buffer.queue.native.tail import Tail, raise_schema_floor
+    from headwater.buffer.queue.native.taker import NativeTaker
 
 __all__ = [
     "Chunks",
@@ -42,3 +47,15 @@ __all__ = [
     "create_native_queue",
     "raise_schema_floor",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "appender": "NativeAppender",
+        "chunks": "Chunks create_native_queue",
+        "collector": "NativeCollector",
+        "looker": "NativeLooker",
+        "tail": "Tail raise_schema_floor",
+        "taker": "NativeTaker",
+    },
+)

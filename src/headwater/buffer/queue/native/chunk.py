@@ -20,8 +20,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import xxhash
 
-from headwater.buffer.calls import micros
-from headwater.buffer.queue.contract import NewBatch, Placed, TimeBy
+from headwater.buffer.queue.contract import NewBatch, Placed, TimeBy, micros
 from headwater.core import limits
 from headwater.core.errors import Bug, Corrupt, LimitExceeded, NotSupported
 from headwater.core.ids import decode_ulid, encode_ulid

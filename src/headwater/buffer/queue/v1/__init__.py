@@ -21,15 +21,20 @@ Always holds:
 - nothing is deleted that our consumer did not acknowledge.
 """
 
-from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue
-from headwater.buffer.queue.v1.appender import V1Appender
-from headwater.buffer.queue.v1.collector import V1Collector
-from headwater.buffer.queue.v1.create import create_v1_queue
-from headwater.buffer.queue.v1.items import pack_calls
-from headwater.buffer.queue.v1.looker import V1Looker
-from headwater.buffer.queue.v1.numbering import UNKNOWN_LSN
-from headwater.buffer.queue.v1.taker import V1Taker
-from headwater.buffer.queue.v1.view import ConsumedElsewhere
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue
+    from headwater.buffer.queue.v1.appender import V1Appender
+    from headwater.buffer.queue.v1.collector import V1Collector
+    from headwater.buffer.queue.v1.create import create_v1_queue
+    from headwater.buffer.queue.v1.items import pack_calls
+    from headwater.buffer.queue.v1.looker import V1Looker
+    from headwater.buffer.queue.v1.numbering import UNKNOWN_LSN
+    from headwater.buffer.queue.v1.taker import V1Taker
+    from headwater.buffer.queue.v1.view import ConsumedElsewhere
 
 __all__ = [
     "Adopted",
@@ -43,3 +48,18 @@ __all__ = [
     "create_v1_queue",
     "pack_calls",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "adopt": "Adopted adopt_v1_queue",
+        "appender": "V1Appender",
+        "collector": "V1Collector",
+        "create": "create_v1_queue",
+        "items": "pack_calls",
+        "looker": "V1Looker",
+        "numbering": "UNKNOWN_LSN",
+        "taker": "V1Taker",
+        "view": "ConsumedElsewhere",
+    },
+)

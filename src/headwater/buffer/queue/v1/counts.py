@@ -10,7 +10,6 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from headwater.buffer.compression import Compression
-from headwater.buffer.v1_batch import FOOTER_BYTES, read_footer
 from headwater.core import limits
 from headwater.core.errors import BadKey, Corrupt
 from headwater.store import ByteRange, Store
@@ -50,6 +49,8 @@ class Counts:
         return known
 
     async def _read(self, location: str) -> Count:
+        from headwater.buffer.v1_batch import FOOTER_BYTES, read_footer
+
         try:
             found = await self._store.get(location, ByteRange(-FOOTER_BYTES), foreign=True)
         except BadKey as error:

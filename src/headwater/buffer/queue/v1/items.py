@@ -8,14 +8,15 @@ one: the item of the first of them. A producer that writes one record per call w
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from headwater.buffer.calls import Calls
 from headwater.buffer.v1_manifest import Entry, Packed
 from headwater.core.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.buffer.calls import Calls
 
 _ITEM: Final = struct.Struct("<IqI")
 _BYTES_MAX: Final = (1 << 31) - 1
@@ -26,6 +27,9 @@ def pack_calls(calls: Calls) -> bytes:
 
     A call without metadata has an empty payload: the published format knows no other nothing.
     """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if not len(calls):
         return b""
     starts, times_ms, metadata = calls.columns.columns
@@ -71,5 +75,7 @@ def time_range_ms(items: bytes | memoryview) -> tuple[int, int] | None:
 
 def _raw(column: pa.Array, width: int) -> pa.Array:
     """A column of numbers as the bytes they are stored in."""
+    import pyarrow as pa
+
     bits = column.buffers()[1].slice(column.offset * width)
     return pa.Array.from_buffers(pa.binary(width), len(column), [None, bits]).cast(pa.binary())
