@@ -14,7 +14,7 @@ class CommandConsole(Console):
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        super().__init__(highlight=False, quiet=quiet)
+        super().__init__(highlight=False, emoji=False, quiet=quiet)
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does, and in a pipe without blanks at the ends of lines."""
