@@ -21,6 +21,7 @@ from headwater.cli.standard_streams import open_closed_streams, write_whole
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
 from headwater.cli.tier_commands import tier_app
+from headwater.cli.truncate_command import truncate
 from headwater.cli.upkeep_commands import gc, lag
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(store_app, name="store")
+stream_app.command()(truncate)
 app.add_typer(stream_app, name="stream")
 app.add_typer(group_app, name="group")
 app.add_typer(inspect_app, name="inspect")

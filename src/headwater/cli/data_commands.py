@@ -320,8 +320,8 @@ def read(
             reader = open_reader(
                 store,
                 stream,
-                _place(start),
-                _place(end),
+                read_bound(start),
+                read_bound(end),
                 partition=partition or None,
                 time_by=by,
                 follow=follow,
@@ -349,5 +349,6 @@ def _time_by(text: str) -> TimeBy:
     return cast("TimeBy", text)
 
 
-def _place(text: str | None) -> int | str | None:
+def read_bound(text: str | None) -> int | str | None:
+    """An LSN as a number; a time, earliest and latest as they are."""
     return int(text) if text is not None and text.isdecimal() else text

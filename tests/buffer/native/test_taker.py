@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from headwater.buffer.queue import Retention
+from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Fenced, Refused, Trimmed
 from tests.buffer.native.given import NOTHING_KEPT, filled
 from tests.buffer.native.watched import acknowledge_through, client
@@ -215,3 +217,23 @@ async def test_the_rate_of_conflicts_counts_lost_races_among_the_writes_tried() 
         await first.dequeue(1)
     assert (first.counters.writes, first.counters.conflicts) == (3, 1)
     assert first.counters.conflict_rate == pytest.approx(100 / 3)
+
+
+@virtual
+async def test_what_a_truncation_acknowledged_may_be_acknowledged_by_whoever_has_it() -> None:
+    queue = await filled(6)
+    taker = await queue.taken()
+    assert [one.sequence for one in await taker.after(None, 2)] == [0, 1]
+    collector = queue.collector()
+    await collector.acknowledge_before(4)
+    await collector.collect(Retention(None, grace_ms=0, before_sequence=4))
+    await runtime.sleep(limits.FLOOR_LEASE_S)
+    with pytest.raises(Trimmed):
+        await taker.after(1, 1)
+    await taker.dequeue(0)
+    await taker.dequeue(1)
+    assert taker.pending == 2
+    with pytest.raises(Refused):
+        await taker.dequeue(6)  # never appended
+    assert [one.sequence for one in await taker.after(3, 9)] == [4, 5]
+    await taker.dequeue(5)

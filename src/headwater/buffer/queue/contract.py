@@ -363,6 +363,8 @@ class Retention(msgspec.Struct, frozen=True):
     keep_producers: frozenset[str] = frozenset()
     """Producers that are not forgotten, however long they are silent: those of transactions that
     are open, of which some may be committed and not appended yet."""
+    before_sequence: int = 0
+    """Acknowledged batches before it go however young they are: the stream is being truncated."""
 
 
 class Collected(msgspec.Struct):
@@ -400,3 +402,14 @@ class Collector(ABC):
 
         `full` also looks for what a crash or a late upload left behind.
         """
+
+    async def acknowledge_before(self, sequence: int) -> None:
+        """Acknowledge every batch before this one, for whichever group owns the consumer.
+
+        Opens and fences nothing: the owner goes on, and is `Trimmed` once the floor has passed
+        where it reads. The position never goes back.
+        """
+        raise Refused(
+            f"batch {sequence}: in the published v1 format only the consumer itself dequeues, "
+            "since another implementation may be reading the manifest"
+        )

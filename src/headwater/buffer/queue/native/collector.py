@@ -19,6 +19,8 @@ is told is accepted, right after.
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from headwater.buffer.queue.contract import Collected, Collector, Retention
@@ -27,9 +29,16 @@ from headwater.buffer.queue.native.deleting import delete_all
 from headwater.buffer.queue.native.expiring import Expiring
 from headwater.buffer.queue.native.forgetting import Forgetting
 from headwater.buffer.queue.native.orphans import Orphans
-from headwater.buffer.queue.native.records import Scanned, consumer_register, read_consumer
+from headwater.buffer.queue.native.reading import Reached, Reading, moved
+from headwater.buffer.queue.native.records import (
+    ConsumerRecord,
+    Scanned,
+    consumer_register,
+    read_consumer,
+)
 from headwater.core import limits, runtime
 from headwater.core.elapsed import Standing, StandingClock
+from headwater.core.errors import RolledBack, Trimmed
 from headwater.store import Register, Store
 
 
@@ -79,6 +88,28 @@ class NativeCollector(Collector):
         report.kept_pending = max(0, last.chunk.next_sequence - consumer.sequence)
         report.kept_retained = consumer.sequence - queue.floor_sequence
         return report
+
+    async def acknowledge_before(self, sequence: int) -> None:
+        position = await self._position_before(sequence)
+        if position is None:
+            return
+
+        def change(now: ConsumerRecord | None) -> ConsumerRecord:
+            if now is None:
+                raise RolledBack(f"{self._consumer.key} is gone: restore it from a backup")
+            return now if position.sequence <= now.sequence else moved(now, position)
+
+        await self._consumer.update(change)
+
+    async def _position_before(self, sequence: int) -> Reached | None:
+        """The place before this batch; None if the floor is there, and so the position, too."""
+        while sequence > (await self._chunks.floors()).floor_sequence:
+            # What is read counts under a floor read after it, and it may rise meanwhile.
+            with contextlib.suppress(Trimmed):
+                position = await Reading(self._chunks).position_after(sequence - 1)
+                if not await self._chunks.is_dead(position.chunk):
+                    return position
+        return None
 
     async def _sweep(self, floor: int, report: Collected) -> None:
         """Delete chunks below a settled floor: the expired, and what a stalled writer created.

@@ -112,7 +112,8 @@ class Expiring:
             if sequence + passed >= queue.floor_sequence and not (
                 sequence + passed < self._consumer.sequence
                 and (
-                    self._is_past(max(since_ms, min(entry.max_ms, held.modified_ms)))
+                    sequence + passed < self._retention.before_sequence
+                    or self._is_past(max(since_ms, min(entry.max_ms, held.modified_ms)))
                     or self._is_much(through_bytes)
                 )
             ):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 from typing import Final, NamedTuple, NoReturn
 
+import msgspec
+
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks, Held
-from headwater.buffer.queue.native.records import Queue
+from headwater.buffer.queue.native.records import ConsumerRecord, Queue
 from headwater.core.errors import Refused, RolledBack, Trimmed
 
 # Among so many polls that find nothing, one asks whether the floor has passed where it looks (over
@@ -28,6 +30,13 @@ class Reached(NamedTuple):
     lsn: int
     bytes: int
     chunk: int
+
+
+def moved(consumer: ConsumerRecord, to: Reached) -> ConsumerRecord:
+    """The consumer's record with everything before a place acknowledged."""
+    return msgspec.structs.replace(
+        consumer, sequence=to.sequence, lsn=to.lsn, bytes=to.bytes, chunk=to.chunk
+    )
 
 
 class Reading:

@@ -13,7 +13,7 @@ import msgspec
 
 from headwater.buffer.queue.contract import Counters, Descriptor, Taker
 from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.reading import Reached, Reading
+from headwater.buffer.queue.native.reading import Reached, Reading, moved
 from headwater.buffer.queue.native.records import (
     ConsumerRecord,
     consumer_register,
@@ -53,7 +53,7 @@ class NativeTaker(Taker):
                     "take the ownership over (take_over), which stops that group."
                 )
             if position is not None and position.sequence > now.sequence:
-                now = _moved(now, position)
+                now = moved(now, position)
             return msgspec.structs.replace(
                 now, epoch=now.epoch + 1, group=group, opened_ms=runtime.wall_ms()
             )
@@ -85,13 +85,19 @@ class NativeTaker(Taker):
             return
         try:
             position = await self._reading.position_after(sequence)
-        except (Trimmed, Refused, RolledBack):
+        except Trimmed:
+            # A truncation acknowledged it, and the floor has passed it meanwhile.
+            self._acked = self._owned(await read_consumer(self._register))
+            if sequence < self._acked.sequence:
+                return
+            raise
+        except (Refused, RolledBack):
             await self.check_fence()
             raise
 
         def change(now: ConsumerRecord | None) -> ConsumerRecord:
             owned = self._owned(now)
-            return owned if position.sequence <= owned.sequence else _moved(owned, position)
+            return owned if position.sequence <= owned.sequence else moved(owned, position)
 
         self._acked = await self._changed(change)
 
@@ -159,9 +165,3 @@ class NativeTaker(Taker):
             await self._reading.locate(last_acked + 1)
             return None
         return await self._reading.position_after(last_acked)
-
-
-def _moved(consumer: ConsumerRecord, to: Reached) -> ConsumerRecord:
-    return msgspec.structs.replace(
-        consumer, sequence=to.sequence, lsn=to.lsn, bytes=to.bytes, chunk=to.chunk
-    )

@@ -1,0 +1,167 @@
+"""`headwater stream truncate`: give up the records before an offset, as Kafka's delete-records."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from headwater.cli.advice import EXIT_NO, command
+from headwater.cli.confirm import confirm, is_terminal
+from headwater.cli.data_commands import read_bound
+from headwater.cli.loop import run as run_loop
+from headwater.cli.reporting import reporting
+from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.core.errors import HeadwaterError, Refused
+
+if TYPE_CHECKING:
+    from headwater.buffer.truncating import Truncated, Truncation
+
+Outcomes = dict[int, "Truncated | HeadwaterError"]
+
+
+def truncate(
+    url: str = URL,
+    name: str = typer.Argument(metavar="STREAM", help="The stream's name."),
+    before: str = typer.Option(
+        metavar="OFFSET|TIME|P=OFFSET,…",
+        help="The first record to keep: an LSN, a time, latest; or one for each partition.",
+    ),
+    partition: int | None = typer.Option(None, min=0, help="Only this partition."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    option: list[str] = OPTION,
+) -> None:
+    """Give up the records before an offset: the log begins later, and their objects are deleted.
+
+    An offset within a batch keeps that batch whole. Repeating it is safe.
+    Exit status: 0, or 1 if a partition could not be truncated or objects could not be deleted.
+    """
+    from headwater.buffer.stream import open_stream
+    from headwater.buffer.truncating import plan_truncation, truncate_all
+
+    bounds = _bounds(before, partition)
+    wanted = None if partition is None else [partition]
+
+    async def plan() -> list[Truncation]:
+        async with open_with_options(url, option) as store:
+            stream = await open_stream(store, name, writing=True)
+            return await plan_truncation(stream, bounds, wanted)
+
+    async def run(plans: list[Truncation]) -> Outcomes:
+        async with open_with_options(url, option) as store:
+            stream = await open_stream(store, name, writing=True)
+            with _progress(name, len(plans)) as advance:
+                return await truncate_all(stream, plans, advance)
+
+    plans = run_loop(plan())
+    to_do = [one for one in plans if not one.is_done]
+    if to_do and not yes:
+        _ask(name, to_do)
+    outcomes = run_loop(run(to_do)) if to_do else {}
+    with reporting():
+        if as_json:
+            typer.echo(json.dumps(_as_dict(name, plans, outcomes), indent=2))
+        else:
+            for one in plans:
+                typer.echo(_line(one, outcomes.get(one.partition)))
+    if any(isinstance(one, HeadwaterError) or one.failed for one in outcomes.values()):
+        raise typer.Exit(EXIT_NO)
+
+
+def _bounds(text: str, partition: int | None) -> Any:
+    """What --before says: one position, or one for each partition that it names."""
+    if "=" not in text:
+        return read_bound(text)
+    if partition is not None:
+        raise typer.BadParameter("it names partitions: leave --partition out", param_hint="before")
+    bounds: dict[int, int | str | None] = {}
+    for pair in text.split(","):
+        number, _, position = pair.partition("=")
+        if not number.isdecimal() or not position:
+            raise typer.BadParameter(
+                f"{pair!r} is not PARTITION=OFFSET, as in 0=1000,1=2500", param_hint="before"
+            )
+        if int(number) in bounds:
+            raise typer.BadParameter(f"partition {number} is given twice", param_hint="before")
+        bounds[int(number)] = read_bound(position)
+    return bounds
+
+
+def _ask(name: str, plans: list[Truncation]) -> None:
+    records = sum(one.records for one in plans)
+    what = f"{records:,} records in {len(plans):,} partitions of stream {name}"
+    for one in plans:
+        if one.unacknowledged:
+            owner = f"group {one.group}" if one.group else "any group"
+            what += (
+                f"; partition {one.partition}: {one.unacknowledged:,} of them are not "
+                f"acknowledged by {owner}"
+            )
+    if not is_terminal():
+        raise Refused(f"nobody is here to confirm that these are to go: {what}. Say --yes")
+    confirm(f"Give up {what}, for good?")
+
+
+@contextlib.contextmanager
+def _progress(name: str, partitions: int) -> Iterator[Callable[[], None]]:
+    """How many partitions are done, on a terminal."""
+    from rich.console import Console
+
+    done = 0
+    console = Console(stderr=True, highlight=False)
+
+    def words() -> str:
+        return f"truncating {name}: {done:,} of {partitions:,} partitions"
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        if console.is_terminal:
+            status.update(words())
+
+    with console.status(words()) as status:
+        yield advance
+
+
+def _line(plan: Truncation, outcome: Truncated | HeadwaterError | None) -> str:
+    """What became of a partition."""
+    about = f"partition {plan.partition}"
+    if isinstance(outcome, HeadwaterError):
+        again = f"{command()} stream truncate, once more, goes on"
+        return f"✗ {about}: {type(outcome).__name__}: {outcome} ({again})"
+    if outcome is None:
+        line = f"– {about}: is so already, the log begins at LSN {plan.floor_lsn:,}"
+    else:
+        line = (
+            f"✓ {about}: the log begins at LSN {outcome.start_lsn:,}, {outcome.records:,} records "
+            "were given up"
+        )
+        if outcome.failed:
+            line += f"; {outcome.failed:,} objects could not be deleted, gc --full deletes them"
+    if plan.left:
+        first = plan.before_lsn - plan.left
+        line += (
+            f"; LSNs {first:,} to {plan.before_lsn - 1:,} stay, in one batch with "
+            f"{plan.before_lsn:,}"
+        )
+    return line
+
+
+def _as_dict(name: str, plans: list[Truncation], outcomes: Outcomes) -> dict[str, Any]:
+    partitions: list[dict[str, Any]] = []
+    for plan in plans:
+        outcome = outcomes.get(plan.partition)
+        found: dict[str, Any] = {"partition": plan.partition, "before_lsn": plan.before_lsn}
+        if isinstance(outcome, HeadwaterError):
+            found["error"] = f"{type(outcome).__name__}: {outcome}"
+        else:
+            found["start_lsn"] = plan.floor_lsn if outcome is None else outcome.start_lsn
+            found["records"] = 0 if outcome is None else outcome.records
+            found["failed"] = 0 if outcome is None else outcome.failed
+            found["left"] = plan.left
+        partitions.append(found)
+    return {"stream": name, "partitions": partitions}
