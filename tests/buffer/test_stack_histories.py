@@ -12,15 +12,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from headwater.buffer import truncating
 from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, UnreadableBatch
 from headwater.buffer.consumer.delivery import Delivery
 from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.lane import Lane
-from headwater.buffer.queue import NewBatch
-from headwater.buffer.queue.native import NativeAppender, NativeCollector
-from headwater.buffer.queue.native.records import Scanned
+from headwater.buffer.queue import NewBatch, QueueState
+from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeLooker
+from headwater.buffer.queue.native.chunks import Held
+from headwater.buffer.queue.native.expiring import Expiring
+from headwater.buffer.queue.native.reading import moved
+from headwater.buffer.queue.native.records import ConsumerRecord, Scanned
 from headwater.buffer.queue.v1 import V1Appender
+from headwater.buffer.stream import Stream
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Unavailable
 from tests.planted import expect_noticed
@@ -29,6 +34,7 @@ from tests.torture.stack_scenarios import (
     clocks_history,
     native_history,
     outages_history,
+    truncating_history,
     v1_history,
 )
 from tests.torture.surroundings import Replacement
@@ -152,6 +158,51 @@ async def settles_by_the_stores_clock(
 _begin = NativeCollector._begin
 
 
+async def gives_up_the_batch_with_the_offset(
+    stream: Stream, partition: int, lsn: int, state: QueueState
+) -> tuple[int, int]:
+    """Rounds up: the log begins after the batch with the record."""
+    sequence, first_lsn = await _batch_at(stream, partition, lsn, state)
+    found = await stream.looker(partition).after(sequence - 1, 1) if first_lsn < lsn else []
+    return (sequence + 1, found[0].last_lsn + 1) if found else (sequence, first_lsn)
+
+
+_batch_at = truncating._batch_at
+
+
+async def acknowledges_one_more(self: NativeCollector, sequence: int) -> None:
+    """Takes the first batch that is kept for one that is given up."""
+    state = await NativeLooker(self._store, self._prefix, self._chunks.queue_id).state()
+    await _acknowledge_before(self, min(sequence + 1, state.next_sequence))
+
+
+_acknowledge_before = NativeCollector.acknowledge_before
+
+
+async def acknowledges_blindly(self: NativeCollector, sequence: int) -> None:
+    """Writes the position, wherever the owner is by now."""
+    position = await self._position_before(sequence)
+    if position is not None:
+        await self._consumer.update(lambda now: moved(now or ConsumerRecord(), position))
+
+
+def passes_the_first_that_is_kept(self: Expiring, held: Held, *args: Any) -> int:
+    """Lets the batch go with which the log is to begin."""
+    passed = _passed(self, held, *args)
+    before = self._retention.before_sequence
+    is_next = held.chunk.first_sequence + passed == before < self._consumer.sequence
+    return passed + 1 if before and is_next and passed < len(held.chunk.entries) else passed
+
+
+_passed = Expiring._passed
+
+
+TRUNCATING: dict[str, Replacement] = {
+    "truncated-with-its-batch": (truncating, "_batch_at", gives_up_the_batch_with_the_offset),
+    "acknowledged-too-far": (NativeCollector, "acknowledge_before", acknowledges_one_more),
+    "position-goes-back": (NativeCollector, "acknowledge_before", acknowledges_blindly),
+    "floor-too-far": (Expiring, "_passed", passes_the_first_that_is_kept),
+}
 EITHER: dict[str, Replacement] = {
     "ack-before-dequeue": (Consumer, "_dequeue", acknowledges_first),
     "cursor-before-fetch": (Delivery, "next_batch", moves_first),
@@ -186,6 +237,11 @@ def test_a_bug_planted_above_a_native_queue_is_caught(bug: str) -> None:
 @pytest.mark.parametrize("bug", V1)
 def test_a_bug_planted_above_a_v1_queue_is_caught(bug: str) -> None:
     _expect_caught(v1_history, V1[bug], first=FIRST_V1.get(bug, 0))
+
+
+@pytest.mark.parametrize("bug", TRUNCATING)
+def test_a_bug_planted_in_truncation_is_caught(bug: str) -> None:
+    _expect_caught(truncating_history, TRUNCATING[bug], first=0)
 
 
 def test_a_floor_that_settles_by_the_stores_clock_is_caught() -> None:

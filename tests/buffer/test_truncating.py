@@ -58,6 +58,11 @@ async def truncated(stream: Stream, before: int | str, partition: int = 0) -> Tr
     return await truncate_partition(stream, plan)
 
 
+async def read_to_the_end(consumer: Consumer) -> None:
+    while await consumer.next_batch() is not None:
+        pass
+
+
 async def floor_of(stream: Stream, partition: int = 0) -> tuple[int, int]:
     state = await stream.looker(partition).state()
     return state.floor_sequence, state.floor_lsn
@@ -193,8 +198,7 @@ async def test_the_owner_is_told_and_goes_on_at_the_new_start() -> None:
     await truncate_partition(stream, plan)
     await runtime.sleep(limits.FLOOR_LEASE_S)
     with pytest.raises(Trimmed) as trimmed:
-        while await consumer.next_batch() is not None:
-            pass
+        await read_to_the_end(consumer)
     assert trimmed.value.floor == 3
     # What it had in its hands is acknowledged as ever: the queue knows of it already.
     await consumer.ack_through(batch.sequence)

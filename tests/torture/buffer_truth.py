@@ -62,6 +62,9 @@ class Truth:
         self._queue_id = queue_id
         self._on_entered = on_entered
         self._may_expire = may_expire
+        self.truncates_before = 0
+        """The batch before which a truncation may have been asked for: up to it nothing is kept
+        for its age."""
         self.hold_below: str | None = None
         """The floor of the batches stays below this."""
         self.passed_s: dict[int, float] = {}
@@ -292,7 +295,8 @@ class Truth:
             since_ms = self.changed_ms.get(one.chunk - 1, 0)
             at_ms = max(since_ms, min(one.entry.max_ms, one.appended_ms))
             what = f"the floor passed batch {one.place.sequence}, which is kept"
-            self.check(self._may_expire(at_ms, after_bytes), what)
+            is_truncated = one.place.sequence < self.truncates_before
+            self.check(is_truncated or self._may_expire(at_ms, after_bytes), what)
 
     def _moved_end(self, end: End) -> None:
         """Nobody is told of more than there is, or of another beginning."""

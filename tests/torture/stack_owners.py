@@ -96,6 +96,8 @@ class Owning:
         acked = consumer.last_acked_sequence
         self.cursor = -1 if acked is None else acked
         """The last batch that was delivered."""
+        if self.cursor < world.truncates_before:
+            world.sink.go_to(self.cursor)  # what comes before was given up, and not lost
         self.unacked: deque[int] = deque()
         """Processed, and not acknowledged."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 from headwater.buffer.consumer import AsyncReader, Follower, Lag, UnreadableBatch, read_async
+from headwater.buffer.truncating import Truncation, plan_truncation, truncate_partition
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from tests.torture.stack_world import Sink, StackWorld
@@ -111,6 +113,49 @@ class FollowerActor:
         lag = await follower.lag()
         self.world.check(lag == Lag(), f"{self.group} has read everything, and lags {lag}")
         await follower.close()
+
+
+class TruncatorActor:
+    """Gives up the records before an offset, of which some are acknowledged and some are not."""
+
+    def __init__(self, world: StackWorld) -> None:
+        self.world = world
+
+    async def work(self) -> None:
+        """One life."""
+        world, random = self.world, self.world.random
+        for _ in range(STEPS_MAX):
+            if world.over:
+                return
+            await runtime.sleep(random.expovariate(1.0) * random.choice((1, 30, 1000)))
+            before = random.choice(("latest", random.randint(1, world.log.next_lsn)))
+            with contextlib.suppress(Failed):
+                await self.truncate(before)
+
+    async def truncate(self, before: int | str) -> None:
+        """Truncate, and compare with the log what was planned and what came of it."""
+        world, native = self.world, self.world.native
+        assert native is not None
+        (plan,) = await world.tried(lambda: plan_truncation(world.stream(), before))
+        self._check_plan(plan, before)
+        if not plan.is_done:
+            native.truncates_before = max(native.truncates_before, plan.sequence)
+        floor_lsn = world.floor_lsn()
+        done = await world.tried(lambda: truncate_partition(world.stream(), plan))
+        world.check(done.start_lsn >= max(plan.start_lsn, floor_lsn), f"{done} of {plan}")
+        world.check(world.floor_lsn() >= done.start_lsn, f"{done}, and {world.floor_lsn()} is kept")
+
+    def _check_plan(self, plan: Truncation, before: int | str) -> None:
+        """Nothing at or after the offset goes, and no whole batch before it stays."""
+        world, log = self.world, self.world.log
+        if isinstance(before, int):
+            world.check(plan.before_lsn == before, f"{plan} was asked for {before}")
+        world.check(plan.start_lsn <= max(plan.before_lsn, plan.floor_lsn), f"{plan} goes too far")
+        if plan.sequence < len(log.batches):
+            real = log.batches[plan.sequence]
+            world.check(real.first_lsn == plan.start_lsn, f"{plan}: {real} begins elsewhere")
+            near = plan.before_lsn < max(real.next_lsn, real.first_lsn + 1)
+            world.check(plan.is_done or near, f"{plan} does not go far enough: {real}")
 
 
 class ReaderActor:

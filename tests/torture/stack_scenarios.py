@@ -10,6 +10,8 @@ cancelled, batches that rot, and limits that a short history reaches. On the nat
 - what was dropped never lands, what is unknown lands at most once;
 - whoever is fenced is told so; what fails or is cancelled has changed nothing;
 - what is kept can be fetched, what is not needed is deleted in the end;
+- what is truncated is what was asked for: nothing at or after the offset, and the start of the log
+  only moves forward, whoever produces, reads, acknowledges or collects beside it;
 - once the faults are over everybody is answered, and nobody lags.
 
 On the published v1 format the same, but for sources: its producers have nothing to resume from.
@@ -27,7 +29,7 @@ from tests.torture.buffer_actors import CollectorActor
 from tests.torture.buffer_truth import check_nothing_left
 from tests.torture.stack_owners import OwnerActor, Owning
 from tests.torture.stack_producers import ProducerActor, SourceActor
-from tests.torture.stack_readers import FollowerActor, ReaderActor
+from tests.torture.stack_readers import FollowerActor, ReaderActor, TruncatorActor
 from tests.torture.stack_world import StackWorld
 from tests.torture.surroundings import USUAL, Hazards, Replacement, replaced
 
@@ -56,12 +58,19 @@ def outages_history(seed: int, *bug: Replacement) -> str:
     return _history("native", "stack-outages", seed, bug, Hazards(outages=True))
 
 
+def truncating_history(seed: int, *bug: Replacement) -> str:
+    """A native stream that is truncated again and again, beside everything else."""
+    return _history("native", "stack-truncating", seed, bug, truncates=True)
+
+
 def _history(
     format_name: str,
     name: str,
     seed: int,
     bug: tuple[Replacement, ...],
     hazards: Hazards = USUAL,
+    *,
+    truncates: bool = False,
 ) -> str:
     worlds: list[StackWorld] = []
 
@@ -71,7 +80,7 @@ def _history(
         with world.small_limits():
             await world.create()
             world.step_clocks()
-            producers, followers = await _run(world)
+            producers, followers = await _run(world, truncates=truncates)
             await _settle(world, producers, followers)
 
     replay = f"make torture ROOM=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
@@ -84,7 +93,9 @@ def _history(
                 front._engine.is_closed = True
 
 
-async def _run(world: StackWorld) -> tuple[list[ProducerActor], list[FollowerActor]]:
+async def _run(
+    world: StackWorld, *, truncates: bool
+) -> tuple[list[ProducerActor], list[FollowerActor]]:
     """Let everybody work until the producers have done theirs."""
     random = world.random
     sources = 0 if world.is_v1 else random.randint(0, 2)
@@ -102,6 +113,7 @@ async def _run(world: StackWorld) -> tuple[list[ProducerActor], list[FollowerAct
             CollectorActor(world, world.stream().retention()).work
             for _ in range(random.randint(int(world.haunted), 2))
         ),
+        *(TruncatorActor(world).work for _ in range(random.randint(1, 2) if truncates else 0)),
     ]
     running = [_start(world, f"beside{number}", work) for number, work in enumerate(beside)]
     writing = [_start(world, one.name, one.work) for one in producers]
@@ -165,4 +177,5 @@ SCENARIOS = [
     Scenario("buffer", "stack-v1", v1_history, rounds=1000, sample=15),
     Scenario("buffer", "stack-clocks", clocks_history, rounds=2000, sample=10),
     Scenario("buffer", "stack-outages", outages_history, rounds=2000, sample=10),
+    Scenario("buffer", "stack-truncating", truncating_history, rounds=2000, sample=15),
 ]

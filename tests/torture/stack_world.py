@@ -104,6 +104,11 @@ class StackWorld(Surroundings):
         assert self._stream is not None
         return Stream(self.store(), self._stream.config)
 
+    @property
+    def truncates_before(self) -> int:
+        """The batch before which a truncation was asked for; 0 if none was."""
+        return 0 if self.native is None else self.native.truncates_before
+
     def collector(self) -> Collector:
         """The collector's door."""
         return self.stream().collector(0)

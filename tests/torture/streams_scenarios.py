@@ -3,6 +3,7 @@
 - each partition is a queue of its own: accepted there is delivered there, exactly once, in order;
 - a partition that is added begins empty, and takes nothing from the others;
 - a retention that is changed expires nothing that neither it nor the one before lets go;
+- a truncation gives up what was there when it was asked for, and nothing that comes after;
 - whoever uses a deleted stream is told so, and writes nothing into a later one of its name;
 - a stream that takes the name of a deleted one loses nothing to those who still delete that one.
 """
@@ -18,6 +19,7 @@ from headwater.buffer.producer import BufferFull, Handle, Producer
 from headwater.buffer.queue import Collector, Retention
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.buffer.stream.config import FOR_EVER
+from headwater.buffer.truncating import plan_truncation, truncate_partition
 from headwater.core import runtime
 from headwater.core.errors import (
     Conflict,
@@ -182,6 +184,10 @@ class ConsumerActor(Actor):
         world, stream_id = self.world, consumer.stream.id
         acked = consumer.last_acked_sequence
         cursor = -1 if acked is None else acked
+        if not world.is_deleted(stream_id):
+            part = world.part(stream_id, consumer.partition)
+            if cursor < part.truth.truncates_before:
+                part.processed = max(part.processed, cursor)  # what comes before was given up
         try:
             for _ in range(steps):
                 try:
@@ -200,6 +206,10 @@ class ConsumerActor(Actor):
             pass
         except UnreadableBatch:
             world.check(world.is_deleted(stream_id), "a batch of a living stream is unreadable")
+        except Trimmed:
+            truncated = world.part(stream_id, consumer.partition).truth.truncates_before
+            gone = world.is_deleted(stream_id) or cursor + 1 < truncated
+            world.check(gone, f"{cursor + 1} is trimmed, and {truncated} is truncated")
         except GONE as error:
             world.check_gone(stream_id, error)
 
@@ -290,14 +300,16 @@ class CollectorActor(Actor):
 
 
 class OperatorActor(Actor):
-    """Adds partitions, changes the retention, deletes the stream and makes it again."""
+    """Adds partitions, changes the retention, truncates, deletes the stream and makes it again."""
 
     async def work(self) -> None:
         """One life."""
         for _ in range(4):
             if self.world.over:
                 return
-            await self.world.random.choice((self._add, self._retain, self._delete))()
+            await self.world.random.choice(
+                (self._add, self._retain, self._truncate, self._delete)
+            )()
             await runtime.sleep(self.world.random.expovariate(1.0) * 20)
 
     async def _add(self) -> None:
@@ -312,6 +324,25 @@ class OperatorActor(Actor):
         await self._tried(
             lambda: alter_stream(self.world.store(), STREAM, retention_ms=retention_ms)
         )
+
+    async def _truncate(self) -> None:
+        """Give up all that one partition has, while others add to it or delete the stream."""
+        world = self.world
+        stream = await self.opened(world.stream)
+        if stream is None:
+            return
+        try:
+            plans = await world.tried(lambda: plan_truncation(stream, "latest"))
+            for plan in plans:
+                if not world.is_deleted(stream.id):
+                    truth = world.part(stream.id, plan.partition).truth
+                    truth.truncates_before = max(truth.truncates_before, plan.sequence)
+                done = await world.tried(lambda: truncate_partition(stream, plan))  # noqa: B023
+                world.check(done.start_lsn >= plan.start_lsn, f"{done} of {plan}")
+        except Failed:
+            pass
+        except GONE as error:
+            world.check_gone(stream.id, error)
 
     async def _delete(self) -> None:
         await self._tried(lambda: delete_stream(self.world.store(), STREAM))

@@ -17,6 +17,7 @@ one of records, and a micro-batch that is read again would have other rows than 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -28,7 +29,7 @@ from headwater.buffer.consumer.source import retention_of
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
-from headwater.core.errors import Contended, HeadwaterError, NotFound, Refused, Trimmed
+from headwater.core.errors import Contended, HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 
 PARTITIONS_AT_ONCE: Final = 16
 IDLE_PASSES_MAX: Final = 100
@@ -112,40 +113,47 @@ async def truncate_partition(stream: Stream, plan: Truncation) -> Truncated:
         collector, failed, idle = stream.collector(plan.partition), 0, 0
         if not plan.is_done:
             await collector.acknowledge_before(plan.sequence)
-        floor = await _floor(stream, plan.partition)
-        while floor.floor_sequence < plan.sequence:
+        state = await _state(stream, plan.partition)
+        while state.floor_sequence < plan.sequence:
             retention = await retention_of(stream)
             retention = msgspec.structs.replace(retention, before_sequence=plan.sequence)
             done = await collector.collect(retention)
             failed += done.failed
-            before, floor = floor, await _floor(stream, plan.partition)
-            idle = 0 if floor.floor_sequence > before.floor_sequence else idle + 1
+            before, state = state, await _state(stream, plan.partition)
+            idle = 0 if state.floor_sequence > before.floor_sequence else idle + 1
             if idle >= IDLE_PASSES_MAX:
                 raise Contended(
                     f"stream {stream.name!r}, partition {plan.partition}: the log begins at LSN "
-                    f"{floor.floor_lsn:,} after {idle} passes, and not at {plan.start_lsn:,}. "
+                    f"{state.floor_lsn:,} after {idle} passes, and not at {plan.start_lsn:,}. "
                     "Truncate it once more"
                 )
-        records = max(0, floor.floor_lsn - plan.floor_lsn)
-        return Truncated(plan.partition, floor.floor_lsn, records, failed)
+        records = max(0, state.floor_lsn - plan.floor_lsn)
+        return Truncated(plan.partition, state.floor_lsn, records, failed)
 
 
-async def _floor(stream: Stream, partition: int) -> QueueState:
+async def _state(stream: Stream, partition: int) -> QueueState:
     return (await stream.looker(partition).state()).checked()
 
 
 async def _plan(stream: Stream, partition: int, before: ReadBounds) -> Truncation:
     async with telling_of_deletion(stream):
         await _check_led(stream, partition)
-        state = await _floor(stream, partition)
-        lsn = await resolve_end(stream, partition, bound_of(before, partition), state)
-        if lsn > state.next_lsn:
-            raise Refused(
-                f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} lies beyond the end, "
-                f"which is {state.next_lsn:,} (--before {state.next_lsn} or latest gives up "
-                "everything that is there)"
-            )
-        sequence, start_lsn = await _batch_at(stream, partition, lsn, state)
+        while True:
+            # The floor may pass what is looked for: the retention or another truncation is quicker.
+            with contextlib.suppress(Trimmed):
+                return await _planned(stream, partition, before)
+
+
+async def _planned(stream: Stream, partition: int, before: ReadBounds) -> Truncation:
+    state = await _state(stream, partition)
+    lsn = await resolve_end(stream, partition, bound_of(before, partition), state)
+    if lsn > state.next_lsn:
+        raise Refused(
+            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} lies beyond the end, "
+            f"which is {state.next_lsn:,} (--before {state.next_lsn} or latest gives up "
+            "everything that is there)"
+        )
+    sequence, start_lsn = await _batch_at(stream, partition, lsn, state)
     return Truncation(
         partition=partition,
         before_lsn=lsn,
@@ -165,14 +173,13 @@ async def _batch_at(stream: Stream, partition: int, lsn: int, state: QueueState)
     if lsn == state.next_lsn:
         return state.next_sequence, state.next_lsn
     looker = stream.looker(partition)
-    try:
-        sequence = await looker.sequence_at_lsn(lsn)
-        found = [] if sequence is None else await looker.after(sequence - 1, 1)
-    except Trimmed:  # the retention was quicker
-        now = await _floor(stream, partition)
-        return now.floor_sequence, now.floor_lsn
+    sequence = await looker.sequence_at_lsn(lsn)
+    found = [] if sequence is None else await looker.after(sequence - 1, 1)
     if not found:
-        return state.next_sequence, state.next_lsn
+        raise RolledBack(
+            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} was there and is gone, "
+            "though the log begins before it: the queue went back. Restore it from a backup"
+        )
     return found[0].sequence, found[0].first_lsn
 
 
