@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
@@ -326,3 +327,17 @@ async def test_wherever_it_dies_nothing_after_the_offset_is_lost_and_again_finis
 def test_a_plan_counts() -> None:
     plan = Truncation(0, 9, 8, 3, 1, 11, "", 0)
     assert (plan.records, plan.left, plan.is_done) == (7, 1, False)
+
+
+def test_every_kind_of_store_is_truncated(any_store: Store) -> None:
+    async def act() -> None:
+        async with any_store:
+            stream = await create_stream(any_store, "orders")
+            for number in range(4):
+                await produce(stream, [b"%d" % number])
+            await truncated(stream, 3)
+            assert await values(stream) == [b"2", b"3"]
+            (plan,) = await plan_truncation(stream, 3)
+            assert plan.is_done
+
+    asyncio.run(act())

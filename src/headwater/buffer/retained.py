@@ -30,6 +30,8 @@ class RetainedBatches:
         self._handle = FetchHandle.of(stream, partition)
         self._last: int | None = None
         """The last batch that was visited."""
+        self.next_lsn: int | None = None
+        """The LSN after it; None before the first."""
 
     async def through(self, end: int) -> None:
         """Visit every retained batch before this sequence that was not visited yet."""
@@ -42,7 +44,7 @@ class RetainedBatches:
             if not found:
                 return
             await asyncio.gather(*map(self._one, found))
-            self._last = found[-1].sequence
+            self._last, self.next_lsn = found[-1].sequence, found[-1].last_lsn + 1
 
     async def _one(self, descriptor: Descriptor) -> None:
         try:
@@ -59,6 +61,7 @@ class BadBatch(msgspec.Struct, frozen=True):
     sequence: int | None
     """None: the queue cannot be read from here on."""
     first_lsn: int | None
+    """Of a queue: what could not be read begins here; None if not even that is known."""
     last_lsn: int | None
     location: str
     cause: str
@@ -102,11 +105,13 @@ async def verify_stream(
         progress(found)
 
     for number in range(stream.partitions) if partition is None else [partition]:
+        batches = RetainedBatches(stream, number, visit)
         try:
-            end = (await stream.looker(number).state()).checked().next_sequence
-            await RetainedBatches(stream, number, visit).through(end)
+            state = (await stream.looker(number).state()).checked()
+            batches.next_lsn = state.floor_lsn
+            await batches.through(state.next_sequence)
         except (Damaged, NotFound) as error:
-            found.bad.append(BadBatch(number, None, None, None, "", _words(error)))
+            found.bad.append(BadBatch(number, None, batches.next_lsn, None, "", _words(error)))
     return found
 
 

@@ -21,6 +21,7 @@ from headwater.cli.store_commands import OPTION, open_with_options
 
 if TYPE_CHECKING:
     from headwater.cli.doctor import Finding
+    from headwater.cli.doctor.contents import Contents
     from headwater.store import Store
 
 MARKS: Final = {"ok": ("✓", "green"), "note": ("–", "yellow"), "wrong": ("✗", "red")}
@@ -31,27 +32,38 @@ def doctor(
     url: str | None = typer.Argument(
         None, metavar="[URL]", help="A store to look at as well: file:///path, s3://bucket/prefix"
     ),
+    verify: bool = typer.Option(
+        False, "--verify", help="Read all that the store holds, and compare every checksum."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     option: list[str] = OPTION,
 ) -> None:
     """Find out what is wrong with this machine and a store, and how to mend it.
 
-    Writes a little below one fresh folder of the store and removes it. Exit status: 0 if nothing
-    is wrong, 1 if something is.
+    Writes a little below one fresh folder of the store and removes it. With --verify it also reads
+    every batch, register, segment and event there. Exit status: 0 if nothing is wrong, 1 if
+    something is.
     """
     import msgspec
 
+    from headwater.cli.doctor.contents import Contents
+
+    if verify and url is None:
+        raise typer.BadParameter("name the store to read", param_hint="--verify")
+    contents = Contents() if verify else None
     # Before anything is shown: an address that is refused may hold a credential.
     store = None if url is None else open_with_options(url, option)
     findings: list[Finding] = []
-    for found in _everything(store, url):
+    for found in _everything(store, url, contents):
         finding = msgspec.structs.replace(found, cure=_as_typed(found.cure))
         findings.append(finding)
         if not as_json:
             _show(finding)
     wrong = sum(finding.status == "wrong" for finding in findings)
     if as_json:
-        report = {"well": not wrong, "findings": findings}
+        report: dict[str, object] = {"well": not wrong, "findings": findings}
+        if contents is not None:
+            report["verified"] = contents
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
         typer.echo(f"{wrong} to mend" if wrong else "nothing is wrong")
@@ -65,7 +77,9 @@ def _as_typed(cure: str) -> str:
     return words.replace(" URL", f" {address()}")
 
 
-def _everything(store: Store | None, url: str | None) -> Iterator[Finding]:
+def _everything(
+    store: Store | None, url: str | None, contents: Contents | None
+) -> Iterator[Finding]:
     from headwater.cli.doctor import machine
 
     yield machine.check_python(tuple(sys.version_info[:3]))
@@ -75,7 +89,7 @@ def _everything(store: Store | None, url: str | None) -> Iterator[Finding]:
     folder = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
     yield machine.check_space("disk", folder, shutil.disk_usage(folder.split(",")[0]).free)
     if store is not None and url is not None:
-        yield from _place(store, urlsplit(url).scheme)
+        yield from _place(store, urlsplit(url).scheme, contents)
 
 
 def _version_of(package: str) -> str | None:
@@ -111,8 +125,10 @@ def _jars() -> list[str]:
     return [jar.name for parent in parents for jar in Path(parent, "jars").glob("*.jar")]
 
 
-def _place(store: Store, scheme: str) -> Iterator[Finding]:
+def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Finding]:
     from headwater.cli.doctor import place, spark
+    from headwater.cli.doctor.contents import check_contents
+    from headwater.cli.stream_view import VerifyView
 
     yield place.check_credentials(scheme, os.environ)
     if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
@@ -120,7 +136,11 @@ def _place(store: Store, scheme: str) -> Iterator[Finding]:
 
     async def look() -> list[Finding]:
         async with store:
-            return [finding async for finding in place.check_place(store)]
+            found = [finding async for finding in place.check_place(store)]
+            if contents is not None and found[0].status != "wrong":
+                with VerifyView() as view:
+                    found += [one async for one in check_contents(store, contents, view.say)]
+            return found
 
     yield from run_loop(look())
 

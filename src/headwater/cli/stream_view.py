@@ -20,7 +20,7 @@ from headwater.cli.tables import print_table
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
     from headwater.buffer.queue.v1 import Adopted
-    from headwater.buffer.retained import Verified
+    from headwater.buffer.retained import BadBatch, Verified
     from headwater.buffer.stream import DeletedReport, Stream
     from headwater.core.errors import HeadwaterError
 
@@ -266,8 +266,12 @@ class VerifyView:
 
     def advance(self, found: Verified) -> None:
         """One more batch was read."""
+        self.say(f"{found.batches:,} batches, {size_words(found.size_bytes)}")
+
+    def say(self, words: str) -> None:
+        """How far it is."""
         if self._status is not None:
-            self._status.update(f"{found.batches:,} batches, {size_words(found.size_bytes)}")
+            self._status.update(words)
 
 
 def show_verified(console: Console, name: str, found: Verified) -> None:
@@ -279,13 +283,17 @@ def show_verified(console: Console, name: str, found: Verified) -> None:
     )
     console.print(Text.assemble(mark, words), soft_wrap=True)
     for one in found.bad:
-        place = f"partition {one.partition}"
-        if one.sequence is None:
-            line = f"{place}: its queue cannot be read to the end. {one.cause}"
-        else:
-            lsns = f"LSNs {one.first_lsn:,} to {one.last_lsn:,}"
-            line = f"{place}, batch {one.sequence:,}, {lsns}, {one.location}: {one.cause}"
-        console.print(Text(line, style="red"), soft_wrap=True)
+        console.print(Text(bad_words(one), style="red"), soft_wrap=True)
+
+
+def bad_words(one: BadBatch) -> str:
+    """Which batch cannot be read, where it is, and why."""
+    place = f"partition {one.partition}"
+    if one.sequence is None:
+        since = "" if one.first_lsn is None else f", from LSN {one.first_lsn:,} on"
+        return f"{place}: its queue cannot be read to the end{since}. {one.cause}"
+    lsns = f"LSNs {one.first_lsn:,} to {one.last_lsn:,}"
+    return f"{place}, batch {one.sequence:,}, {lsns}, {one.location}: {one.cause}"
 
 
 def as_dict(stream: Stream, states: list[QueueState | str] | None = None) -> dict[str, Any]:

@@ -134,9 +134,7 @@ def test_a_partition_that_fails_is_named_and_the_others_are_done(
     assert [one["start_lsn"] for one in found["partitions"]] == [3, 3]  # type: ignore[attr-defined]
 
 
-def test_a_published_stream_and_one_that_is_not_there_are_refused(
-    invoke: Invoke, url: str
-) -> None:
+def test_a_published_stream_and_one_that_is_not_there_are_refused(invoke: Invoke, url: str) -> None:
     done(invoke("stream", "create", url, "published", "--format=v1"))
     command = ("stream", "truncate", url)
     assert "published v1 format" in error_of(
