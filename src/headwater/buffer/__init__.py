@@ -7,6 +7,7 @@ Enters: records from producers. Leaves: batches in order, each once, with their 
     queue/      the order of a partition's batches: native, or the published v1 manifest
     transaction/  batches of many writers appended together: what sinks write by
     consumer/   batches out, to the owner who acknowledges them or to whoever looks
+    retained, truncating, copying   what is kept: read and verified, given up, copied
     blocking    streams and what waits in them, without an event loop
     batch, v1_batch, records, types, …   what a record is, and its bytes
 

@@ -12,6 +12,7 @@ import sys
 import typer
 
 from headwater.cli.advice import MARKUP, HeadwaterGroup, output_failed
+from headwater.cli.copy_command import copy
 from headwater.cli.data_commands import produce, read
 from headwater.cli.doctor_command import doctor
 from headwater.cli.group_commands import group_app
@@ -32,7 +33,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(store_app, name="store")
-stream_app.command()(truncate)
+for command in (truncate, copy):
+    stream_app.command()(command)
 app.add_typer(stream_app, name="stream")
 app.add_typer(group_app, name="group")
 app.add_typer(inspect_app, name="inspect")
