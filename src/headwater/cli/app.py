@@ -33,8 +33,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(store_app, name="store")
-for command in (truncate, copy):
-    stream_app.command()(command)
+stream_app.command()(truncate)
+stream_app.command()(copy)
 app.add_typer(stream_app, name="stream")
 app.add_typer(group_app, name="group")
 app.add_typer(inspect_app, name="inspect")

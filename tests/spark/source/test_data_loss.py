@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import Consumer
-from headwater.buffer.stream import alter_stream, delete_stream
+from headwater.buffer.stream import alter_stream, delete_stream, open_stream
+from headwater.buffer.truncating import plan_truncation, truncate_partition
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 from headwater.spark.source import StreamReader
 from headwater.spark.source.limits import Limits
@@ -61,6 +62,57 @@ def test_data_loss_warns_where_that_is_asked(
     assert (rows, places(end)[0][0]) == ([b"3"], 5)
     assert next_rows(reader, end)[0] == []
     assert "data loss. Wanted from offset 1" in caplog.text
+
+
+@pytest.mark.parametrize("owner", ["audit", "another"])
+def test_a_truncation_is_data_loss_to_a_query_before_the_new_start(
+    world: World, owner: str
+) -> None:
+    world.stream()
+    world.produce([b"0"])
+    if owner == "another":
+        wait(_own(world, owner))
+    reader = world.stream_reader(groupId="audit")
+    _, end = next_rows(reader, reader.initialOffset())
+    world.produce([b"1", b"2", b"3"])
+    wait(_truncate(world, "latest"))
+    world.produce([b"4"])
+    # Another run: one that is under way relies on the floor that it has read, for up to 30 s.
+    told = r"data loss. Wanted from offset 2 .* is 5: 3 records .* were truncated"
+    with pytest.raises(Trimmed, match=told):
+        world.stream_reader(groupId="audit").latestOffset(end, ALL)
+    lenient = world.stream_reader(groupId="audit", failOnDataLoss="false")
+    rows, end = next_rows(lenient, end)
+    assert rows == [b"4"]
+    lenient.commit(end)
+    assert wait(_owner_of(world)) == owner
+
+
+async def _own(world: World, group: str) -> None:
+    async with await Consumer.open(world.store, "orders", group=group, gc=False):
+        pass
+
+
+async def _owner_of(world: World) -> str:
+    return (await (await open_stream(world.store, "orders")).looker(0).state()).group
+
+
+def test_a_truncation_before_where_a_query_is_changes_nothing_for_it(world: World) -> None:
+    world.stream()
+    for value in (b"0", b"1", b"2"):
+        world.produce([value])
+    reader = world.stream_reader(groupId="audit")
+    rows, end = next_rows(reader, reader.initialOffset())
+    assert rows == [b"0", b"1", b"2"]
+    wait(_truncate(world, 3))
+    world.produce([b"3"])
+    assert next_rows(reader, end)[0] == [b"3"]
+
+
+async def _truncate(world: World, before: int | str) -> None:
+    stream = await open_stream(world.store, "orders", writing=True)
+    (plan,) = await plan_truncation(stream, before)
+    await truncate_partition(stream, plan)
 
 
 def test_a_replay_of_what_is_gone_is_data_loss(world: World) -> None:

@@ -70,14 +70,20 @@ class BufferFeed:
         return Owner(state.group, Place(state.acked_sequence, state.acked_lsn))
 
     async def place_of(self, group: str) -> Place | None:
-        """The register's, or the queue's own if the group owns it: whichever is ahead."""
+        """The register's, or the queue's own if the group owns it: whichever is ahead.
+
+        A truncation acknowledges what the group never read. Then the queue is acknowledged up to
+        its floor and no further, and a query, which commits to the register first, stands where the
+        register says: what it wants is lost, and its checkpoint is no older copy.
+        """
         kept = await self._register(group).read()
-        owner = await self.owner()
-        acked = owner.acked if owner.group == group else None
+        state = await self._state()
+        acked = Place(state.acked_sequence, state.acked_lsn) if state.group == group else None
         if kept is None:
             return acked
         place = await self._placed(kept)
-        return place if acked is None or kept.behind else max(place, acked)
+        may_be_truncated = bool(kept.query) and state.acked_sequence == state.floor_sequence
+        return place if acked is None or kept.behind or may_be_truncated else max(place, acked)
 
     @property
     def key(self) -> str:

@@ -18,7 +18,8 @@ def lost_before(part: Part, wanted: Place, oldest: Place, url: str) -> Trimmed:
     return Trimmed(
         f"{part}: data loss. Wanted from offset {wanted.lsn} on, and the oldest retained record is "
         f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream, and went "
-        "with its retention before this query read them. " + _cure(url, part.stream),
+        "with its retention, or were truncated, before this query read them. "
+        + _cure(url, part.stream),
         floor=oldest.lsn,
     )
 
