@@ -36,7 +36,7 @@ from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_truth import PASSES_MAX
 from tests.torture.stack_truth import Attempt
 from tests.torture.streams_world import PARTITIONS_MAX, STREAM, StreamsWorld
-from tests.torture.surroundings import DAY_MS, USUAL, Failed, Hazards, Replacement, replaced
+from tests.torture.surroundings import DAY_MS, Failed, Hazards, Replacement, replaced
 
 CALLS_EACH = 8
 STEPS_MAX = 15
@@ -377,9 +377,11 @@ def _history(
     bug: tuple[Replacement, ...],
     *,
     alters: bool,
-    hazards: Hazards = USUAL,
 ) -> str:
     worlds: list[StreamsWorld] = []
+
+    # Every third history also steps clocks: those of processes and the store's.
+    hazards = Hazards(clocks=seed % 3 == 2)
 
     async def main(simulation: Simulation) -> None:
         world = StreamsWorld(simulation, hazards)
@@ -388,6 +390,7 @@ def _history(
             world.network.calm = True
             await world.create(1 if alters else world.random.randint(2, PARTITIONS_MAX))
             world.network.calm = False
+            world.step_clocks()
             producers = await _run(world, alters=alters)
             await _settle(world, producers)
 
