@@ -21,10 +21,11 @@ Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 @pytest.fixture
 def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without anybody's credentials."""
+    """Without credentials, and without the width of a terminal (pytest's workers set one)."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HEADWATER_")):
             monkeypatch.delenv(name)
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     # Where no credentials are set, obstore asks the machine's own service: here nobody answers.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
