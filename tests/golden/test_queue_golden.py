@@ -76,7 +76,7 @@ MARK = Mark(9, 1001, 123_456_789_019, 42, b"offset \xff")
 REGISTERS: dict[str, Any] = {
     "queue.2": Queue(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS),
     "end.1": End(42, 1000, 123_456_789_012),
-    "consumer.1": ConsumerRecord(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
+    "consumer.1": ConsumerRecord(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS, 1000),
     "producers.2": Shard(
         {
             "größe": ProducerRecord("b" * 32, 42, AT_MS, MARK),

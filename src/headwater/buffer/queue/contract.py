@@ -182,6 +182,8 @@ class QueueState(msgspec.Struct, frozen=True):
     """The ingestion time of the oldest record that is not acknowledged; None when drained."""
     opened_ms: int = 0
     """When the consumer was last opened, by its own clock; 0 if that is not known."""
+    truncated_sequence: int = 0
+    """Where a truncation put the acknowledged position, which may have moved on since."""
     uncounted_sequence: int | None = None
     """Published v1 only: the first batch whose rows cannot be told. `next_lsn` and `pending_bytes`
     end before it: nothing from here on has LSNs."""

@@ -72,9 +72,8 @@ class BufferFeed:
     async def place_of(self, group: str) -> Place | None:
         """The register's, or the queue's own if the group owns it: whichever is ahead.
 
-        A truncation acknowledges what the group never read. Then the queue is acknowledged up to
-        its floor and no further, and a query, which commits to the register first, stands where the
-        register says: what it wants is lost, and its checkpoint is no older copy.
+        Where a truncation put the queue's position and nothing was acknowledged since, the
+        register's counts: the group lost what is between, and its checkpoint is no older copy.
         """
         kept = await self._register(group).read()
         state = await self._state()
@@ -82,8 +81,8 @@ class BufferFeed:
         if kept is None:
             return acked
         place = await self._placed(kept)
-        may_be_truncated = bool(kept.query) and state.acked_sequence == state.floor_sequence
-        return place if acked is None or kept.behind or may_be_truncated else max(place, acked)
+        is_truncated = 0 < state.truncated_sequence == state.acked_sequence
+        return place if acked is None or kept.behind or is_truncated else max(place, acked)
 
     @property
     def key(self) -> str:

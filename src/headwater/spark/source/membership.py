@@ -82,17 +82,15 @@ class Membership:
             owner = await first.owner()
             if owner.group not in ("", self._group) and not self._take_over:
                 return False  # another group was faster: follow it
-            if isinstance(error, Refused):
-                raise
-            raise self._raced(first) from error
+            raise
         await at_once(self._own_one(feed, start) for feed in rest)
         return True
 
     async def _own_one(self, feed: Feed, start: Mapping[Part, Place]) -> None:
         try:
             await feed.own(self._group, start[feed.part], take_over=self._take_over)
-        except Trimmed as error:
-            # Another owner acknowledged what follows the start, and it has expired.
+        except (Fenced, Trimmed) as error:
+            # Another one was opened; or it acknowledged what follows the start, which has expired.
             raise self._raced(feed) from error
 
     def _raced(self, feed: Feed) -> Fenced:

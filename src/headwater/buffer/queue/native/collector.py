@@ -97,7 +97,9 @@ class NativeCollector(Collector):
         def change(now: ConsumerRecord | None) -> ConsumerRecord:
             if now is None:
                 raise RolledBack(f"{self._consumer.key} is gone: restore it from a backup")
-            return now if position.sequence <= now.sequence else moved(now, position)
+            if position.sequence <= now.sequence:
+                return now
+            return msgspec.structs.replace(moved(now, position), truncated=position.sequence)
 
         await self._consumer.update(change)
 

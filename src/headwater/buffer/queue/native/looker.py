@@ -68,6 +68,7 @@ class NativeLooker(Looker):
             pending_bytes=last.bytes_through - consumer.bytes,
             oldest_pending_ms=oldest_ms,
             opened_ms=consumer.opened_ms,
+            truncated_sequence=consumer.truncated,
         )
 
     async def floor(self) -> int:

@@ -60,6 +60,9 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     chunk: int = 0
     """The chunk in which the last acknowledged batch stands."""
     opened_ms: int = 0
+    truncated: int = 0
+    """Where the last truncation put the position: equal to `sequence` until something after that
+    is acknowledged. What is before it, the group may never have read."""
 
 
 class Mark(msgspec.Struct, frozen=True):
