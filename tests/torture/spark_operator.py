@@ -12,6 +12,7 @@ from typing import Any
 from headwater.buffer.consumer import TakenOver, UnreadableBatch
 from headwater.core import runtime
 from headwater.core.errors import (
+    Damaged,
     Fenced,
     HeadwaterError,
     NotFound,
@@ -205,6 +206,9 @@ class Operator:
                 self._check_reason(self._replaced or self._restored, error)
             if is_current:
                 self._notes, self._replaced = Notes(), True
+        elif isinstance(error, Damaged):
+            # A queue that is gone: whether its stream was deleted could not be looked up.
+            self._check_reason(self.world.deleted > 0 and not self.world.network.calm, error)
         elif "different columns" in text:
             self._check_reason(self.world.typed and not self.world.network.calm, error)
         else:

@@ -12,7 +12,7 @@ from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source import buffer_feed
 from tests.spark.source.asked import ALL, next_rows
 from tests.spark.source.engine import Checkpoint, Engine
-from tests.spark.source.given import Standing, World
+from tests.spark.source.given import Standing, World, wait
 
 
 def test_the_first_group_owns_and_another_follows(world: World) -> None:
@@ -160,3 +160,33 @@ def test_a_take_over_that_another_query_overtakes_is_started_again(
     again = overtaken.stream_reader(**at_two, failOnDataLoss="false")
     again.latestOffset(again.initialOffset(), ALL)
     assert overtaken.state(stream).group == "g"
+
+
+class OvertakenByItsPredecessor(Ownership):
+    """Before the first opening the owner acknowledges all there is."""
+
+    owner: Ownership
+
+    @classmethod
+    async def open(cls, stream: Any, *args: Any, **options: Any) -> Ownership:
+        await cls.owner.acknowledge((await stream.looker(0).state()).next_sequence - 1)
+        return await Ownership.open(stream, *args, **options)
+
+
+@pytest.mark.parametrize("stream", ["native", "v1"])
+def test_what_the_owner_acknowledges_until_it_is_fenced_is_not_skipped(
+    world: World, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    opened = world.stream(stream, format=stream)
+    for number in range(4):
+        world.produce([b"%d" % number], stream)
+    old = wait(Ownership.open(opened, 0, "old", gc=False))
+    monkeypatch.setattr(OvertakenByItsPredecessor, "owner", old, raising=False)
+    monkeypatch.setattr(buffer_feed, "Ownership", OvertakenByItsPredecessor)
+    taking = world.stream_reader(subscribe=stream, groupId="new", takeOver="true")
+    taking.latestOffset(taking.initialOffset(), ALL)
+    monkeypatch.setattr(buffer_feed, "Ownership", Ownership)
+    # Its driver dies before Spark has written an offset down, and is started again.
+    again = Checkpoint()
+    Engine(world.stream_reader(subscribe=stream, groupId="new"), again).run()
+    assert again.values == [b"0", b"1", b"2", b"3"]

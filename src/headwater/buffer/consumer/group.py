@@ -183,15 +183,17 @@ class GroupRegister:
 
         return (await self._register.update(leave)).value
 
-    async def owns_from(self, acked: Place) -> bool:
-        """The group takes over a queue that is acknowledged so far: whether it is behind that."""
+    async def owns_from(self, acked: Place) -> None:
+        """The group is about to take over a queue that is acknowledged so far, or further soon.
+
+        From here on only its own position counts: whatever the owner before it acknowledges until
+        the opening fences it, this group has not read.
+        """
 
         def enter(now: GroupPosition | None) -> GroupPosition:
-            if now is None:
-                return _kept(acked)
-            return msgspec.structs.replace(now, behind=_order(now) < tuple(acked))
+            return msgspec.structs.replace(_kept(acked) if now is None else now, behind=True)
 
-        return (await self._register.update(enter)).value.behind
+        await self._register.update(enter)
 
 
 def _kept(place: Place, *, behind: bool = False) -> GroupPosition:

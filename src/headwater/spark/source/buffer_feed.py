@@ -104,15 +104,11 @@ class BufferFeed:
         """Open the queue's consumer."""
         owner = await self.owner()
         register = self._register(group)
-        if owner.group == group:
-            kept = await register.read()
-            is_behind = kept is not None and kept.behind
-        else:
+        if owner.group != group:
             if owner.group and take_over:
                 # The queue forgets whom it served; that group may go on as a follower.
                 await self._register(owner.group).owned_until(owner.acked)
-            is_behind = await register.owns_from(owner.acked)
-        self._catching_up = owner.acked if is_behind else None
+            await register.owns_from(owner.acked)
         ahead = start.sequence > owner.acked.sequence
         self._ownership = await Ownership.open(
             self._stream,
@@ -121,6 +117,10 @@ class BufferFeed:
             take_over=take_over,
             acked_through=start.sequence - 1 if ahead else None,
         )
+        kept = await register.read()
+        # What the owner before acknowledged is known for certain only after the opening.
+        acked = (await self.owner()).acked
+        self._catching_up = acked if kept is not None and kept.behind else None
 
     async def check(self) -> None:
         """Ask the queue, where this is the owner."""
