@@ -78,7 +78,7 @@ class Membership:
         first, *rest = sorted(feeds, key=lambda feed: feed.part)
         try:
             await self._own_one(first, start)
-        except (Refused, Fenced) as error:
+        except (Refused, Fenced):
             owner = await first.owner()
             if owner.group not in ("", self._group) and not self._take_over:
                 return False  # another group was faster: follow it
