@@ -198,6 +198,9 @@ class Driver:
     async def _execute(self, number: int) -> None:
         end = Offset.from_json(json.loads(self._offsets[number]))
         start = await self._start_of(number)
+        if number:
+            # What lies before is done: an owner that opens acknowledges it.
+            self.world.commits(self.options.group_id, held_of(start))
         tasks = await self._source.plan(start, end)
         await self._pause()
         rows: dict[Held, list[tuple[int, int]]] = {}
