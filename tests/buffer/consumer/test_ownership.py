@@ -167,9 +167,9 @@ async def test_a_group_that_takes_over_behind_what_is_acknowledged_is_noted_as_s
     assert (kept.next_sequence, kept.lsn) == (5, 20)
     # Also where it is not behind yet: the owner may acknowledge more before it is fenced.
     await group.owns_from(Place(5, 20))
-    kept = await group.read()
-    assert kept is not None
-    assert kept.behind
+    stored = await group.read()
+    assert stored is not None
+    assert stored.behind
 
 
 def test_small_descriptors_fetch_the_same_batches(on_a_stream: Callable[[Test], None]) -> None:
