@@ -15,6 +15,7 @@ installed. Copies of installed distributions are compared with the installed met
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import subprocess
@@ -30,9 +31,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-PYTHON_VERSIONS = ("3.11.0", "3.11.14", "3.12.0", "3.13.0", "3.14.0")
-"""3.11.0 beside a later one: markers such as `python_full_version < "3.11.3"` tell them apart."""
-PLATFORMS = (("linux", "Linux", "x86_64"), ("darwin", "Darwin", "arm64"))
+PYTHON_VERSIONS = tuple(f"3.{minor}.{patch}" for minor in (11, 12, 13, 14) for patch in (0, 99))
+"""The first and a late patch: `python_full_version < "3.11.3"` tells them apart."""
+PLATFORMS = (
+    ("linux", "Linux", "x86_64"),
+    ("linux", "Linux", "aarch64"),
+    ("darwin", "Darwin", "x86_64"),
+    ("darwin", "Darwin", "arm64"),
+)
 
 SET_INPUTS: dict[str, tuple[str, ...]] = {
     "all": ("pyproject.toml[*]", "all.in", "build.in"),
@@ -47,6 +53,9 @@ SET_INPUTS: dict[str, tuple[str, ...]] = {
 """Pin set → what it was compiled from: files of `requirements`, or the project with extras."""
 
 RECORD = "requirements/requires.json"
+
+parse = functools.cache(Requirement)
+"""The same lines are met for every set and machine."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +95,21 @@ def read_pins(path: Path) -> list[Pin]:
         text, *hashes = line.split("--hash=")
         if not text.strip() or text.lstrip().startswith("#"):
             continue
-        requirement = Requirement(text.strip())
-        (specifier,) = requirement.specifier
-        if specifier.operator != "==" or requirement.extras:
-            raise SystemExit(f"{path}: {text.strip()!r} is not one exact version")
+        try:
+            requirement = Requirement(text.strip())
+            (specifier,) = requirement.specifier
+        except ValueError:
+            raise _not_exact(path, text) from None
+        is_exact = specifier.operator == "==" and not specifier.version.endswith(".*")
+        if not is_exact or requirement.extras:
+            raise _not_exact(path, text)
         name = canonicalize_name(requirement.name)
         pins.append(Pin(name, specifier.version, requirement.marker, len(hashes)))
     return pins
+
+
+def _not_exact(path: Path, line: str) -> SystemExit:
+    return SystemExit(f"{path}: {line.strip()!r} is not one exact version")
 
 
 def read_inputs(root: Path, inputs: Iterable[str]) -> list[Requirement]:
@@ -116,7 +133,7 @@ def read_inputs(root: Path, inputs: Iterable[str]) -> list[Requirement]:
             seen.add(extra)
             for line in extras[extra]:
                 requirement = Requirement(line)
-                if requirement.name == project["name"]:
+                if canonicalize_name(requirement.name) == canonicalize_name(project["name"]):
                     open_extras += requirement.extras
                 else:
                     lines.append(line)
@@ -132,7 +149,7 @@ def unmet(
     """Each requirement that no pin of the set meets, extras followed as far as they go."""
     work = [("the set's own input", requirement, "") for requirement in inputs]
     for pin in pins.values():
-        work += [(pin.release, Requirement(line), "") for line in requires.get(pin.release, ())]
+        work += [(pin.release, parse(line), "") for line in requires.get(pin.release, ())]
     opened: set[tuple[str, str]] = set()
     while work:
         source, requirement, extra = work.pop()
@@ -150,7 +167,23 @@ def unmet(
             if (found.name, wanted) not in opened:
                 opened.add((found.name, wanted))
                 lines = requires.get(found.release, ())
-                work += [(f"{found.release}[{wanted}]", Requirement(x), wanted) for x in lines]
+                work += [(f"{found.release}[{wanted}]", parse(x), wanted) for x in lines]
+
+
+def clashes(sets: dict[str, list[Pin]], environment: dict[str, str]) -> Iterator[str]:
+    """Each distribution that one machine would get in two versions, of one set or of two.
+
+    Sets are installed beside each other: one that pins another version would replace what a set
+    before it needs.
+    """
+    seen: dict[str, tuple[str, Pin]] = {}
+    for name, pins in sets.items():
+        for pin in pins:
+            if not pin.applies(environment):
+                continue
+            first, other = seen.setdefault(pin.name, (name, pin))
+            if other is not pin and (first == name or other.version != pin.version):
+                yield f"{name}.txt: {pin.release} beside {other.release} of {first}.txt"
 
 
 def check(root: Path, sets: dict[str, tuple[str, ...]] | None = None) -> list[str]:
@@ -163,9 +196,12 @@ def check(root: Path, sets: dict[str, tuple[str, ...]] | None = None) -> list[st
         findings.append(
             f"requirements/{name}.txt: SET_INPUTS of {Path(__file__).name} and the files differ"
         )
-    for name in sorted(files & set(sets)):
-        path = root / "requirements" / f"{name}.txt"
-        pins = read_pins(path)
+    folder = root / "requirements"
+    pinned = {name: read_pins(folder / f"{name}.txt") for name in sorted(files & set(sets))}
+    for environment in environments():
+        findings += clashes(pinned, environment)
+    for name, pins in pinned.items():
+        path = folder / f"{name}.txt"
         wanted = read_inputs(root, sets[name])
         findings += [f"{path.name}: {pin.release} has no hash" for pin in pins if not pin.hashes]
         for environment in environments():
@@ -176,7 +212,10 @@ def check(root: Path, sets: dict[str, tuple[str, ...]] | None = None) -> list[st
                 for pin in here.values()
                 if pin.release not in requires
             ]
-            where = f"{environment['sys_platform']}, Python {environment['python_full_version']}"
+            where = (
+                f"{environment['sys_platform']} {environment['platform_machine']}, "
+                f"Python {environment['python_full_version']}"
+            )
             findings += [
                 f"{path.name}: {problem} ({where})"
                 for problem in unmet(here, wanted, requires, environment)
