@@ -108,12 +108,13 @@ def test_a_distribution_that_is_pinned_twice_for_one_machine_is_found(tmp_path: 
 
 def test_two_sets_that_pin_different_versions_are_found(tmp_path: Path) -> None:
     """Each is closed, and installing the second breaks the first."""
-    requires = {"alpha==1.0": ["beta<2"], "beta==1.0": [], "gamma==1.0": ["beta"], "beta==2.0": []}
+    requires: dict[str, list[str]] = {"alpha==1.0": ["beta<2"], "gamma==1.0": ["beta"]}
+    requires |= {"beta==1.0": [], "beta==2.0": []}
     small_set(tmp_path, ["alpha==1.0", "beta==1.0"], requires)
     folder = tmp_path / "requirements"
     (folder / "more.in").write_text("gamma\n")
     (folder / "more.txt").write_text("gamma==1.0 --hash=sha256:00\nbeta==2.0 --hash=sha256:00\n")
-    sets = {"tiny": ("tiny.in",), "more": ("more.in",)}
+    sets: dict[str, tuple[str, ...]] = {"tiny": ("tiny.in",), "more": ("more.in",)}
     assert check_pins.check(tmp_path, sets) == ["tiny.txt: beta==1.0 beside beta==2.0 of more.txt"]
 
 
