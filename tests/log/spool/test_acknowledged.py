@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -13,7 +14,7 @@ from headwater.log.record import Group
 from headwater.log.record.columns import LOG_COLUMNS, NO_RECORDS
 from headwater.log.spool import Spool, SpoolConfig, draft_of, draft_of_lost
 from headwater.log.spool.commit import Ticket
-from headwater.log.spool.conform import filled
+from headwater.log.spool.conform import filled, merged
 from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import hashes, opened
@@ -102,11 +103,12 @@ def test_what_is_acknowledged_is_read_back_as_it_was_given(
             expected |= hashes([group])
         assert written(spool) == hashes(spool.read_since_blocking(0)) == expected
         for segment in spool.segments():
-            schemas = {
+            schemas = [
                 group.records.schema
                 for group in spool.read_since_blocking(segment.first_lsn - 1)
                 if group.last_lsn <= segment.last_lsn and group.lost is None
-            }
-            assert len(schemas) <= 1
+            ]
+            for before, after in itertools.pairwise(schemas):
+                assert after == before or merged(after, before) == after
     spool.close_blocking()
     assert written(opened(disk)) == expected

@@ -89,6 +89,7 @@ class PlainStorage:
         groups: AsyncIterator[Group],
         *,
         merged_from: Sequence[SegmentMetadata] = (),
+        columns: pa.Schema | None = None,
     ) -> PlainSegment:
         runs: list[tuple[int, int, list[str]]] = []
         at = first_lsn

@@ -7,9 +7,12 @@ import uuid
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
-from headwater.log import Spool
+from headwater.core import limits
+from headwater.log import Spool, SpoolConfig
 from headwater.log.record import record_hashes
+from headwater.log.spool import draft_of_lost
 from headwater.store import MemoryBackend, Store
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import InProcessEventLog
@@ -22,6 +25,7 @@ from headwater.tier.jobs import (
     TierConfig,
     TierManager,
 )
+from headwater.tier.segments import SegmentConfig
 
 ORDERS = TopicIdPartition(uuid.UUID(int=5), "orders", 0)
 
@@ -94,6 +98,46 @@ def test_records_are_the_same_in_the_tier_merged_under_the_next_leader(tmp_path:
         assert orphan.mended
         assert await second.delete_partition()
         assert [found async for found in second.led.storage.objects()] == []
+        await metadata.close()
+        await spool.close()
+
+    asyncio.run(main())
+
+
+ROWS = [
+    pa.record_batch({"id": [1, 2], "name": ["a", "b"]}),
+    pa.record_batch({"id": [3], "name": ["c"], "email": ["x@y"]}),
+    pa.record_batch({"id": [4], "phone": ["1"]}),
+]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 9], ids="{} lost at the end".format)
+def test_records_with_optional_columns_are_one_segment_each_time(
+    lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first row group is written before a column comes that those behind it have."""
+    monkeypatch.setattr(limits, "TIER_ROW_GROUP_BYTES", 100)
+
+    async def main() -> None:
+        store, log = Store(MemoryBackend()), InProcessEventLog(3)
+        spool = Spool.open(str(tmp_path / "log"), config=SpoolConfig(sync="none"))
+        wanted: list[bytes] = []
+        for records in [*ROWS[:1] * 20, *ROWS[:2] * 20, *ROWS * 20]:
+            await spool.append(records, term=1)
+        for group in await spool.read_since(0):
+            wanted += list(record_hashes(group))
+        if lost:
+            await spool.append(draft_of_lost(lost, "gone"), term=1)
+        await spool.seal()
+        tier, metadata = await led_by(1, spool, store, log, TierConfig())
+        storage = ParquetSegments(store, ORDERS, config=SegmentConfig(row_group_bytes=1_000))
+        tier.led.storage = storage
+        await tier.run_once()
+        assert (tier.problems, tier.metrics.copied_segments) == ({}, 1)
+        [piece] = tier.led.metadata.cover(0, 1 << 40)
+        described = (await storage.fetch_index(piece.segment)).description
+        assert (len(described.row_groups) > 1, len(described.schemas)) == (True, 1)
+        assert (await hashes(tier))[: len(wanted)] == wanted
         await metadata.close()
         await spool.close()
 

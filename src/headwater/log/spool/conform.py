@@ -1,8 +1,10 @@
 """Columns that come and go: one schema for appends that differ in which columns they have.
 
-A column that an append does not have means the same as one of nulls. So an append without it fits
-into a segment that has it, and a segment is not sealed for each. Only a column that has another
-type needs another segment, and values as bytes beside typed columns.
+A column that an append does not have means the same as one of nulls. So an append without it goes
+into a segment that has it, with nulls there, and one that brings a new column adds it to the
+segment: each frame has all columns of the frames before it, and the last one has all of the
+segment's. Only a column that has another type needs another segment, and values as bytes beside
+typed columns.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ def joined(schema: pa.Schema, given: pa.Schema, *, rows: int, nbytes: int) -> pa
 
     None if the types of a column differ, if there would be too many columns, or if it would mostly
     be nulls that are written: more than the records, and more than a segment of their own costs.
+    And if nothing is known of the columns that the segment has.
     """
-    both = merged(schema, given)
+    both = merged(schema, given) if len(schema) else None
     if both is None or len(both) > max(TIER_MERGE_COLUMNS, len(given)):
         return None
     there = set(given.names)
@@ -62,11 +65,14 @@ def filled(records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema) -> p
     dropped = set(given.names).difference(schema.names)
     if dropped:
         raise Bug(f"columns {sorted(dropped)} would be dropped from an append")
-    there = set(records.schema.names)
+    # Not those of `records`: nulls of another type may have been put there, for another segment.
+    there = set(given.names)
+    # One for all columns of a type: a thousand absent columns would have their own memory each.
+    nulls: dict[pa.DataType, pa.Array] = {}
+    for field in schema:
+        if field.name not in there and field.type not in nulls:
+            nulls[field.type] = pa.nulls(records.num_rows, field.type)
     columns = [
-        records.column(field.name)
-        if field.name in there
-        else pa.nulls(records.num_rows, field.type)
-        for field in schema
+        records.column(field.name) if field.name in there else nulls[field.type] for field in schema
     ]
     return pa.record_batch(columns, schema=schema)

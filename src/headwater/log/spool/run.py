@@ -48,8 +48,8 @@ class Run:
         return self._begins and not self.tickets
 
     def fits(self, ticket: Ticket) -> bool:
-        """Whether the segment has every column of an append."""
-        return self.schema is None or self.schema_with(ticket) == self.schema
+        """Whether an append can go into the segment, with columns of its own or without."""
+        return self.schema is None or self.schema_with(ticket) is not None
 
     def schema_with(self, ticket: Ticket) -> pa.Schema | None:
         """What a segment has that holds this append as well; None if there should be none."""
@@ -66,7 +66,7 @@ class Run:
         schema = self.schema_with(ticket)
         if self.is_first:
             schema = schema or ticket.given
-        elif self.schema is not None and schema != self.schema:
+        elif self.schema is not None and schema is None:
             raise Bug(f"an append of {ticket.given} was to go into a segment of {self.schema}")
         bodies = ticket.bodies
         if ticket.given is not None and ticket.schema != schema:

@@ -179,7 +179,7 @@ class Spool:
         return self._state.segments()
 
     def sealed(self) -> list[SealedRange]:
-        """What is written to no longer, oldest first, each part with one set of columns."""
+        """What is written to no longer, oldest first, each part with one type of each column."""
         return [
             SealedRange(one.first_lsn, one.last_lsn, one.size_bytes)
             for one in self.segments()[:-1]

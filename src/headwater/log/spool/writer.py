@@ -229,14 +229,10 @@ class SegmentWriter:
         reason = self._seal_reason(ticket, run)
         if reason is None:
             return run
-        # Columns that came once will come again: both kinds share the next segment.
-        schema = run.schema_with(ticket) if reason == "schema" else None
         if reason == "age":
             self._seal_by_age()
         else:
             self._seal(reason)
-        if schema is not None:
-            self._wish = schema
         return self._run()
 
     def _is_old(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+import pyarrow as pa
+
 from headwater.log.record.group import Group
 from headwater.log.wal import SealedRange, Wal
 from headwater.store import ObjectMeta
@@ -72,10 +74,12 @@ class SegmentStorage(Protocol):
         groups: AsyncIterator[Group],
         *,
         merged_from: Sequence[SegmentMetadata] = (),
+        columns: pa.Schema | None = None,
     ) -> PreparedSegment:
         """Make one segment of these groups; `Refused` if they cannot stand in one.
 
-        Nothing is stored yet. `merged_from` are the segments that the groups come from.
+        Nothing is stored yet. `merged_from` are the segments that the groups come from. `columns`
+        are given to all groups: those that they lack, as nulls.
         """
 
     async def copy(self, prepared: PreparedSegment) -> None:
@@ -112,4 +116,6 @@ class LocalLog(Wal, Protocol):
     """The log on the local disk, in parts that are sealed one after the other."""
 
     def sealed(self) -> Sequence[SealedRange]:
-        """Those that are sealed and still there, oldest first, each with one set of columns."""
+        """Those that are sealed and still there, oldest first.
+
+        The last records of each have all of its columns: those before them may have fewer."""

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Final
 
+import pyarrow as pa
+
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
 from headwater.tier.cover import gaps
@@ -63,8 +65,11 @@ async def copy_local(led: LedPartition, lsns: range) -> None:
         part = todo.pop()
         about_bytes = led.local_bytes(part)
         groups = led.local_groups(part.start, part.stop - 1)
+        columns = await led.local_columns(part)
         try:
-            copied_bytes = await copy_range(led, part, groups, about_bytes=about_bytes)
+            copied_bytes = await copy_range(
+                led, part, groups, about_bytes=about_bytes, columns=columns
+            )
         except NotOneSegment as error:
             if len(part) == 1:
                 raise
@@ -86,12 +91,13 @@ async def copy_range(
     *,
     about_bytes: int,
     merged_from: Sequence[SegmentMetadata] = (),
+    columns: pa.Schema | None = None,
 ) -> int:
     """Make one remote segment of these groups, of about so many bytes; how many it has."""
     await led.rate.take(0)  # before it is in memory
     async with led.memory.hold(about_bytes):
         prepared = await led.storage.prepare(
-            lsns.start, lsns.stop - 1, groups, merged_from=merged_from
+            lsns.start, lsns.stop - 1, groups, merged_from=merged_from, columns=columns
         )
         led.rate.spend(prepared.size_bytes)
         # Records without a time are as old as their first copy: merging makes none younger.

@@ -8,6 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused
 from headwater.core.limits import TERM_MAX
@@ -290,6 +292,22 @@ class LedPartition:
                 "the records from there on again, as the buffer has them",
                 lsns=range(at, end_lsn),
             ) from error
+
+    async def local_columns(self, lsns: range) -> pa.Schema | None:
+        """Those of the last records of these LSNs: in one sealed part, these have all of them.
+
+        None if all are lost, or if they cannot be read, which is told by reading all of it.
+        """
+        schema, reach = None, 1
+        while schema is None and reach < 2 * len(lsns):
+            first_lsn = max(lsns.start, lsns.stop - reach)
+            try:
+                async for group in log_range(self.local, first_lsn, lsns.stop - 1):
+                    schema = schema if group.lost is not None else group.records.schema
+            except Damaged:
+                return None
+            reach *= 2  # lost, all of it: further back
+        return schema
 
     async def readable_groups(
         self, first_lsn: int, last_lsn: int, skipped: list[range]

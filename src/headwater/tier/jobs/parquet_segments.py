@@ -58,6 +58,7 @@ class ParquetSegments(ObjectStorage):
         groups: AsyncIterator[Group],
         *,
         merged_from: Sequence[SegmentMetadata] = (),
+        columns: pa.Schema | None = None,
     ) -> EncodedSegment:
         """See `SegmentStorage`."""
         plan = SegmentPlan(
@@ -65,6 +66,7 @@ class ParquetSegments(ObjectStorage):
             first_lsn,
             last_lsn,
             schemas=await self._schemas(merged_from),
+            columns=columns,
             declared=self._declared(),
             sequences=(
                 _joined(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)

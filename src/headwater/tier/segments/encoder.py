@@ -7,7 +7,7 @@ the same groups give the same records, whatever the groups' borders are.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from headwater.core.errors import Refused
 from headwater.core.limits import TERM_MAX
 from headwater.log.record.columns import COMMIT_TIMESTAMP
 from headwater.log.record.group import Group
+from headwater.log.spool.conform import filled, merged
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata, SegmentState, SegmentUpdate
 from headwater.tier.identity import SegmentId
@@ -118,7 +119,7 @@ class SegmentEncoder:
         if not 0 <= group.term <= TERM_MAX:
             raise Refused(f"term {group.term}: epochs of segments have 31 bits")
         try:
-            self._add(group)
+            self._add(self._widened(group))
         except NotOneSegment as error:
             raise NotOneSegment(str(error), at_lsn=group.first_lsn) from error
         self._next_lsn = group.last_lsn + 1
@@ -154,6 +155,15 @@ class SegmentEncoder:
             bytes(whole.digest()),
         )
         return EncodedSegment(description, receipt, data)
+
+    def _widened(self, group: Group) -> Group:
+        """The group with the columns that the plan gives to all, if it has no others."""
+        columns, given = self._plan.columns, group.records.schema
+        if columns is None or group.lost is not None or given == columns:
+            return group
+        if merged(columns, given) != columns:
+            return group
+        return replace(group, records=filled(group.records, columns, given=given))
 
     def _add(self, group: Group) -> None:
         if group.lost is None:
