@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyiceberg.table import Table
 
 from headwater.core import portal, runtime
 from headwater.core.errors import NotFound, Refused
@@ -122,6 +123,27 @@ def test_a_job_that_commits_while_orphans_are_removed_is_refused(
     with pytest.raises(FilesRefused, match="remove_orphans"):
         commit(catalog, ORDERS, slow, Token("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == []
+
+
+def test_of_two_removals_at_once_the_later_one_does_not_lower_the_floor(
+    warehouse: Warehouse, later: Callable[[float], None]
+) -> None:
+    """What the first one removed could be committed again below it."""
+    catalog = warehouse.catalog()
+    table = made(catalog)
+    lower, higher = (written(catalog, [number])[0] for number in (1, 2))
+    later(73)
+    loads = iter([catalog.load_table(ORDERS)])
+
+    def loaded() -> Table:
+        before = next(loads, None)
+        if before is not None:
+            assert len(remove_orphans(ORDERS, warehouse=warehouse.url).locations) == 2
+        return before or catalog.load_table(ORDERS)
+
+    orphans._with_floor(loaded, table, lower.location.rpartition("/")[2].partition(".")[0])
+    with pytest.raises(FilesRefused, match="remove_orphans"):
+        commit(catalog, ORDERS, [higher], Token("query", 0, "w"), keep_snapshots=KEEP)
 
 
 def test_files_of_a_clock_far_behind_lie_above_the_floor(

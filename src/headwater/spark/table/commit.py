@@ -117,7 +117,7 @@ def in_doubt(name: str, unknown: CommitStateUnknownException | None) -> Iterator
 
 
 class _SameFloor(ValidatableTableRequirement):
-    """Orphans were not removed since the files were compared with the floor.
+    """Orphans were not removed since the floor was read.
 
     A commit goes on top of whatever is there by then, if its requirements still hold; that a
     property changed is no reason to refuse it, but for this.
@@ -133,6 +133,17 @@ class _SameFloor(ValidatableTableRequirement):
         now = None if base_metadata is None else base_metadata.properties.get(FLOOR)
         if now != self.floor:
             raise CommitFailedException(f"orphans were removed meanwhile, up to {now}")
+
+
+def require_same_floor(transaction: Transaction) -> None:
+    """Let a commit land only on top of the floor that its table was loaded with.
+
+    A REST server knows no requirement of ours: there the floor is what it was just before.
+    """
+    table = transaction._table
+    if isinstance(table.catalog, MetastoreCatalog):
+        same: Any = _SameFloor(floor=table.metadata.properties.get(FLOOR))
+        transaction._requirements += (same,)
 
 
 class _Transaction(Transaction):
@@ -168,9 +179,7 @@ def _append(table: Table, files: list[Written], token: Token, keep_snapshots: in
     expired = _expired(stored, keep_snapshots)
     if expired:
         ExpireSnapshots(transaction).by_ids(expired).commit()
-    if isinstance(table.catalog, MetastoreCatalog):  # a REST server knows no requirement of ours
-        same: Any = _SameFloor(floor=stored.properties.get(FLOOR))
-        transaction._requirements += (same,)
+    require_same_floor(transaction)
     before = _before(table)
     _tidy(transaction.commit_transaction(), before)
     rows = sum(file.record_count for file in added)

@@ -31,7 +31,7 @@ from headwater.core import portal, runtime
 from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
 from headwater.core.ids import encode_ulid
 from headwater.spark.files import Place
-from headwater.spark.table.commit import in_doubt
+from headwater.spark.table.commit import in_doubt, require_same_floor
 from headwater.spark.table.data_files import FLOOR
 from headwater.spark.table.reading import load
 from headwater.spark.table.target import checked_target
@@ -112,7 +112,10 @@ def _with_floor(loaded: Callable[[], Table], first: Table, floor: str) -> Table:
             if table.properties.get(FLOOR, "") >= floor:
                 return table
             try:
-                table.transaction().set_properties({FLOOR: floor}).commit_transaction()
+                transaction = table.transaction().set_properties({FLOOR: floor})
+                # Another removal may have raised it further, and must not find it lower again.
+                require_same_floor(transaction)
+                transaction.commit_transaction()
             except CommitFailedException:
                 continue  # others committed meanwhile
             except CommitStateUnknownException as error:
