@@ -135,10 +135,20 @@ main()
 
 
 @pytest.mark.parametrize(
-    "moment", ["headwater.cli.app", "typer", "headwater.cli.stream_view", "pyarrow"]
+    ("moment", "command"),
+    [
+        ("headwater.cli.app", "stream list"),
+        ("typer", "stream list"),
+        ("headwater.cli.stream_view", "stream list"),
+        ("pyarrow", "stream verify"),
+    ],
 )
-def test_an_interrupt_while_parts_are_loaded_ends_it_quietly(moment: str, tmp_path: Path) -> None:
-    words = ["stream", "list", f"file://{tmp_path}/store"]
+def test_an_interrupt_while_parts_are_loaded_ends_it_quietly(
+    moment: str, command: str, invoke: Invoke, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/store"
+    assert invoke("stream", "create", url, "orders").exit_code == 0
+    words = [*command.split(), url, *(["orders"] if command == "stream verify" else [])]
     done = subprocess.run(
         [sys.executable, "-c", IMPATIENT, moment, *words], capture_output=True, timeout=60
     )
