@@ -10,10 +10,17 @@ import pytest
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, expiry
 from headwater.buffer.transaction.appending import Appending
-from headwater.buffer.transaction.holds import holds_register
+from headwater.buffer.transaction.holds import Holder, holds_register
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Fenced, OutcomeUnknown, Throttled, Unavailable
+from headwater.core.errors import (
+    Denied,
+    Fenced,
+    NoSpace,
+    OutcomeUnknown,
+    Throttled,
+    Unavailable,
+)
 from headwater.store import Object, Store, Version
 from headwater.store.backend import Condition, PreconditionFailed, Unreachable
 from headwater.store.objects import Buffer, ByteRange
@@ -176,7 +183,7 @@ async def test_a_later_run_leaves_a_commit_in_doubt_that_it_may_have_followed() 
     assert await values_of(stream) == ["row-1", "row-2", "row-3"]
 
 
-@pytest.mark.parametrize("error", [Unavailable, Throttled, Fenced])
+@pytest.mark.parametrize("error", [Unavailable, Throttled, Fenced, NoSpace, Denied])
 def test_what_is_committed_and_not_yet_appended_is_not_called_failed(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,3 +206,57 @@ def test_what_is_committed_and_not_yet_appended_is_not_called_failed(
         assert await values_of(stream) == ["row-1"]
 
     history()
+
+
+class Full(Shelf):
+    """A disk that is full for the objects whose key has `full` in it."""
+
+    full = ""
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        if self.full and self.full in key:
+            raise NoSpace("the disk is full")
+        return await super().put(key, data, condition)
+
+
+@virtual
+async def test_a_disk_that_is_full_when_the_hold_is_dropped_fails_no_commit() -> None:
+    backend = Full()
+    stream = await create_stream(Store(backend), "orders")
+    attempt = Attempt.of_job("job-a")
+    done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
+    backend.full = "holds.json"
+    assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+    assert await values_of(stream) == ["row-1"]
+
+
+@virtual
+async def test_a_disk_that_is_full_for_a_while_ends_no_renewal_of_a_hold() -> None:
+    backend = Full()
+    stream = await create_stream(Store(backend), "orders")
+    attempt = Attempt.of_job("job-a")
+    done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
+    holder = Holder(stream, attempt)
+    keeping = runtime.spawn(holder.keep(done[0].hold_token), name="keeping")
+    backend.full = "holds.json"
+    await runtime.sleep(DAY_S)
+    assert not keeping.done()
+    backend.full = ""
+    before = (await holder.read()).renewals
+    await runtime.sleep(DAY_S)
+    assert (await holder.read()).renewals > before
+    keeping.cancel()
+
+
+@virtual
+async def test_a_hold_that_is_lost_on_a_full_disk_leaves_a_commit_in_doubt() -> None:
+    """The record cannot be changed to keep an earlier write from landing, so that may land."""
+    backend = Full()
+    stream = await create_stream(Store(backend), "orders")
+    attempt = Attempt.of_job("job-a")
+    committer, done = Committer(stream, attempt), [await upload(stream, attempt, 0, {0: ["a"]})]
+    _unrenewed(committer)
+    await end_holds(stream)
+    backend.full = "/txn/"
+    with pytest.raises(OutcomeUnknown, match="hold is gone"):
+        await committer.commit(done)

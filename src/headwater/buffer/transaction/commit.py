@@ -45,9 +45,11 @@ from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
+    Denied,
     Fenced,
     HeadwaterError,
     LimitExceeded,
+    NoSpace,
     OutcomeUnknown,
     Refused,
     Unavailable,
@@ -170,12 +172,15 @@ class Committer:
             await self._holder.keep(token)
 
     async def _finish(self, record: Application) -> None:
-        """Append what is committed. That it is stays true whatever comes of this."""
+        """Append what is committed. That it is stays true whatever comes of this.
+
+        `NoSpace` and `Denied` would say that nothing was changed.
+        """
         if not record.is_appending:
             return
         try:
             await self._appending.finish(record)
-        except (Unavailable, Fenced) as error:
+        except (Unavailable, Fenced, NoSpace, Denied) as error:
             raise OutcomeUnknown(
                 f"{self._attempt}: it is committed, and not all of it is appended yet: commit it "
                 f"again, or leave that to a collector. {error}"
@@ -224,7 +229,7 @@ class Committer:
         """
         try:
             record = await self._revoked()
-        except (Unavailable, OutcomeUnknown) as error:
+        except (Unavailable, OutcomeUnknown, Refused) as error:
             raise OutcomeUnknown(
                 f"{self._attempt}: its hold is gone, and whether it is committed is not known: "
                 f"commit it again, or abort it. {error}"
@@ -299,7 +304,7 @@ class Committer:
     async def _let_go(self, *, for_good: bool = False) -> None:
         # Nothing depends on it but how soon leftovers can be collected: a hold that stays is moved
         # by the next commit, or ends when nobody renews it.
-        with contextlib.suppress(Unavailable, OutcomeUnknown):
+        with contextlib.suppress(Unavailable, OutcomeUnknown, Refused):
             if self._attempt.follows_on and not for_good:
                 await self._holder.move()
             else:

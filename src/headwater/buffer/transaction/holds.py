@@ -14,7 +14,6 @@ collector notes which count it saw, and when the store says that was.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Final
 
 import msgspec
@@ -163,9 +162,12 @@ class Holder:
         """Renew the hold again and again, until this is cancelled; `HoldLost` if it is gone."""
         while True:
             await runtime.sleep(self._timeout_ms / 1000 / RENEWALS_IN_TIMEOUT)
-            # What fails is due again long before the hold ends.
-            with contextlib.suppress(Unavailable, OutcomeUnknown):
+            try:
                 await self.renew(token)
+            except HoldLost:
+                raise
+            except (Unavailable, OutcomeUnknown, Refused):
+                pass  # it is due again long before the hold ends: a disk may be full for a while
 
     async def move(self) -> None:
         """After a commit: hold nothing uploaded so far, and be ready for what comes next.

@@ -187,7 +187,7 @@ class Pointers:
         if not arrived:
             raise AlreadyExists(f"table {new} exists")
         # It has its new name. What is left to do, the next writer of either name does as well.
-        with contextlib.suppress(Unavailable, OutcomeUnknown):
+        with contextlib.suppress(Unavailable, OutcomeUnknown, Refused):
             await self._settle(new, await self._pointer(new))
         assert left.metadata_location is not None
         return left.metadata_location
