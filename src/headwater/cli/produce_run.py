@@ -274,4 +274,7 @@ def _what_is_left(outcome: Outcome) -> Iterator[str]:
     if outcome.resumes:
         yield "the same command, run again, goes on after what is accepted"
     elif outcome.left_rows:
-        yield "with --producer-id ID --resume, a second run goes on after what is accepted"
+        yield (
+            "a second run would send accepted records again: leave them out of its input. A run "
+            "that begins with --producer-id ID --resume goes on by itself"
+        )
