@@ -70,6 +70,22 @@ def test_help_shows_words_in_brackets() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("produce", "URL STREAM [FILE]..."),
+        ("store ls", "URL [PREFIX]"),
+        ("store cat", "URL KEY"),
+        ("stream copy", "URL STREAM NEW_URL NEW_STREAM"),
+        ("inspect batch", "[FILE|URL|-]"),
+        ("doctor", "[URL]"),
+    ],
+)
+def test_usage_names_arguments_as_manual_pages_do(invoke: Invoke, words: str, usage: str) -> None:
+    shown = invoke(*words.split(), "--help").stdout
+    assert shown.splitlines()[0].endswith(f" {words} [OPTIONS] {usage}")
+
+
+@pytest.mark.parametrize(
     ("arguments", "environment", "shown"),
     [
         (["--show-completion", "bash"], {}, "_HEADWATER_COMPLETE=complete_bash"),

@@ -55,11 +55,11 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().splitlines() == [
+    assert done.stderr.decode() == (
         "error: the demo needs pyspark, pandas, pyiceberg, duckdb: pip install "
         "'pyspark>=4.1,<5' 'pandas>=2,<3' 'pyiceberg>=0.12,<0.13' 'duckdb>=1.4' "
-        "(or, in a clone, make demo)"
-    ]
+        "(or, in a clone, make demo)\n"
+    )
 
 
 def test_everything_that_was_accepted_is_counted_over_all_lives() -> None:

@@ -105,14 +105,18 @@ def test_what_is_not_expected_in_the_drivers_process_stays_as_it_is(error: Excep
         (
             "pyspark",
             "headwater.spark",
-            "headwater.spark needs PySpark 4.1 or newer (No module named 'pyspark'): "
-            "pip install 'pyspark[pipelines]>=4.1,<5' 'pandas<3'",
+            (
+                "headwater.spark needs PySpark 4.1 or newer (No module named 'pyspark'): "
+                "pip install 'pyspark[pipelines]>=4.1,<5' 'pandas<3'"
+            ),
         ),
         (
             "pyiceberg",
             "headwater.spark.table",
-            "Iceberg tables need pyiceberg (No module named 'pyiceberg'): "
-            "pip install 'pyiceberg>=0.12,<0.13'",
+            (
+                "Iceberg tables need pyiceberg (No module named 'pyiceberg'): "
+                "pip install 'pyiceberg>=0.12,<0.13'"
+            ),
         ),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
+from headwater.cli.advice import EXIT_NO, HeadwaterTyper
 from headwater.cli.event_log_place import (
     KAFKA_CONFIG,
     METADATA_PARTITIONS,
@@ -24,10 +24,7 @@ from headwater.cli.store_commands import OPTION, open_with_options
 if TYPE_CHECKING:
     from headwater.cli.inspection.report import Report
 
-inspect_app = typer.Typer(
-    cls=HeadwaterGroup,
-    no_args_is_help=True,
-    rich_markup_mode=MARKUP,
+inspect_app = HeadwaterTyper(
     help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
     "wrong with a bad one.",
 )
