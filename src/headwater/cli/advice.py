@@ -59,6 +59,7 @@ _OF_PROGRAMS: Final = (
         'on_bad_batch="dead_letter" keeps a note of it and delivers what follows',
         "--skip-unreadable shows what follows, and names what is missing",
     ),
+    ('start="earliest" begins there', "--start earliest begins there"),
 )
 """What errors advise a program to do, and what that is in a command."""
 _WITH_OPTIONS: Final = re.compile(r"(?<!\S)(?:s3|gs|az|abfs)://[^\s',;]*\?[^\s',;]+")
