@@ -70,6 +70,22 @@ def test_help_shows_words_in_brackets() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("produce", "URL STREAM [FILE]..."),
+        ("store ls", "URL [PREFIX]"),
+        ("store cat", "URL KEY"),
+        ("stream copy", "URL STREAM NEW_URL NEW_STREAM"),
+        ("inspect batch", "[FILE|URL|-]"),
+        ("doctor", "[URL]"),
+    ],
+)
+def test_usage_names_arguments_as_manual_pages_do(invoke: Invoke, words: str, usage: str) -> None:
+    shown = invoke(*words.split(), "--help").stdout
+    assert shown.splitlines()[0].endswith(f" {words} [OPTIONS] {usage}")
+
+
+@pytest.mark.parametrize(
     ("arguments", "environment", "shown"),
     [
         (["--show-completion", "bash"], {}, "_HEADWATER_COMPLETE=complete_bash"),
@@ -99,6 +115,10 @@ def test_the_address_may_come_from_the_environment(invoke: Invoke, tmp_path: Pat
     described = invoke("stream", "describe", "--json", "orders", **given).stdout
     assert json.loads(described)["name"] == "orders"
     assert "Usage" in invoke("stream", "describe", "--help", **given).stdout
+    inspected = invoke("inspect", "queue", "--stream", "orders", **given)
+    assert (inspected.exit_code, inspected.stderr) == (0, "")
+    inspected = invoke("inspect", "event", "--metadata-partition", "0", **given)
+    assert "is not an address" not in inspected.stderr
 
 
 def test_an_address_that_is_given_wins_over_the_environment(invoke: Invoke, tmp_path: Path) -> None:
@@ -113,6 +133,10 @@ def test_without_the_environment_the_address_is_asked_for(invoke: Invoke) -> Non
     done = invoke("stream", "describe", "orders", HEADWATER_URL="")
     assert done.exit_code == 2
     assert "Missing argument" in done.output
+    for words in ("queue --stream orders", "event --metadata-partition 0"):
+        done = invoke("inspect", *words.split(), HEADWATER_URL="")
+        assert done.exit_code == 2
+        assert "give URL, or set HEADWATER_URL" in done.stderr
 
 
 def test_no_command_shows_the_help(invoke: Invoke) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Coroutine
@@ -35,6 +36,30 @@ def test_a_demo_that_is_interrupted_says_what_it_leaves(
     [root] = tmp_path.glob("headwater-demo-*")
     assert done.exit_code == 130
     assert done.stderr == f"what it wrote stays there until: rm -r {root}\n"
+
+
+def test_a_demo_without_its_packages_names_them_with_their_versions() -> None:
+    absent = ("pyspark", "pandas", "pyiceberg", "duckdb")
+    program = f"""
+import importlib.util, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+sys.meta_path.insert(0, Absent())
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name in {absent} else find_spec(name)
+sys.argv[1:] = ["demo"]
+from headwater.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode() == (
+        "error: the demo needs pyspark, pandas, pyiceberg, duckdb: pip install "
+        "'pyspark>=4.1,<5' 'pandas>=2,<3' 'pyiceberg>=0.12,<0.13' 'duckdb>=1.4' "
+        "(or, in a clone, make demo)\n"
+    )
 
 
 def test_everything_that_was_accepted_is_counted_over_all_lives() -> None:

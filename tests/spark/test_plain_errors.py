@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from headwater.core.errors import Bug, Refused, Trimmed
 from headwater.spark.plain_errors import HIDE, plain, sentence_first
+
+ROOT = Path(__file__).parents[2]
 
 
 @plain
@@ -91,3 +97,48 @@ def test_what_is_not_expected_in_the_drivers_process_stays_as_it_is(error: Excep
     with pytest.raises(type(error)) as raised:
         called_back(error)
     assert "".join(traceback.format_exception(raised.value)).startswith("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("absent", "module", "cure"),
+    [
+        (
+            "pyspark",
+            "headwater.spark",
+            (
+                "headwater.spark needs PySpark 4.1 or newer (No module named 'pyspark'): "
+                "pip install 'pyspark[pipelines]>=4.1,<5' 'pandas<3'"
+            ),
+        ),
+        (
+            "pyiceberg",
+            "headwater.spark.table",
+            (
+                "Iceberg tables need pyiceberg (No module named 'pyiceberg'): "
+                "pip install 'pyiceberg>=0.12,<0.13'"
+            ),
+        ),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    absent: str, module: str, cure: str
+) -> None:
+    program = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {absent!r}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+sys.meta_path.insert(0, Absent())
+try:
+    import {module}
+except ModuleNotFoundError as error:
+    print(error, error.name, sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.stdout.decode().splitlines() == [cure, absent]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    bounds = extras["spark" if absent == "pyspark" else "iceberg"]
+    assert set(re.findall("'([^' ]+[<>][^' ]+)'", cure)) == set(bounds)

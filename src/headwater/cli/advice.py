@@ -8,15 +8,17 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from headwater.core import errors
 
+F = TypeVar("F", bound=Callable[..., Any])
 EXIT_NO: Final = 1
 EXIT_COULD_NOT_RUN: Final = 2
 EXIT_PIPE_CLOSED: Final = 141
@@ -57,6 +59,7 @@ _OF_PROGRAMS: Final = (
         'on_bad_batch="dead_letter" keeps a note of it and delivers what follows',
         "--skip-unreadable shows what follows, and names what is missing",
     ),
+    ('start="earliest" begins there', "--start earliest begins there"),
 )
 """What errors advise a program to do, and what that is in a command."""
 _WITH_OPTIONS: Final = re.compile(r"(?<!\S)(?:s3|gs|az|abfs)://[^\s',;]*\?[^\s',;]+")
@@ -124,6 +127,20 @@ def show(error: errors.HeadwaterError) -> None:
         typer.echo(advice, err=True)
 
 
+class HeadwaterCommand(TyperCommand):
+    """A command whose usage reads as manual pages do: URL, [FILE], [FILE]..."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The arguments by their names: Typer puts a required one into braces."""
+        pieces = [self.options_metavar] if self.options_metavar else []
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                name = param.make_metavar(ctx)
+                shown = name if param.required else f"[{name}]"
+                pieces.append(shown if param.nargs == 1 else f"{shown}...")
+        return pieces
+
+
 class HeadwaterGroup(TyperGroup):
     """Commands whose errors are shown and not thrown at the user, and that know HEADWATER_URL."""
 
@@ -159,6 +176,19 @@ class HeadwaterGroup(TyperGroup):
             raise typer.Exit(EXIT_PIPE_CLOSED) from None
         except OSError as error:
             raise typer.Exit(output_failed(error)) from error
+
+
+class HeadwaterTyper(typer.Typer):
+    """Commands of one kind, as this command line has them all."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            cls=HeadwaterGroup, no_args_is_help=True, rich_markup_mode=MARKUP, **settings
+        )
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+        """Register a command."""
+        return super().command(name, **{"cls": HeadwaterCommand, **settings})
 
 
 def _with_url(ctx: Any, command: Any, arguments: list[str], url: str) -> list[str]:

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from headwater.cli.advice import MARKUP, HeadwaterGroup, output_failed
+from headwater.cli.advice import HeadwaterTyper, output_failed
 from headwater.cli.copy_command import copy
 from headwater.cli.data_commands import produce, read
 from headwater.cli.doctor_command import doctor
@@ -25,10 +25,7 @@ from headwater.cli.tier_commands import tier_app
 from headwater.cli.truncate_command import truncate
 from headwater.cli.upkeep_commands import gc, lag
 
-app = typer.Typer(
-    cls=HeadwaterGroup,
-    no_args_is_help=True,
-    rich_markup_mode=MARKUP,
+app = HeadwaterTyper(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -30,7 +30,7 @@ NAME_WIDTH: Final = 20
 
 def doctor(
     url: str | None = typer.Argument(
-        None, metavar="[URL]", help="A store to look at as well: file:///path, s3://bucket/prefix"
+        None, metavar="URL", help="A store to look at as well: file:///path, s3://bucket/prefix"
     ),
     verify: bool = typer.Option(
         False, "--verify", help="Read all that the store holds, and compare every checksum."

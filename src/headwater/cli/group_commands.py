@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
+from headwater.cli.advice import EXIT_NO, HeadwaterTyper
 from headwater.cli.confirm import confirm, is_terminal
 from headwater.cli.data_commands import STREAM
 from headwater.cli.loop import run as run_loop
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
     from headwater.log.slots import SlotRegister, SlotTable
 
-group_app = typer.Typer(
-    cls=HeadwaterGroup,
-    no_args_is_help=True,
-    rich_markup_mode=MARKUP,
+group_app = HeadwaterTyper(
     help="Replication slots: which replicas hold the log, and which no longer may. These are not "
     "consumer groups: `headwater lag --group` shows how far one of those is.",
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
+from headwater.cli.advice import EXIT_NO, URL_VARIABLE, HeadwaterTyper
 from headwater.cli.event_log_place import (
     KAFKA_CONFIG,
     METADATA_PARTITIONS,
@@ -20,20 +21,19 @@ from headwater.cli.event_log_place import (
 )
 from headwater.cli.loop import run as run_loop
 from headwater.cli.store_commands import OPTION, open_with_options
+from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
     from headwater.cli.inspection.report import Report
 
-inspect_app = typer.Typer(
-    cls=HeadwaterGroup,
-    no_args_is_help=True,
-    rich_markup_mode=MARKUP,
+inspect_app = HeadwaterTyper(
     help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
     "wrong with a bad one.",
 )
 
+_STANDARD_INPUT: Final = "-"
 SOURCE = typer.Argument(
-    "-",
+    _STANDARD_INPUT,
     metavar="FILE|URL|-",
     help="A file, the address of an object (s3://bucket/prefix/key), or - for standard input, "
     "which takes hexadecimal text as well.",
@@ -95,7 +95,7 @@ def queue(
     from headwater.cli.inspection.source import read_source
 
     if stream is not None:
-        report = _partition(source, stream, partition, entries, option)
+        report = _partition(_store_url(source), stream, partition, entries, option)
     else:
         report = inspect_queue_object(read_source(source, option), entries=entries)
     _conclude(report, as_json)
@@ -144,7 +144,8 @@ def event(
         _conclude(inspect_event(read_source(source, option)), as_json)
         return
     place = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
-    _conclude(_event_in_log(source, option, place, metadata_partition, offset), as_json)
+    url = source if servers is not None else _store_url(source)
+    _conclude(_event_in_log(url, option, place, metadata_partition, offset), as_json)
 
 
 @inspect_app.command()
@@ -162,6 +163,14 @@ def segment(
     from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_segment(read_source(source, option), records=records), as_json)
+
+
+def _store_url(source: str) -> str:
+    """The address of the store whose streams or events are inspected, and not one object."""
+    url = os.environ.get(URL_VARIABLE, "") if source == _STANDARD_INPUT else source
+    if not url:
+        raise Refused(f"it needs the address of the store: give URL, or set {URL_VARIABLE}")
+    return url
 
 
 def _partition(url: str, name: str, partition: int, entries: int, option: list[str]) -> Report:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
+from headwater.cli.advice import EXIT_NO, HeadwaterTyper
 from headwater.cli.reporting import reporting
 from headwater.cli.store_commands import OPTION, open_with_options
 from headwater.core.errors import Refused
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log_app = typer.Typer(
-    cls=HeadwaterGroup,
-    no_args_is_help=True,
-    rich_markup_mode=MARKUP,
+log_app = HeadwaterTyper(
     help="Mend a log on this machine.",
 )
 

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from headwater.cli.advice import (
-    EXIT_COULD_NOT_RUN,
-    EXIT_NO,
-    MARKUP,
-    HeadwaterGroup,
-    remember_address,
-)
+from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper, remember_address
 from headwater.cli.loop import run as run_loop
 from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import MIB
@@ -26,10 +20,7 @@ if TYPE_CHECKING:
     from headwater.store import Store
     from headwater.store.conformance import Report
 
-store_app = typer.Typer(
-    cls=HeadwaterGroup,
-    no_args_is_help=True,
-    rich_markup_mode=MARKUP,
+store_app = HeadwaterTyper(
     help="Check an object store, and look into one.",
 )
 
@@ -94,7 +85,9 @@ def check(
 @store_app.command("ls")
 def list_objects(
     url: str = URL,
-    prefix: str = typer.Argument("", help="The folder to list; everything without it."),
+    prefix: str = typer.Argument(
+        "", metavar="PREFIX", help="The folder to list; everything without it."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON object for each, one a line."),
     option: list[str] = OPTION,
 ) -> None:
@@ -129,7 +122,9 @@ def list_objects(
 @store_app.command()
 def cat(
     url: str = URL,
-    key: str = typer.Argument(help="The object's key, as `headwater store ls` shows it."),
+    key: str = typer.Argument(
+        metavar="KEY", help="The object's key, as `headwater store ls` shows it."
+    ),
     option: list[str] = OPTION,
 ) -> None:
     """Write an object's bytes to standard output."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
+from headwater.cli.advice import EXIT_NO, HeadwaterTyper
 from headwater.cli.confirm import confirm, is_terminal
 from headwater.cli.event_log_place import (
     KAFKA_CONFIG,
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
     from headwater.store import Store
 
-stream_app = typer.Typer(
-    cls=HeadwaterGroup,
-    no_args_is_help=True,
-    rich_markup_mode=MARKUP,
+stream_app = HeadwaterTyper(
     help="Make streams, look at them, change them, delete them.",
 )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, MARKUP, HeadwaterGroup
+from headwater.cli.advice import EXIT_NO, HeadwaterTyper
 from headwater.cli.data_commands import STREAM
 from headwater.cli.event_log_place import (
     KAFKA_CONFIG,
@@ -28,10 +28,7 @@ from headwater.core import limits, runtime
 if TYPE_CHECKING:
     from headwater.cli.tier_place import TierPlace
 
-tier_app = typer.Typer(
-    cls=HeadwaterGroup,
-    no_args_is_help=True,
-    rich_markup_mode=MARKUP,
+tier_app = HeadwaterTyper(
     help="The tier: which segment is read for which records, and whether it is there.",
 )
 

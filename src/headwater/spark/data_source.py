@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import DataSource
+try:
+    from pyspark.sql.datasource import DataSource
+except ModuleNotFoundError as error:
+    # The first import of PySpark wherever headwater.spark is imported.
+    raise ModuleNotFoundError(
+        f"headwater.spark needs PySpark 4.1 or newer ({error}): "
+        "pip install 'pyspark[pipelines]>=4.1,<5' 'pandas<3'",
+        name=error.name,
+    ) from error
 from pyspark.sql.types import StructField, StructType
 
 from headwater.core import portal

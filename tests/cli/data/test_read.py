@@ -146,6 +146,18 @@ def test_a_batch_that_is_gone_is_an_error_or_a_gap_that_is_named(
     assert "LSNs 2 to 3 cannot be read" in skipped.stderr
 
 
+def test_what_was_deleted_is_answered_with_an_option_of_the_command(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    for text in ("first\n", "last\n"):
+        invoke("produce", url, "events", file(text))
+    assert invoke("stream", "truncate", url, "events", "--before", "2", "--yes").exit_code == 0
+    failed = invoke("read", url, "events", "--start", "1")
+    assert failed.exit_code == 2
+    assert "(--start earliest begins there)" in failed.stderr
+    assert invoke("read", url, "events", "--start", "earliest").stdout == "last\n"
+
+
 def test_the_help_has_room_for_words(invoke: Invoke) -> None:
     words = invoke("read", "--help", COLUMNS="80").stdout
     assert "--no-skip-unreadable" not in words

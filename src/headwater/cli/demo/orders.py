@@ -18,6 +18,12 @@ _APART: Final = timedelta(milliseconds=150)
 _MIXED: Final = 2654435761  # a large odd number: neighbours get different customers and prices
 
 
+STORED: Final = "stored"
+"""The job's report: a line for each micro-batch that is in the table."""
+SALES: Final = "sales.json"
+"""Where the job writes its aggregate."""
+
+
 class Order(msgspec.Struct, frozen=True):
     """One event."""
 
@@ -26,6 +32,15 @@ class Order(msgspec.Struct, frozen=True):
     product: str
     cents: int
     ordered_at: datetime
+
+
+class Sale(msgspec.Struct, frozen=True):
+    """A row of the job's aggregate."""
+
+    window: str
+    product: str
+    orders: int
+    euros: float
 
 
 def order_of(producer: str, number: int) -> Order:

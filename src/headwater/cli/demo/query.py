@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.cli.demo.orders import SCHEMA, STREAM, TABLE
+from headwater.cli.demo.orders import SALES, SCHEMA, STORED, STREAM, TABLE, Sale
 from headwater.core import runtime
 from headwater.core.portal import shared
 from headwater.spark import from_json, session, to_table
@@ -28,20 +28,8 @@ WINDOW: Final = "30 minutes"
 TRIGGER: Final = "1 second"
 MICRO_BATCHES: Final = 8
 """At least so many, so that a kill falls between some that are done and some that are not."""
-STORED: Final = "stored"
-"""The report: a line for each micro-batch that is in the table."""
 STRUCK: Final = "struck"
 """There once the job has killed itself."""
-SALES: Final = "sales.json"
-
-
-class Sale(msgspec.Struct, frozen=True):
-    """A row of the aggregate."""
-
-    window: str
-    product: str
-    orders: int
-    euros: float
 
 
 def _is_closed(progress: Any) -> bool:

@@ -15,9 +15,8 @@ from rich.console import Console
 from headwater.buffer.stream import create_stream
 from headwater.cli.advice import EXIT_NO, command
 from headwater.cli.console import CommandConsole
-from headwater.cli.demo.orders import PRODUCTS, STREAM
+from headwater.cli.demo.orders import PRODUCTS, SALES, STORED, STREAM, Sale
 from headwater.cli.demo.process import DemoProcess, Tail
-from headwater.cli.demo.query import SALES, STORED, Sale
 from headwater.cli.demo.verdict import (
     accepted_orders,
     compare,
@@ -26,6 +25,7 @@ from headwater.cli.demo.verdict import (
     stored_table,
 )
 from headwater.cli.demo.view import DemoBars, show_next, show_query, show_sales, show_verdict
+from headwater.cli.doctor.machine import PACKAGES, Package
 from headwater.cli.loop import run as run_loop
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused
@@ -34,6 +34,7 @@ from headwater.store import open_store
 PRODUCERS: Final = ("north", "south")
 VICTIM: Final = "south"
 """Which producer is killed."""
+DUCKDB: Final = Package("duckdb", (1, 4), "demo", why="the demo's question to the table")
 POLL_S: Final = 0.1
 # Spark starts twice, on a busy machine, beyond the time given for the work.
 SPARE_S: Final = 300.0
@@ -177,12 +178,12 @@ def run_demo(*, orders: int, seconds: float) -> int:
 
 
 def _check_installed() -> None:
-    missing = [
-        name for name in ("pyspark", "pyiceberg", "duckdb") if not importlib.util.find_spec(name)
-    ]
+    needed = [*(one for one in PACKAGES if one.extra), DUCKDB]
+    missing = [one for one in needed if not importlib.util.find_spec(one.name)]
     if missing:
         raise Refused(
-            f"the demo needs {', '.join(missing)}: pip install {' '.join(missing)} "
+            f"the demo needs {', '.join(one.name for one in missing)}: "
+            f"pip install {' '.join(one.requirement for one in missing)} "
             "(or, in a clone, make demo)"
         )
 

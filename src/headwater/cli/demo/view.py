@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from headwater.cli.demo.query import Sale
+from headwater.cli.demo.orders import Sale
 from headwater.cli.demo.verdict import Verdict
 
 

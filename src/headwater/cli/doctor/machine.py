@@ -30,8 +30,13 @@ class Package:
     @property
     def install(self) -> str:
         """Names the package itself: Headwater is on no index from which an extra could come."""
+        return f"pip install {self.requirement}"
+
+    @property
+    def requirement(self) -> str:
+        """The package and its bounds, quoted for a shell."""
         bounds = f">={_dotted(self.oldest)}" + (f",<{_dotted(self.before)}" if self.before else "")
-        return f"pip install '{self.name}{bounds}'"
+        return f"'{self.name}{bounds}'"
 
 
 PACKAGES: Final = (

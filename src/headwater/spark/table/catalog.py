@@ -15,7 +15,14 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
-from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
+try:
+    from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
+except ModuleNotFoundError as error:
+    # The first import of pyiceberg wherever headwater.spark.table is imported.
+    raise ModuleNotFoundError(
+        f"Iceberg tables need pyiceberg ({error}): pip install 'pyiceberg>=0.12,<0.13'",
+        name=error.name,
+    ) from error
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
