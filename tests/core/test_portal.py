@@ -108,13 +108,13 @@ def test_an_interrupted_caller_cancels_too(monkeypatch: pytest.MonkeyPatch) -> N
         finally:
             ended.append(True)
 
-    def interrupted(_: object, timeout: float | None = None) -> None:
+    def interrupted(_: object, timeout_s: float | None) -> bool:
         begun.wait()
         raise KeyboardInterrupt
 
     with Portal() as home:
         home.call(runtime.sleep(0))
-        monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
+        monkeypatch.setattr(portal._Errand, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             home.call(never())
         monkeypatch.undo()

@@ -73,18 +73,16 @@ class Portal:
         # The task gets the caller's context, and with it the caller's runtime.
         loop.call_soon_threadsafe(errand.start, context=contextvars.copy_context())
         try:
-            return errand.result.result(timeout_s)
-        except TimeoutError:
-            if errand.result.done():
+            if errand.wait(timeout_s):
                 return errand.result.result()
             self._call_off(loop, errand)
             if errand.result.done() and not errand.result.cancelled():
                 return errand.result.result()
-            raise TimeoutError(f"no result within {timeout_s} s") from None
         except BaseException:
             if not errand.result.done():
                 self._call_off(loop, errand)
             raise
+        raise TimeoutError(f"no result within {timeout_s} s")
 
     def post(self, callback: Callable[[], object]) -> None:
         """Run a plain function over there, soon, and do not wait."""
@@ -131,6 +129,17 @@ class _Errand(Generic[T]):
         self.result: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self.result.add_done_callback(lambda _: self._ended.release())
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether there is a result, once there is one or the time is up.
+
+        A signal's handler may raise in here. A lock then stays as it was; a condition, which is what
+        `result()` waits on, may be left released within its own `with`, and hides what was raised.
+        """
+        return self._ended.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
     def start(self) -> None:
         self._task = runtime.spawn(self._coroutine, name="errand")

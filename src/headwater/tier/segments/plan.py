@@ -23,15 +23,15 @@ class SegmentPlan:
     last_lsn: int
     schemas: Sequence[pa.Schema] = ()
     """Every schema that the records have; without any, that of the first ones is the only one."""
-    columns: pa.Schema | None = None
-    """What all records are given: the columns that they lack are nulls, which means the same.
-    Records that have another column, or one of another type, stay as they are."""
     declared: Sequence[pa.Schema] = ()
     """Every version of the schema that the stream declares, the first one first."""
     sequences: tuple[int, int] | None = None
     """The first and the last entry of the queue that the records come from."""
     undated_ms: int = 0
     """What records without a time count as; 0 if nothing is known of that."""
+    columns: pa.Schema | None = None
+    """What all records are given: the columns that they lack are nulls, which means the same.
+    Records that have another column, or one of another type, stay as they are."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first_lsn <= self.last_lsn:
