@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -77,9 +78,22 @@ async def test_what_the_declared_type_would_change_is_refused(
         (pa.date32(), NOON, ".date()"),
         (pa.timestamp("us"), 1.5, "whole microseconds since 1970"),
         (pa.timestamp("us"), NOON.replace(tzinfo=FIVE_EAST), "without a zone"),
-        (POINT, "text", "takes dicts, not str"),
-        (POINT, (1, "a"), "takes dicts, not tuple"),
+        (POINT, "text", "takes dicts, not 'text' (str)"),
+        (POINT, (1, "a"), "takes dicts, not (1, 'a') (tuple)"),
+        (POINT, "", "takes dicts, not '' (str)"),
+        (POINT, [], "takes dicts, not [] (list)"),
+        (POINT, [("x", 1), ("x", 2)], "takes dicts, not [('x', 1), ('x', 2)] (list)"),
+        (pa.list_(POINT), [[]], "takes dicts, not [] (list)"),
         (pa.list_(pa.int64()), b"ab", "it takes lists"),
+        (pa.list_(pa.int64()), bytearray(b"ab"), "it takes lists"),
+        (pa.list_(pa.int64()), memoryview(b"ab"), "it takes lists"),
+        (pa.map_(pa.string(), pa.int64()), "", "dicts, or lists of pairs, not str"),
+        (pa.map_(pa.string(), pa.int64()), set(), "dicts, or lists of pairs, not set"),
+        (
+            pa.map_(pa.string(), pa.int64()),
+            [{"key": "k", "value": 1, "more": 2}],
+            "an entry has a key and a value, and one has key, value, more",
+        ),
     ],
 )
 @virtual
@@ -165,6 +179,35 @@ async def test_mixtures_that_would_change_a_value_are_refused_without_a_schema(
         with pytest.raises(Refused, match=told):
             await producer.produce_rows([{"c": value} for value in values])
     assert not stream.queues[0].entries
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "inferred", "given"),
+    [
+        (date(2020, 1, 1), 5, "date", "int64"),
+        (NOON, 5, "timestamp[us]", "int64"),
+        (NOON.replace(tzinfo=UTC), 5, "timestamp[us, UTC]", "int64"),
+        (NOON.replace(tzinfo=UTC), NOON, "timestamp[us, UTC]", "timestamp[us]"),
+        (NOON, NOON.replace(tzinfo=UTC), "timestamp[us]", "timestamp[us, UTC]"),
+    ],
+)
+@pytest.mark.parametrize("place", ["{}", "list<{}>", "struct<f: {}>"])
+@virtual
+async def test_an_inferred_type_takes_no_value_that_comes_back_as_another(
+    first: Any, then: Any, inferred: str, given: str, place: str
+) -> None:
+    wrap: dict[str, Callable[[Any], Any]] = {
+        "{}": lambda value: value,
+        "list<{}>": lambda value: [value],
+        "struct<f: {}>": lambda value: {"f": value},
+    }
+    stream = fake_stream()
+    async with await Producer.open(stream) as producer:
+        await producer.produce_rows([{"c": wrap[place](first)}])
+        told = f"c  {place.format(inferred)} is inferred, {place.format(given)} is given"
+        with pytest.raises(Refused, match=re.escape(told)):
+            await producer.produce_rows([{"c": None}, {"c": wrap[place](then)}])
+    assert len(rows(stream)) == 1
 
 
 @pytest.mark.parametrize(

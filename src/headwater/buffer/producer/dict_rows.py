@@ -85,7 +85,7 @@ def _widened(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     refusal = None
     if not _holds_float32(kind):
         try:
-            return exact_array(name, values, kind)
+            return exact_array(name, values, kind, is_declared=False)
         except Refused as error:
             refusal = error
     try:
@@ -93,7 +93,7 @@ def _widened(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     except (Refused, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise refusal or error from None
     try:
-        return exact_array(name, values, extended_type(kind, found.type))
+        return exact_array(name, values, extended_type(kind, found.type), is_declared=False)
     except Refused:
         return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import chain
@@ -22,6 +22,8 @@ import pyarrow.compute as pc
 from headwater.core.errors import Refused
 
 _SHOWN: Final = 60
+_NO_LISTS: Final = str | bytes | bytearray | memoryview
+"""Python iterates over them, so Arrow takes an empty one for an empty list of anything."""
 _FAILURES: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
@@ -59,13 +61,13 @@ _RULES: Final = (
     ),
     _Rule(
         pa.types.is_date,
-        lambda kind: kind in (date, int),
+        lambda kind: kind is date,
         "dates: of a datetime, .date()",
     ),
     _Rule(
         pa.types.is_timestamp,
-        lambda kind: kind in (datetime, int),
-        "datetimes, or whole microseconds since 1970",
+        lambda kind: kind is datetime,
+        "datetimes; where it is declared, whole microseconds since 1970 as well",
     ),
 )
 
@@ -84,8 +86,10 @@ def check_exact(
 ) -> None:
     """Refuse values that a column of type `kind` would change or drop, naming record and value.
 
-    `is_declared`: the type was not inferred from these values. Values `from_json` have text where
-    JSON has nothing else, for Arrow to read; and their place is told by whoever counts the lines.
+    `is_declared`: a user chose the type, so a date may be given as a number of days, a time as
+    microseconds, and a time in UTC without its zone. In an inferred type those are other values.
+    Values `from_json` may be text, which Arrow parses, but no numbers for dates and times; the
+    error names no record, because the caller counts the lines.
     """
     look = _Look(is_declared=is_declared, from_json=from_json)
     try:
@@ -96,9 +100,11 @@ def check_exact(
         raise Refused(f"{where}column {misfit}") from None
 
 
-def exact_array(column: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """The values as a column of a declared type; `Refused` names the record that is none."""
-    check_exact(column, values, kind, is_declared=True)
+def exact_array(
+    column: str, values: Sequence[Any], kind: pa.DataType, *, is_declared: bool = True
+) -> pa.Array:
+    """The values as a column of a known type; `Refused` names the record that is none."""
+    check_exact(column, values, kind, is_declared=is_declared)
     try:
         return pa.array(values, kind)
     except _FAILURES as error:
@@ -144,7 +150,7 @@ class _Look:
                 self.at(f"{place}.key", [key for key, _ in pairs], kind.key_type)
                 self.at(f"{place}.value", [value for _, value in pairs], kind.item_type)
             else:
-                if any(issubclass(one, str | bytes | Mapping) for one in types):
+                if any(issubclass(one, _NO_LISTS | Mapping) for one in types):
                     raise _Misfit(f"{place!r} is {kind}: it takes lists")
                 self.at(f"{place}.element", list(chain.from_iterable(known)), kind.value_type)
         except (TypeError, ValueError) as error:
@@ -169,6 +175,8 @@ class _Look:
         odd = {one for one in types if not rule.plain(one)}
         if self._from_json:
             odd.discard(str)
+        elif self._is_declared and pa.types.is_temporal(kind):
+            odd.discard(int)
         if odd:
             _check_same(place, [value for value in values if type(value) in odd], kind, rule)
         if kind == pa.float32():
@@ -239,20 +247,35 @@ def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
     """The pairs of what Arrow makes a map of."""
     if isinstance(value, Mapping):
         return value.items()
-    return [
-        (pair["key"], pair["value"]) if isinstance(pair, Mapping) else tuple(pair) for pair in value
-    ]
+    if isinstance(value, _NO_LISTS | Set):
+        raise ValueError(f"it takes dicts, or lists of pairs, not {type(value).__name__}")
+    return [_pair(pair) if isinstance(pair, Mapping) else tuple(pair) for pair in value]
+
+
+def _pair(entry: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """An entry of a map that is written as a dict."""
+    if entry.keys() != {"key", "value"}:
+        raise ValueError(
+            f"an entry has a key and a value, and one has {', '.join(map(str, entry))}"
+        )
+    return entry["key"], entry["value"]
 
 
 def _mapping(place: str, value: Any, kind: pa.DataType) -> Mapping[Any, Any]:
-    """A struct as a dict; Arrow takes pairs for one as well."""
+    """A struct as a dict; Arrow takes pairs for one as well.
+
+    Arrow makes a struct of nulls of `''` and `[]`, and drops the second pair of the same name.
+    """
     if isinstance(value, Mapping):
         return value
     try:
-        return dict(value)
+        found = {} if isinstance(value, _NO_LISTS) else dict(value)
+        if found and len(found) == len(value):
+            return found
     except (TypeError, ValueError):
-        shown = type(value).__name__
-        raise _Misfit(f"{place!r} is {kind}, which takes dicts, not {shown}") from None
+        pass
+    given = f"{_shown(value)} ({type(value).__name__})"
+    raise _Misfit(f"{place!r} is {kind}, which takes dicts, not {given}")
 
 
 def _undeclared(place: str, name: Any, rows: list[Any], names: list[str]) -> str:
