@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.cli.advice import output_problem
 from headwater.cli.app import app
 from headwater.log.spool import Spool
 from tests.cli.conftest import Invoke
@@ -63,6 +65,29 @@ def test_a_full_disk_below_the_output_is_said_to_be_full() -> None:
         )
     assert done.returncode == 2
     assert b"cannot be written" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.ECONNRESET])
+def test_an_output_that_takes_no_more_is_named_whatever_the_system_calls_it(number: int) -> None:
+    """A quota is a full disk, and so is a limit on the size of a file."""
+    assert output_problem(OSError(number, os.strerror(number))) == (
+        f"[Errno {number}] {os.strerror(number)}"
+    )
+
+
+def test_a_limit_on_the_size_of_a_file_cuts_nothing_off_silently(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/store"
+    invoke("stream", "create", url, "events")
+    (tmp_path / "lines").write_text("x" * 100_000)
+    invoke("produce", url, "events", str(tmp_path / "lines"))
+    limited = ["sh", "-c", 'ulimit -f 8 && exec "$@"', "sh", *COMMAND, "read", url, "events"]
+    with open(tmp_path / "output", "wb") as output:
+        done = subprocess.run(limited, stdout=output, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: the output cannot be written")
     assert b"Traceback" not in done.stderr
 
 

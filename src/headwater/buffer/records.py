@@ -56,6 +56,7 @@ RESERVED: Final[dict[str, pa.DataType]] = {
 }
 
 
+_VIEWS: Final = (pa.string_view(), pa.binary_view())
 _NANOSECONDS: Final = (
     ". Neither Spark nor Iceberg holds nanoseconds: round them to microseconds first, as in "
     "pandas' .dt.floor('us') or pc.floor_temporal(column, unit='microsecond')"
@@ -279,6 +280,10 @@ def _as(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     if column.type.equals(kind, check_metadata=True):
         return column
     try:
+        if pa.types.is_dictionary(column.type) and column.type.value_type in _VIEWS:
+            # Arrow decodes no dictionary of views, as polars has its categories.
+            words = column.dictionary.cast(kind)
+            column = pa.DictionaryArray.from_arrays(column.indices, words)
         found = column.cast(kind)
         found.validate(full=True)
         return found

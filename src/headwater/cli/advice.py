@@ -67,7 +67,14 @@ _COMMAND: Final = re.compile(r"\bheadwater (stream|group) (\w+) URL\b")
 _HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group) ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
 """Of the stores that the command opened. A list: what an event loop sets does not leave it."""
-_OUTPUT_FAILED: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
+_OUTPUT_FAILED: Final = (
+    errno.EBADF,
+    errno.ECONNRESET,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOSPC,
+)
 
 
 def advice_for(error: errors.HeadwaterError) -> str | None:

@@ -43,6 +43,21 @@ async def test_whatever_has_arrows_c_stream_is_taken() -> None:
     assert len(stream.queues[0].entries) == 3
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.string()])
+def test_categories_are_taken_as_their_values(tmp_path: Path, kind: pa.DataType) -> None:
+    """Polars has them as dictionaries of views, which Arrow does not decode."""
+    words = pa.array(["b", "unused", "a"]).cast(kind)
+    places = pa.array([2, None, 0, 2], pa.uint32())
+    column = pa.DictionaryArray.from_arrays(places, words)
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "categories")
+    with BlockingProducer.open(url, "categories") as producer:
+        producer.produce_arrow(Frame(pa.table({"c": column}))).result()
+    found = headwater.read(url, "categories", columns=["c"]).to_table()["c"].to_pylist()
+    expected = ["a", None, "b", "a"]
+    assert [one.decode() if isinstance(one, bytes) else one for one in found] == expected
+
+
 def test_a_result_that_can_be_read_once_is_taken_by_a_stream_that_has_no_columns_yet(
     tmp_path: Path,
 ) -> None:
