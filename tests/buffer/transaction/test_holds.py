@@ -11,7 +11,7 @@ from headwater.buffer.consumer import Consumer
 from headwater.buffer.consumer.source import retention_of
 from headwater.buffer.queue import Resumed
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream
-from headwater.buffer.transaction import Attempt, Committer, HoldLost, Uploader, held
+from headwater.buffer.transaction import Attempt, Committer, HoldLost, Uploader, expiry, held
 from headwater.buffer.transaction.holds import (
     TIMEOUT_MS,
     Holder,
@@ -29,7 +29,9 @@ from headwater.buffer.transaction.record import (
 from headwater.core import limits, runtime
 from headwater.core.errors import LimitExceeded, Refused
 from headwater.core.ids import ulid_time_ms
-from headwater.store import MemoryBackend, Store
+from headwater.store import MemoryBackend, Object, Store, Version
+from headwater.store.backend import Condition
+from headwater.store.objects import Buffer
 from headwater.testing import SimRuntime
 from tests.buffer.transaction.given import (
     DAY_S,
@@ -171,6 +173,60 @@ async def test_a_collector_a_year_ahead_keeps_nothing_for_a_year() -> None:
     await collect(stream)
     await collect(stream)
     assert await uploads_left(stream) == 0
+
+
+class Directory(MemoryBackend):
+    """As a directory: what is replaced never gets an earlier time than it had."""
+
+    def clock_ms(self) -> int:
+        return runtime.wall_ms()
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        before = self._objects.get(key)
+        version = await super().put(key, data, condition)
+        written = self._objects[key]
+        if before is not None and written.meta.modified_ms < before.meta.modified_ms:
+            meta = written.meta._replace(modified_ms=before.meta.modified_ms)
+            self._objects[key] = Object(meta, written.data)
+        return version
+
+
+@virtual
+async def test_a_directory_whose_clock_was_a_year_ahead_keeps_nothing_for_a_year() -> None:
+    stream = await a_stream(Directory(versions_by_content=True), grace_ms=1000)
+    await upload(stream, micro_batch(0), 0, {0: ["a"]})
+    with runtime.installed(wrong_by(365)):
+        await holds_register(stream).update(_renewed)
+    for _ in range(2):
+        await collect(stream)
+        await runtime.sleep(DAY_S + HOUR_S)
+    await collect(stream)
+    await collect(stream)
+    holds = await holds_of(stream)
+    assert not holds.holds
+    assert ulid_time_ms(holds.floor) <= runtime.wall_ms()
+    assert await uploads_left(stream) == 0
+
+
+@virtual
+async def test_a_hold_that_was_seen_by_a_clock_a_year_ahead_is_ended_all_the_same() -> None:
+    backend = Shelf()
+    stream = await a_stream(backend, grace_ms=1000)
+    await upload(stream, micro_batch(0), 0, {0: ["a"]})
+    right, backend._clock = backend._clock, wrong_by(365)
+    await expiry._look(stream, holds_register(stream))
+    backend._clock = right
+    for _ in range(2):
+        await collect(stream)
+        await runtime.sleep(DAY_S + HOUR_S)
+    await collect(stream)
+    assert not (await holds_of(stream)).holds
+
+
+def _renewed(now: Holds | None) -> Holds:
+    assert now is not None
+    ((name, hold),) = now.holds.items()
+    return now.with_hold(name, msgspec.structs.replace(hold, renewals=hold.renewals + 1))
 
 
 def test_a_driver_that_has_looked_and_not_committed_finds_that_its_hold_was_ended(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import (
@@ -22,7 +23,7 @@ from pyiceberg.exceptions import (
     NoSuchViewError,
     TableAlreadyExistsError,
 )
-from pyiceberg.table import StagedTable
+from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyspark import cloudpickle
 
@@ -38,6 +39,7 @@ from tests.spark.table.given import COLUMNS, IMPATIENT, ORDERS, Warehouse, made
 
 SECRET = "wJalrXUtnFEMI"
 POINTER = "catalog/tables/shop/orders.json"
+ROWS = pa.table({"id": [1], "name": ["one"]}, schema=COLUMNS)
 
 
 class Interrupted(MemoryBackend):
@@ -209,6 +211,26 @@ def test_a_purged_table_leaves_no_file(warehouse: Warehouse) -> None:
     renamed(catalog, "second")
     catalog.purge_table(ORDERS)
     assert [key for key in warehouse.objects._objects if key.startswith("shop/")] == []
+
+
+def test_a_purge_leaves_a_table_that_was_renamed_meanwhile(warehouse: Warehouse) -> None:
+    """And the one that has its name: neither is the one that was to go."""
+    catalog = warehouse.catalog()
+    made(catalog).append(ROWS)
+    load = catalog.load_table
+
+    def loaded(identifier: object) -> Table:
+        catalog.load_table = load  # type: ignore[method-assign]
+        found = load(identifier)  # type: ignore[arg-type]
+        warehouse.catalog().rename_table(ORDERS, "shop.sales")
+        made(warehouse.catalog()).append(ROWS)
+        return found
+
+    catalog.load_table = loaded  # type: ignore[method-assign,assignment]
+    with pytest.raises(CommitFailedException):
+        catalog.purge_table(ORDERS)
+    for name in (ORDERS, "shop.sales"):
+        assert warehouse.catalog().load_table(name).scan().to_arrow().num_rows == 1
 
 
 @pytest.mark.parametrize("name", ["shop.a/b", "shop.", "shop.ä", "a.b.c"])

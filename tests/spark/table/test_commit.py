@@ -232,6 +232,28 @@ def test_a_store_that_never_tells_is_an_unknown_outcome(warehouse: Warehouse) ->
     assert stored(warehouse.catalog()) == []
 
 
+def test_what_may_have_landed_and_expired_since_is_not_written_again(
+    warehouse: Warehouse,
+) -> None:
+    """A job that names nothing is known by its snapshot alone, and others let that expire."""
+    catalog, backend = interrupted(warehouse)
+    made(catalog)
+    files = written(catalog, [1])
+
+    def away(*_: object) -> bool:
+        for version in range(3):
+            append(warehouse.catalog(), [version + 2], "other", version, keep=1)
+        backend.deaf = False
+        return False
+
+    catalog._has_landed = away  # type: ignore[method-assign]
+    backend.fault = "answer lost, then silence"
+    job = Token("batch-1", 0, "w", is_repeatable=False)
+    with pytest.raises(OutcomeUnknown, match="has expired"):
+        commit(catalog, ORDERS, files, job, keep_snapshots=KEEP)
+    assert stored(warehouse.catalog()) == [1, 2, 3, 4]
+
+
 def test_others_who_always_win_are_named(warehouse: Warehouse) -> None:
     other = warehouse.catalog()
     made(other)

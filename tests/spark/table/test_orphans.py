@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from pyiceberg.table import Table
 from headwater.core import portal, runtime
 from headwater.core.errors import NotFound, Refused
 from headwater.spark.table import commit as commits
-from headwater.spark.table import load, orphans, remove_orphans
+from headwater.spark.table import RegisterCatalog, load, orphans, remove_orphans
 from headwater.spark.table.commit import commit
 from headwater.spark.table.data_files import FilesRefused, described
 from headwater.spark.table.token import Token
@@ -184,6 +185,24 @@ def test_how_old_a_file_is_the_stores_clock_says(
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
     commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == [1]
+
+
+def test_a_directory_whose_clock_was_ahead_once_removes_nothing_of_a_running_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There an object that is replaced never gets an earlier time than it had."""
+    url = f"file://{tmp_path}"
+    catalog = RegisterCatalog("test", warehouse=url)
+    made(catalog)
+    with monkeypatch.context() as ahead:
+        now_ns = runtime.wall_ns() + 365 * 24 * HOUR_MS * 1_000_000
+        ahead.setattr(runtime.current(), "wall_ns", lambda: now_ns)
+        ahead.setattr(runtime.current(), "wall_ms", lambda: now_ns // 1_000_000)
+        remove_orphans(ORDERS, warehouse=url)
+    files = written(catalog, [1])
+    assert remove_orphans(ORDERS, warehouse=url).locations == []
+    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert stored(catalog) == [1]
 
 
 def test_the_files_of_a_table_that_was_renamed_meanwhile_stay(

@@ -10,8 +10,9 @@ import pytest
 from headwater.core.errors import Corrupt, NotSupported, Refused, RolledBack
 from headwater.core.limits import EVENT_PARTITIONS_MAX
 from headwater.store import Register, Store
+from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog import PartitionFailed, StoredEventLog
-from headwater.tier.eventlog.stored.identity import LogRecord
+from headwater.tier.eventlog.stored.identity import LogRecord, mark_renewed
 from tests.store.scripted import Scripted, after, fails, virtual
 from tests.tier.eventlog.stored_given import opened, publish_events
 
@@ -81,6 +82,22 @@ async def test_a_log_that_was_left_half_made_is_finished_by_the_next_one() -> No
 
 async def nothing() -> None:
     """Goes through."""
+
+
+@virtual
+async def test_a_log_that_was_renewed_while_somebody_made_it_stays_renewed() -> None:
+    """Whoever stood still before the last step does not write over what others said since."""
+    backend = Scripted()
+
+    async def made_and_renewed() -> None:
+        log = await opened(backend)
+        await mark_renewed(log.events_of(0).store, "metadata", "anew")
+
+    backend.next("get", after(nothing), after(nothing), after(made_and_renewed))
+    with pytest.raises(LogRenewed, match="anew"):
+        await opened(backend)
+    with pytest.raises(LogRenewed, match="anew"):
+        await opened(backend)
 
 
 @virtual

@@ -91,7 +91,7 @@ async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds,
         return msgspec.structs.replace(now, passes=now.passes + 1)
 
     counted = (await register.update(count)).value
-    return counted, (await stream.store.head(register.key)).modified_ms
+    return counted, await stream.store.now_ms(register.key)
 
 
 async def _look(stream: Stream, register: Register[Holds]) -> Holds:
@@ -114,7 +114,8 @@ def _is_unchanged(before: Hold | None, now: Hold) -> bool:
 
 
 def _noted(hold: Hold, at_ms: int) -> Hold:
-    if hold.seen_renewals != hold.renewals:
+    # Seen at a time that is still to come: the clock was set back, and the count begins again.
+    if hold.seen_renewals != hold.renewals or at_ms < hold.seen_ms:
         return msgspec.structs.replace(hold, seen_renewals=hold.renewals, seen_ms=at_ms)
     if at_ms - hold.seen_ms >= hold.timeout_ms:
         return msgspec.structs.replace(hold, is_ending=True)

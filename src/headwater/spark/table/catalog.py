@@ -140,6 +140,21 @@ class RegisterCatalog(MetastoreCatalog):
         name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         self._move(name, self._location(name), None)
 
+    def purge_table(self, identifier: Name) -> None:
+        """Forget a table, and delete its files.
+
+        `CommitFailedException`, and nothing is deleted, if the name shows something else by then:
+        the table may have another name, and its files are in use.
+        """
+        table = self.load_table(identifier)
+        files = _files_of(table)
+        self._move(table.name(), table.metadata_location, None)
+        for location in files:
+            try:
+                table.io.delete(location)
+            except HeadwaterError as error:
+                _log.warning("%s is left of a purged table: %s", location, error)
+
     def rename_table(self, from_identifier: Name, to_identifier: Name) -> Table:
         """Give a table another name; its files stay where they are."""
         old = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
@@ -358,6 +373,24 @@ class RegisterCatalog(MetastoreCatalog):
     def register_view(self, identifier: Name, metadata_location: str) -> NoReturn:
         """There are tables only."""
         raise NotSupported("this catalog has tables only")
+
+
+def _files_of(table: Table) -> list[str]:
+    """Every file that a table names, its metadata last."""
+    metadata = table.metadata
+    manifests = {
+        manifest.manifest_path: manifest
+        for snapshot in metadata.snapshots
+        for manifest in snapshot.manifests(table.io)
+    }
+    data = {
+        entry.data_file.file_path
+        for manifest in manifests.values()
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+    }
+    lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
+    logged = {entry.metadata_file for entry in metadata.metadata_log}
+    return [*sorted(data), *manifests, *sorted(lists | logged), table.metadata_location]
 
 
 def _wait(coroutine: Coroutine[Any, Any, T]) -> T:

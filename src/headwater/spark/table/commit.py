@@ -29,7 +29,7 @@ from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.core import portal, runtime
 from headwater.core.backoff import RetryPolicy
-from headwater.core.errors import Contended, OutcomeUnknown
+from headwater.core.errors import Contended, OutcomeUnknown, Unavailable
 from headwater.spark.files import Written
 from headwater.spark.table import token as tokens
 from headwater.spark.table.data_files import FLOOR, check_belong, described
@@ -77,6 +77,7 @@ def commit(
     budget = RetryPolicy().start(attempts=COMMIT_ATTEMPTS)
     lost = 0
     unknown: CommitStateUnknownException | None = None
+    doubted: TableMetadata | None = None
     while True:
         with in_doubt(name, unknown):
             table = catalog.load_table(name)
@@ -85,7 +86,10 @@ def commit(
                 return Commit(landed.snapshot_id, _rows(table, files), len(files), was_there=False)
             if landed is not None:
                 return landed
+            if not token.is_repeatable and doubted is not None:
+                _refuse_forgotten(doubted, table.metadata)
             check_belong(table, files)
+            before = table.metadata
             try:
                 return _append(table, files, token, keep_snapshots)
             except (CommitFailedException, FileNotFoundError) as error:
@@ -93,11 +97,29 @@ def commit(
                 refused: Exception = error
             except CommitStateUnknownException as error:
                 refused = unknown = error
+                doubted = before if doubted is None else doubted
         lost += 1
         if lost > 1 and not portal.shared().call(budget.pause()):
             if unknown is not None:
                 raise OutcomeUnknown(f"{name}: {unknown}") from unknown
             raise Contended(f"{name}: not written: others won {lost} times") from refused
+
+
+def _refuse_forgotten(doubted: TableMetadata, now: TableMetadata) -> None:
+    """`Unavailable` if the snapshot that followed has expired, whoever made it.
+
+    What only snapshots remember is then not known any more: the one in doubt may have been it.
+    """
+    if now.format_version == 1:
+        before = doubted.current_snapshot_id
+        has_moved = now.current_snapshot_id != before
+        is_there = any(one.parent_snapshot_id == before for one in now.snapshots)
+    else:
+        number = doubted.next_sequence_number()
+        has_moved = now.last_sequence_number >= number
+        is_there = any(one.sequence_number == number for one in now.snapshots)
+    if has_moved and not is_there:
+        raise Unavailable("the snapshot that would tell has expired")
 
 
 @contextlib.contextmanager

@@ -126,11 +126,11 @@ def _with_floor(loaded: Callable[[], Table], first: Table, floor: str) -> Table:
 
 
 async def _store_ms(place: Place, location: str) -> int:
-    """What time it is by the store's clock: that of an object it just wrote."""
+    """What time it is by the store's clock, of which an object that it just wrote tells."""
     store, key = place.store(), place.key(f"{location}/metadata/{CLOCK}")
     with contextlib.suppress(OutcomeUnknown):  # an older time is a time as well
         await store.put(key, runtime.new_token())
-    return (await store.head(key)).modified_ms
+    return await store.now_ms(key)
 
 
 async def _files(place: Place, folder: str, before_ms: int) -> list[ObjectMeta]:

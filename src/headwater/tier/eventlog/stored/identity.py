@@ -12,6 +12,7 @@ missing later is known to be lost, and is not taken for a partition in which not
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import uuid
 from typing import Final
@@ -56,9 +57,14 @@ async def open_record(
     _check(register.key, record, partition_count, log_id)
     if not record.made:
         await _create_floors(store, prefix, record)
-        made = msgspec.structs.replace(record, made=True)
-        record = (await register.update(lambda _: made)).value
+        # On top of what is there by then: others may have made the log, and renewed it since.
+        record = (await register.update(functools.partial(_made, record))).value
+        _check(register.key, record, partition_count, log_id)
     return record
+
+
+def _made(before: LogRecord, now: LogRecord | None) -> LogRecord:
+    return msgspec.structs.replace(now or before, made=True)
 
 
 def _check(key: str, record: LogRecord, partition_count: int, log_id: uuid.UUID | None) -> None:
