@@ -133,6 +133,28 @@ def test_a_lone_frame_that_reads_as_version_1_is_neither_read_nor_cut_off() -> N
     assert contents(disk)[NAME] == data
 
 
+@pytest.mark.parametrize("lsn", [2, 251, 2**40])
+def test_a_log_whose_only_frame_is_damaged_does_not_begin_again_at_lsn_1(lsn: int) -> None:
+    whole = frame(lsn)
+    damaged = [flipped(whole, bit // 8, bit % 8) for bit in range(8 * len(whole))]
+    cut = [whole[:size] for size in range(21, len(whole))]
+    for data in damaged + cut:
+        for first_lsn in (None, 1):
+            disk = planted({NAME: data})
+            with pytest.raises((SpoolCorrupt, Refused)):
+                opened(disk, first_lsn=first_lsn)
+            assert contents(disk)[NAME] == data
+    spool = opened(planted({NAME: cut[-1]}), first_lsn=lsn + 1)
+    assert spool.append_blocking(numbered(1, 1), term=2) == (lsn + 1, lsn + 1)
+
+
+def test_what_is_left_of_the_first_frame_of_a_log_is_cut_off() -> None:
+    for whole in (frame(1), frame_v2(1, b"payload"), frame_v1(1, b"payload")):
+        for left in (*(whole[:size] for size in range(len(whole))), bytes(len(whole)), bytes(500)):
+            spool = opened(planted({NAME: left}))
+            assert spool.append_blocking(numbered(1, 1), term=2) == (1, 1)
+
+
 def test_no_flipped_bit_of_a_published_log_gives_another_record() -> None:
     written = b"".join(
         encode_frame(change(rid=lsn), term=lsn, lsn=lsn, timestamp_ms=5) for lsn in (1, 2, 3)

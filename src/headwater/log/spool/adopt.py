@@ -12,15 +12,30 @@ from headwater.core.errors import Refused
 from headwater.core.limits import LSN_MAX
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, Listing
+from headwater.log.spool.frame import (
+    HEADER_MAX_BYTES,
+    MAGIC,
+    is_whole_as,
+    read_as,
+    read_header,
+)
 from headwater.log.spool.scan import Ending, scan
 from headwater.log.spool.window import Window
 
 _RESTORE: Final = "bring the file back from a copy"
+_BEGIN_ABOVE: Final = (
+    f"{_RESTORE}, or move it away and open the log with a first_lsn above every LSN that was given"
+)
 _REWRITE: Final = "write its whole frames to another file in the order of their LSNs, and open that"
+_LSN_END_BYTES: Final = {1: 13, 2: 13, 3: 21}
+"""So much of a head has the LSN, by version."""
 
 
-def adopt(folder: Folder, listing: Listing) -> Listing:
-    """Make the one published spool of a folder its first segment; what the folder holds then."""
+def adopt(folder: Folder, listing: Listing, *, first_lsn: int | None) -> Listing:
+    """Make the one published spool of a folder its first segment; what the folder holds then.
+
+    `first_lsn` says where a log without a whole frame begins.
+    """
     if listing.segments or len(listing.published) > 1:
         raise Refused(
             f"{folder.path} holds {', '.join(sorted(listing.published))} beside another log: one "
@@ -28,13 +43,14 @@ def adopt(folder: Folder, listing: Listing) -> Listing:
         )
     path = folder.file(listing.published[0])
     with folder.disk.open(path) as file:
-        first_lsn = _first_lsn(Window(file, path, end=file.stat().size_bytes))
-    folder.disk.rename(path, folder.segment(first_lsn))
+        window = Window(file, path, end=file.stat().size_bytes)
+        begins_lsn = _first_lsn(window, asked_lsn=first_lsn or 1)
+    folder.disk.rename(path, folder.segment(begins_lsn))
     folder.disk.sync_dir(folder.path)
     return folder.listing()
 
 
-def _first_lsn(window: Window) -> int:
+def _first_lsn(window: Window, *, asked_lsn: int) -> int:
     """Where a published spool begins: 1 where it holds nothing.
 
     Damage at the very beginning has to be told here. Once the file is a segment, only its first
@@ -65,7 +81,33 @@ def _first_lsn(window: Window) -> int:
             lsn=1,
             advice=_RESTORE,
         )
+    if not whole and not _may_begin_at(asked_lsn, window):
+        raise SpoolCorrupt(
+            "no frame of this file is whole, so that nothing says which LSNs were given",
+            path=window.path,
+            offset=0,
+            lsn=1,
+            advice=_BEGIN_ABOVE,
+        )
     return first_lsn
+
+
+def _may_begin_at(first_lsn: int, window: Window) -> bool:
+    """Whether a log whose file has no whole frame can begin there without giving an LSN twice.
+
+    A first write that was cut short leaves a head that says no higher LSN, or a part of a head, or
+    zeros. Of anything else only a `first_lsn` above 1, which somebody knows, says what was given.
+    """
+    start = bytes(window.view(0, HEADER_MAX_BYTES))
+    for version in (3, 2):
+        header = read_as(version, start)
+        if header is not None and is_whole_as(header, window.view(0, header.frame_bytes)):
+            return header.lsn < first_lsn
+    head = read_header(start.ljust(HEADER_MAX_BYTES, b"\0"))
+    if head is not None and len(start) >= _LSN_END_BYTES[head.version]:
+        return 1 <= head.lsn <= first_lsn
+    is_cut = len(start) < HEADER_MAX_BYTES and start[:4] == MAGIC[: len(start)]
+    return first_lsn > 1 or is_cut or not any(start)
 
 
 def is_foreign(window: Window) -> bool:

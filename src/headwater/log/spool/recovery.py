@@ -52,7 +52,7 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
     for name in listing.temporary:
         folder.disk.unlink(folder.file(name))
     if listing.published:
-        listing = adopt(folder, listing)
+        listing = adopt(folder, listing, first_lsn=first_lsn)
     marks = listing.marks
     if not listing.segments:
         _check_nothing_is_gone(folder, marks)
