@@ -29,7 +29,7 @@ from headwater.buffer.transaction.record import (
 from headwater.core import limits, runtime
 from headwater.core.errors import LimitExceeded, Refused
 from headwater.core.ids import ulid_time_ms
-from headwater.store import MemoryBackend, Store
+from headwater.store import MemoryBackend, ObjectMeta, Store
 from headwater.testing import SimRuntime
 from tests.buffer.transaction.given import (
     DAY_S,
@@ -171,6 +171,25 @@ async def test_a_collector_a_year_ahead_keeps_nothing_for_a_year() -> None:
     await collect(stream)
     await collect(stream)
     assert await uploads_left(stream) == 0
+
+
+@virtual
+async def test_a_directory_whose_clock_was_a_year_ahead_once_keeps_nothing_for_a_year() -> None:
+    """An object that is written again keeps the time that was ahead; the clock itself is right."""
+
+    class Directory(MemoryBackend):
+        ahead_ms = 365 * DAY_S * 1000
+
+        async def head(self, key: str) -> ObjectMeta:
+            meta = await super().head(key)
+            return meta._replace(modified_ms=int(meta.modified_ms + self.ahead_ms))
+
+        def clock_ms(self) -> int:
+            return runtime.wall_ms()
+
+    stream = await a_stream(Directory(), grace_ms=1000)
+    await collect(stream)
+    assert ulid_time_ms((await holds_of(stream)).floor) <= runtime.wall_ms()
 
 
 def test_a_driver_that_has_looked_and_not_committed_finds_that_its_hold_was_ended(

@@ -91,7 +91,7 @@ async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds,
         return msgspec.structs.replace(now, passes=now.passes + 1)
 
     counted = (await register.update(count)).value
-    return counted, (await stream.store.head(register.key)).modified_ms
+    return counted, await stream.store.now_ms(register.key)
 
 
 async def _look(stream: Stream, register: Register[Holds]) -> Holds:

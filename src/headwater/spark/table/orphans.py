@@ -130,7 +130,7 @@ async def _store_ms(place: Place, location: str) -> int:
     store, key = place.store(), place.key(f"{location}/metadata/{CLOCK}")
     with contextlib.suppress(OutcomeUnknown):  # an older time is a time as well
         await store.put(key, runtime.new_token())
-    return (await store.head(key)).modified_ms
+    return await store.now_ms(key)
 
 
 async def _files(place: Place, folder: str, before_ms: int) -> list[ObjectMeta]:
