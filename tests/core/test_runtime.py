@@ -273,3 +273,16 @@ def test_work_that_no_thread_takes_any_more_is_done_where_it_is_but_never_twice(
         with pytest.raises(RuntimeError, match="new thread"):
             asyncio.run(main())
     assert ran == ([1] if runs else [])
+
+
+def test_a_loop_that_ends_while_it_is_called_is_left_alone() -> None:
+    """A finaliser may run on any thread, and has nowhere to raise to."""
+
+    class Ending(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *asked: Any, **options: Any) -> Any:
+            self.close()  # another thread did, after `is_closed` was asked
+            return super().call_soon_threadsafe(*asked, **options)
+
+    called: list[int] = []
+    runtime.call_on(Ending(), called.append, 1)
+    assert called == []

@@ -126,8 +126,8 @@ class _Check:
     def _check_column(self, column: pa.Array, field: pa.Field, descriptor: Descriptor) -> None:
         try:
             found = exact_cast(column, relaxed(field.type))
-        except Inexact:
-            row, error = _first_inexact(column, relaxed(field.type))
+        except Inexact as inexact:
+            row, error = _first_inexact(column, relaxed(field.type), inexact)
             raise self._refused(field, descriptor, row, column[row].as_py(), error) from error
         if is_strict(field.type):
             null = first_null(found, field, pa.repeat(False, len(found)))
@@ -145,19 +145,16 @@ class _Check:
         )
 
 
-def _first_inexact(column: pa.Array, kind: pa.DataType) -> tuple[int, Inexact]:
-    """The first row that does not fit, by halving."""
+def _first_inexact(column: pa.Array, kind: pa.DataType, error: Inexact) -> tuple[int, Inexact]:
+    """The first row that does not fit, by halving, and why; `error` is that of all rows."""
     low, high = 0, len(column)
-    error = Inexact("")
-    while True:
-        middle = (low + high + 1) // 2
+    while high - low > 1:
+        middle = (low + high) // 2
         try:
-            exact_cast(column.slice(0, middle), kind)
+            exact_cast(column.slice(low, middle - low), kind)
             low = middle
         except Inexact as found:
             high, error = middle, found
-        if high - low <= 1:
-            break
     return low, error
 
 

@@ -43,7 +43,11 @@ class RetainedBatches:
                 continue
             if not found:
                 return
-            await asyncio.gather(*map(self._one, found))
+            visits = asyncio.gather(*map(self._one, found), return_exceptions=True)
+            # All of them end before an error is raised: the caller may close the store then.
+            for error in await visits:
+                if error is not None:
+                    raise error
             self._last, self.next_lsn = found[-1].sequence, found[-1].last_lsn + 1
 
     async def _one(self, descriptor: Descriptor) -> None:

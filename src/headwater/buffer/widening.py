@@ -212,13 +212,9 @@ def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
         raise Inexact(f"{column.type} holds other values than {kind}")
     if pa.types.is_decimal(column.type) and pa.types.is_floating(kind):
         raise Inexact(f"{column.type} holds other values than {kind}")
-    whole = column
-    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
-        # Arrow asks for room for every integer there is; what counts is those that are here.
-        whole = column.cast(pa.decimal128(38, kind.scale))
     try:
-        found = whole.cast(kind)
-        back = found.cast(column.type)
+        found = _rounded(column, kind)
+        back = _rounded(found, column.type)
     except pa.ArrowException as error:
         raise Inexact(str(error)) from error
     same = pc.equal(column, back)
@@ -228,6 +224,14 @@ def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
         row = pc.index(same, False).as_py()
         raise Inexact(f"{column[row].as_py()} is no {kind}")
     return found
+
+
+def _rounded(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Arrow's own cast of numbers, which refuses some that would become other ones, and not all."""
+    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
+        # Arrow asks for room for every integer of the type; here only those that occur count.
+        column = column.cast(pa.decimal256(76, kind.scale))
+    return column.cast(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -136,8 +136,9 @@ class _Errand(Generic[T]):
     def wait(self, timeout_s: float | None) -> bool:
         """Whether there is a result, once there is one or the time is up.
 
-        A signal's handler may raise in here. A lock then stays as it was; a condition, which is what
-        `result()` waits on, may be left released within its own `with`, and hides what was raised.
+        A signal's handler may raise in here. A lock then stays as it was; a condition, which is
+        what `result()` waits on, may be left released within its own `with`, and hides what was
+        raised.
         """
         return self._ended.acquire(timeout=-1 if timeout_s is None else timeout_s)
 

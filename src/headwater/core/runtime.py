@@ -234,13 +234,16 @@ async def run_blocking(function: Callable[..., T], *args: Any) -> T:
 
 def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
     """Call something on a loop from any thread, as finalisers are called; not if it has ended."""
-    if loop.is_closed():
-        return
     try:
         is_here = asyncio.get_running_loop() is loop
     except RuntimeError:
         is_here = False
     if is_here:
         function(*args)
-    else:
+        return
+    try:
         loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        # Not asked before: another thread may close the loop in between.
+        if not loop.is_closed():
+            raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 
 from headwater.buffer.consumer import read_async
 from headwater.buffer.producer import Producer
+from headwater.buffer.retained import RetainedBatches
 from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream, queues
 from headwater.buffer.transaction import Attempt, Committer, Uploader
 from headwater.core import runtime
@@ -65,6 +67,8 @@ class Meanwhile(Scripted):
         ([1, None, 3], "float64", [1.0, None, 3.0]),
         ([1, None, 3], "int8", [1, None, 3]),
         ([1.0, 2.0], "int64", [1, 2]),
+        ([1, None, 3], "decimal(38, 30)", [Decimal(1), None, Decimal(3)]),
+        ([Decimal("1.00"), Decimal("2.00")], "int64", [1, 2]),
         ([None, None], "date", [None, None]),
         ([{"a": 1}, {"a": 2}], "struct<a: float64>", [{"a": 1.0}, {"a": 2.0}]),
         ([["a"], []], "list<string not null>", [["a"], []]),
@@ -91,10 +95,12 @@ async def test_a_type_is_replaced_where_every_value_fits(
 @pytest.mark.parametrize(
     ("values", "declared", "says"),
     [
-        ([1, 2**40], "int32", "record 2 of partition 0 has 1099511627776"),
+        ([1, 2**40], "int32", r"record 2 of partition 0 has 1099511627776 \(.*not in range"),
         ([1.0, 1.5], "int64", r"record 2 of partition 0 has 1\.5"),
         (["a"], "int64", "record 1 of partition 0 has 'a'"),
         ([1], "string", "record 1 of partition 0 has 1"),
+        ([1, 10**9], "decimal(38, 30)", "record 2 of partition 0 has 1000000000"),
+        ([Decimal("1.00"), Decimal("1.50")], "int64", r"record 2 .* has Decimal\('1\.50'\)"),
         ([{"a": 1, "b": 2}], "struct<a: int64>", "record 1"),
         ([["a"], [None]], "list<string not null>", "record 2.*null within"),
     ],
@@ -244,3 +250,21 @@ async def test_a_stream_whose_history_is_in_the_tier_keeps_its_types() -> None:
         await alter_stream(store, "orders", schema={"x": "int8"})
     # Wider types need no look at what is there.
     await alter_stream(store, "orders", schema={"x": "int64", "more": "string"})
+
+
+@virtual
+async def test_a_walk_over_batches_that_fails_leaves_no_other_visit_under_way() -> None:
+    """Else they would go on with a store that is closed, and count for another partition."""
+    store, stream = await orders()
+    await produce(store, *({"x": number} for number in range(4)))
+    ended: list[int] = []
+
+    async def visit(batch: Any) -> None:
+        if not batch.sequence:
+            raise Refused("not this one")
+        await runtime.sleep(1.0)
+        ended.append(batch.sequence)
+
+    with pytest.raises(Refused, match="not this one"):
+        await RetainedBatches(stream, 0, visit).through(4)
+    assert sorted(ended) == [1, 2, 3]

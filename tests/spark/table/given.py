@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.table import Table
+from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
@@ -56,10 +57,12 @@ class Warehouse:
         return kind("test", store=store, warehouse=self.url)
 
 
-def made(catalog: RegisterCatalog, columns: pa.Schema = COLUMNS) -> Table:
+def made(
+    catalog: RegisterCatalog, columns: pa.Schema = COLUMNS, properties: Properties = EMPTY_DICT
+) -> Table:
     """A table that is there."""
     catalog.create_namespace_if_not_exists("shop")
-    return catalog.create_table(ORDERS, columns)
+    return catalog.create_table(ORDERS, columns, properties=properties)
 
 
 def written(catalog: RegisterCatalog, ids: Sequence[int]) -> list[Written]:

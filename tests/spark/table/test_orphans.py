@@ -67,6 +67,20 @@ def test_what_a_running_job_wrote_stays(
     later(71)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
     commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+
+
+def test_a_directory_whose_clock_was_ahead_once_keeps_what_running_jobs_wrote(
+    warehouse: Warehouse, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that is written again keeps the time that was ahead; the clock itself is right."""
+    catalog = warehouse.catalog()
+    made(catalog)
+    files = written(catalog, [1])
+    right_ms = runtime.wall_ms()
+    later(1000)
+    monkeypatch.setattr(warehouse.objects, "clock_ms", lambda: right_ms)
+    assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
+    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == [1]
 
 

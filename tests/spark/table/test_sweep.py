@@ -130,6 +130,25 @@ def test_every_so_many_commits_sweep(warehouse: Warehouse, monkeypatch: pytest.M
     assert swept_at == [5, 10]
 
 
+def test_a_table_of_format_1_lists_nothing_with_its_commits(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commits have no numbers: every one of them would be the one that sweeps."""
+    listings: list[Any] = []
+
+    def noted(table: Any) -> list[Any]:
+        listings.append(table)
+        return []
+
+    monkeypatch.setattr(commits, "listed", noted)
+    catalog = warehouse.catalog()
+    made(catalog, properties={"format-version": "1"})
+    for version in range(3):
+        append(catalog, [version], "query", version)
+    assert catalog.load_table(ORDERS).metadata.format_version == 1
+    assert (stored(catalog), listings) == ([0, 1, 2], [])
+
+
 @pytest.mark.parametrize("step", ["listed", "sweep"])
 @pytest.mark.parametrize("error", [Unavailable("not today"), ValueError("not today")])
 def test_a_sweep_that_fails_does_not_undo_the_commit(

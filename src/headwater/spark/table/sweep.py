@@ -35,8 +35,9 @@ _OURS: Final = re.compile(r"snap-[^/]+\.avro|[^/]+-m\d+\.avro|\d+-[^/]+\.metadat
 
 
 def is_due(table: Table) -> bool:
-    """Whether it is the turn of the next commit."""
-    return table.metadata.next_sequence_number() % SWEEP_EVERY == 0
+    """Whether it is the turn of the next commit. Commits of a table of format 1 have no numbers."""
+    number = table.metadata.next_sequence_number()
+    return number > 0 and number % SWEEP_EVERY == 0
 
 
 def listed(table: Table) -> list[ObjectMeta]:
