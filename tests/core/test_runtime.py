@@ -279,7 +279,7 @@ def test_a_loop_that_ends_while_it_is_called_is_left_alone() -> None:
     """A finaliser may run on any thread, and has nowhere to raise to."""
 
     class Ending(asyncio.SelectorEventLoop):
-        def call_soon_threadsafe(self, *asked: Any, **options: Any) -> Any:
+        def call_soon_threadsafe(self, *asked: Any, **options: Any) -> Any:  # type: ignore[override]
             self.close()  # another thread did, after `is_closed` was asked
             return super().call_soon_threadsafe(*asked, **options)
 

@@ -226,7 +226,7 @@ def test_a_purge_leaves_a_table_that_was_renamed_meanwhile(warehouse: Warehouse)
         made(warehouse.catalog()).append(ROWS)
         return found
 
-    catalog.load_table = loaded  # type: ignore[method-assign,assignment]
+    catalog.load_table = loaded  # type: ignore[method-assign]
     with pytest.raises(CommitFailedException):
         catalog.purge_table(ORDERS)
     for name in (ORDERS, "shop.sales"):

@@ -246,7 +246,7 @@ def test_what_may_have_landed_and_expired_since_is_not_written_again(
         backend.deaf = False
         return False
 
-    catalog._has_landed = away  # type: ignore[method-assign]
+    catalog._has_landed = away  # type: ignore[method-assign,assignment]
     backend.fault = "answer lost, then silence"
     job = Token("batch-1", 0, "w", is_repeatable=False)
     with pytest.raises(OutcomeUnknown, match="has expired"):

@@ -11,8 +11,8 @@ from pyiceberg.table import Table
 
 from headwater.core import portal, runtime
 from headwater.core.errors import NotFound, Refused
-from headwater.spark.table import commit as commits
 from headwater.spark.table import RegisterCatalog, load, orphans, remove_orphans
+from headwater.spark.table import commit as commits
 from headwater.spark.table.commit import commit
 from headwater.spark.table.data_files import FilesRefused, described
 from headwater.spark.table.token import Token
@@ -67,21 +67,6 @@ def test_what_a_running_job_wrote_stays(
     later(71)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
     commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
-
-
-def test_a_directory_whose_clock_was_ahead_once_keeps_what_running_jobs_wrote(
-    warehouse: Warehouse, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An object that is written again keeps the time that was ahead; the clock itself is right."""
-    catalog = warehouse.catalog()
-    made(catalog)
-    files = written(catalog, [1])
-    right_ms = runtime.wall_ms()
-    later(1000)
-    monkeypatch.setattr(warehouse.objects, "clock_ms", lambda: right_ms)
-    assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
-    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
-    assert stored(catalog) == [1]
 
 
 def test_what_is_committed_while_it_looks_stays(

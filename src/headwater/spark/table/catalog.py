@@ -146,9 +146,10 @@ class RegisterCatalog(MetastoreCatalog):
         `CommitFailedException`, and nothing is deleted, if the name shows something else by then:
         the table may have another name, and its files are in use.
         """
+        name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         table = self.load_table(identifier)
         files = _files_of(table)
-        self._move(table.name(), table.metadata_location, None)
+        self._move(name, table.metadata_location, None)
         for location in files:
             try:
                 table.io.delete(location)
