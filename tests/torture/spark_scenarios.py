@@ -15,7 +15,7 @@ from tests.spark.source.engine import Checkpoint, Engine, Killed
 from tests.spark.source.given import Standing, World
 from tests.torture.spark_operator import Operator
 from tests.torture.spark_world import SparkWorld
-from tests.torture.surroundings import DAY_S, Replacement, replaced
+from tests.torture.surroundings import Replacement, replaced
 
 STEPS: Final = 60
 KILLED_IN: Final = 12
@@ -117,11 +117,12 @@ async def _source(simulation: Simulation) -> None:
         running = [
             simulation.spawn(one.work(LIVES), name=f"operator {one.group}") for one in operators
         ]
+        world.step_clocks()
         await _outside(world)
         for task in running:
             await task
-        world.network.calm = True
-        await runtime.sleep(30 * DAY_S)
+        world.over = True
+        await world.until_late()
         if "s0" not in world.streams:
             await world.create("s0")
         for _ in range(3):

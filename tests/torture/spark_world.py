@@ -32,7 +32,7 @@ from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer, Object
 from headwater.testing import Simulation
-from tests.torture.surroundings import DAY_MS, Surroundings
+from tests.torture.surroundings import DAY_MS, Hazards, Surroundings
 
 PATTERN = "s.*"
 RETENTIONS_MS = (0, 1000, 3_600_000, 7 * DAY_MS)
@@ -113,7 +113,10 @@ class SparkWorld(Surroundings):
 
     def __init__(self, simulation: Simulation) -> None:
         self.objects = OwnClock(simulation)
-        super().__init__(simulation, self.objects)
+        # Every third history cuts drivers off when they would look what became of a write; every
+        # third one sets their clocks.
+        hazards = Hazards(outages=simulation.seed % 3 == 1, clocks=simulation.seed % 3 == 2)
+        super().__init__(simulation, self.objects, hazards)
         self.calm_store = Store(self.objects)
         """The outside's own client, for which nothing goes wrong."""
         draw = self.random.choice

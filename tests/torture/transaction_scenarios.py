@@ -22,6 +22,7 @@ from headwater.buffer.records import from_values
 from headwater.buffer.transaction import (
     Appending,
     Attempt,
+    Committed,
     Committer,
     HoldLost,
     OlderMicroBatch,
@@ -50,8 +51,8 @@ STEPS_MAX = 1_000_000
 PASSES = 12
 PASSES_A_LIFE = 30
 TRIES_A_LIFE = 10
-REFUSED = (Unavailable, OutcomeUnknown, HoldLost, OlderMicroBatch, Fenced, TimeoutError)
-"""What a commit may say that leaves it to the next try."""
+COMMITS = 3
+"""How often a driver commits the same uploads."""
 
 
 class Driver:
@@ -107,11 +108,8 @@ class Driver:
             tried.placed = placed_by(done, placement)
             if world.random.random() < 0.2:
                 await runtime.sleep(world.random.choice((1, 20, 100)))
-            impatient = not world.network.calm and world.random.random() < 0.3
-            patience_s = world.random.expovariate(2.0) if impatient else None
-            try:
-                async with asyncio.timeout(patience_s):
-                    committed = await committer.commit(done)
+            committed = await self._commit(committer, done, tried)
+            if committed is not None:
                 truth.check(
                     attempt.version in (None, committed.version)
                     or committed.version > (attempt.version or 0),
@@ -119,10 +117,6 @@ class Driver:
                 )
                 tried.told = "committed" if committed.by_this_attempt else "passed"
                 return True
-            except (HoldLost, Unavailable) as error:
-                tried.never = repr(error)
-            except REFUSED:
-                pass  # the next try tells
         if world.random.random() < 0.8:
             with contextlib.suppress(Unavailable, OutcomeUnknown, Fenced):
                 if await committer.abort(done):
@@ -131,6 +125,31 @@ class Driver:
                     tried.told = "passed"
                     return True
         return False
+
+    async def _commit(
+        self, committer: Committer, done: list[TaskUploads], tried: Tried
+    ) -> Committed | None:
+        """Commit, and now and then once more where the outcome is unknown: both calls tell.
+
+        The hold may be gone by then, and what the first call sent may still be under way.
+        """
+        world = self.world
+        for _ in range(COMMITS):
+            impatient = not world.network.calm and world.random.random() < 0.3
+            patience_s = world.random.expovariate(2.0) if impatient else None
+            try:
+                async with asyncio.timeout(patience_s):
+                    return await committer.commit(done)
+            except (HoldLost, Unavailable) as error:
+                tried.never = repr(error)
+                return None
+            except (OlderMicroBatch, Fenced):
+                return None  # the next try tells
+            except (OutcomeUnknown, TimeoutError):
+                if world.random.random() < 0.4:
+                    return None
+                await runtime.sleep(world.random.choice((1.0, 100.0, 200.0)))
+        return None
 
     async def _task(self, attempt: Attempt, task: int, placed: Placement) -> TaskUploads | None:
         """Run a task until one of its tries succeeds, some of them beside each other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -157,6 +158,49 @@ async def test_a_record_that_cannot_be_read_leaves_a_commit_in_doubt() -> None:
     backend.is_away = False
     await backend.land()
     assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+    assert await values_of(stream) == ["row-1", "row-2"]
+
+
+@virtual
+async def test_a_second_call_leaves_a_commit_in_doubt_that_the_first_one_left() -> None:
+    """`Unavailable` says that nothing was committed, and never will be."""
+    backend, stream = await doubtful()
+    attempt = micro_batch(0)
+    committer, done = await in_doubt(backend, stream, attempt, backend_stays_away(backend))
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            await committer.commit(done)
+    backend.is_away = False
+    await backend.land()
+    assert (await committer.commit(done)).by_this_attempt
+    assert await values_of(stream) == ["row-1", "row-2"]
+
+
+@virtual
+async def test_a_commit_that_is_cancelled_while_it_is_written_is_in_doubt() -> None:
+    backend, stream = await doubtful()
+    attempt = micro_batch(0)
+    done = [await upload(stream, attempt, 0, {0: ["row-1", "row-2"]})]
+    committer = Committer(stream, attempt)
+    put = backend.put
+
+    async def unanswered(key: str, data: Buffer, condition: Condition = None) -> Version:
+        if _is_record(key):
+            backend.held_back = key, bytes(data), condition
+            await runtime.sleep(DAY_S)
+        return await put(key, data, condition)
+
+    backend.put = unanswered  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await committer.commit(done)
+    backend.put = put  # type: ignore[method-assign]
+    backend.is_away = True
+    with pytest.raises(OutcomeUnknown):
+        await committer.commit(done)
+    backend.is_away = False
+    await backend.land()
+    assert (await committer.commit(done)).by_this_attempt
     assert await values_of(stream) == ["row-1", "row-2"]
 
 

@@ -301,6 +301,37 @@ def test_spark_4_1_goes_on_where_an_empty_partition_was_added_while_it_was_away(
     assert checkpoint.values == [b"0", b"1", b"new"]
 
 
+def _deleted_while_away(world: World, clock: Standing, other: str) -> Checkpoint:
+    """The checkpoint of a query on Spark 4.1 that read `orders` and this stream."""
+    filled(world, count=2)
+    world.stream(other)
+    checkpoint = Checkpoint()
+    query = Unasked(world.stream_reader(subscribePattern="orders|.*later"), checkpoint)
+    query.step()
+    clock.pass_s(2)
+    query.step()
+    wait(delete_stream(world.store, other))
+    return checkpoint
+
+
+def test_spark_4_1_goes_on_where_one_of_its_streams_was_deleted_while_it_was_away(
+    world: World, clock: Standing
+) -> None:
+    checkpoint = _deleted_while_away(world, clock, "zlater")
+    Unasked(world.stream_reader(subscribePattern="orders|.*later"), checkpoint).step()
+    world.produce([b"new"])
+    Unasked(world.stream_reader(subscribePattern="orders|.*later"), checkpoint).step()
+    assert checkpoint.values == [b"0", b"1", b"new"]
+
+
+def test_spark_4_1_says_that_the_stream_is_gone_whose_partition_counted_its_micro_batches(
+    world: World, clock: Standing
+) -> None:
+    checkpoint = _deleted_while_away(world, clock, "later")
+    with pytest.raises(Refused, match=rf"has 'later', and the query reads none.*{CURE}"):
+        Unasked(world.stream_reader(subscribePattern="orders|.*later"), checkpoint).step()
+
+
 def test_spark_4_1_says_that_all_streams_of_a_checkpoint_are_gone(world: World) -> None:
     filled(world, count=2)
     checkpoint = Checkpoint()

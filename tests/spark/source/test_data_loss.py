@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import Consumer
+from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream, delete_stream, open_stream
 from headwater.buffer.truncating import plan_truncation, truncate_partition
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 from headwater.spark.source import StreamReader
+from headwater.spark.source.buffer_feed import BufferFeed
+from headwater.spark.source.feed import Bounds
 from headwater.spark.source.limits import Limits
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
@@ -22,15 +25,15 @@ from tests.spark.source.given import Standing, World, rows_of, wait
 
 def _expire(world: World, group: str = "owner") -> None:
     """Acknowledge everything and let it go."""
+    wait(_acknowledge_and_expire(world, group))
 
-    async def go() -> None:
-        stream = await alter_stream(world.store, "orders", retention_ms=0, gc_grace_ms=0)
-        async with await Consumer.open(stream, group=group, gc=False) as consumer:
-            while (batch := await consumer.next_batch()) is not None:
-                await consumer.ack(batch.sequence)
-        await stream.collector(0).collect(stream.retention())
 
-    wait(go())
+async def _acknowledge_and_expire(world: World, group: str) -> None:
+    stream = await alter_stream(world.store, "orders", retention_ms=0, gc_grace_ms=0)
+    async with await Consumer.open(stream, group=group, gc=False) as consumer:
+        while (batch := await consumer.next_batch()) is not None:
+            await consumer.ack(batch.sequence)
+    await stream.collector(0).collect(stream.retention())
 
 
 def _behind(world: World) -> tuple[StreamReader, Any]:
@@ -62,6 +65,29 @@ def test_data_loss_warns_where_that_is_asked(
     assert (rows, places(end)[0][0]) == ([b"3"], 5)
     assert next_rows(reader, end)[0] == []
     assert "data loss. Wanted from offset 1" in caplog.text
+
+
+def test_more_that_goes_while_a_query_passes_over_a_loss_is_passed_over_as_well(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stream()
+    world.produce([b"0"])
+    reader = world.stream_reader(groupId="audit", failOnDataLoss="false")
+    start = reader.initialOffset()
+    _expire(world)
+    world.produce([b"1"])
+    bounds = BufferFeed.bounds
+
+    async def expiring(feed: BufferFeed) -> Bounds:
+        found = await bounds(feed)
+        monkeypatch.setattr(BufferFeed, "bounds", bounds)
+        await _acknowledge_and_expire(world, "owner")
+        async with await Producer.open(world.store, "orders") as producer:
+            await producer.produce([b"2"])
+        return found
+
+    monkeypatch.setattr(BufferFeed, "bounds", expiring)
+    assert next_rows(reader, start)[0] == [b"2"]
 
 
 @pytest.mark.parametrize("owner", ["audit", "another"])

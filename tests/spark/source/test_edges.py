@@ -84,7 +84,7 @@ class RacedFeed:
     async def owner(self) -> Owner:
         return Owner(self._winner if self._taken else "", Place(0, 1))
 
-    async def own(self, group: str, start: Place, *, take_over: bool) -> None:
+    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
         self._taken = True
         raise self._error(f"{self._winner} owns it")
 
@@ -95,11 +95,11 @@ def test_whoever_loses_the_race_for_a_stream_follows(
 ) -> None:
     feed: Any = RacedFeed("faster", error)
     membership = Membership("g", take_over=False)
-    wait(membership.join([feed], {feed.part: Place(0, 1)}))
+    wait(membership.join([feed], {feed.part: Place(0, 1)}, "q"))
     assert not membership.owns("orders")
     same: Any = RacedFeed("g")
     with pytest.raises(Refused, match="g owns it"):
-        wait(Membership("g", take_over=False).join([same], {same.part: Place(0, 1)}))
+        wait(Membership("g", take_over=False).join([same], {same.part: Place(0, 1)}, "q"))
 
 
 def test_a_deleted_stream_is_not_matched(world: World) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Ownership
+from headwater.buffer.consumer import Ownership, Place
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source import buffer_feed
+from headwater.spark.source.feed import Owner
 from tests.spark.source.asked import ALL, next_rows
 from tests.spark.source.engine import Checkpoint, Engine
 from tests.spark.source.given import Standing, World, wait
@@ -102,6 +104,42 @@ def test_a_stream_that_nodes_consume_is_refused(world: World) -> None:
     reader = world.stream_reader()
     with pytest.raises(Refused, match="consumer=query"):
         reader.latestOffset(reader.initialOffset(), ALL)
+
+
+def test_a_restart_that_ends_after_its_opening_leaves_the_group_where_its_checkpoint_was(
+    world: World,
+) -> None:
+    """The opening acknowledges what the checkpoint has processed, and that may expire."""
+    stream = world.stream(retention_ms=0, gc_grace_ms=0)
+    world.produce([b"a"])
+    checkpoint = Checkpoint()
+    Engine(world.stream_reader(), checkpoint, available_now=False).step()
+    world.stream_reader().latestOffset(json.loads(checkpoint.offsets[0]), ALL)
+    wait(stream.collector(0).collect(stream.retention()))
+    world.produce([b"b"])
+    fresh = Checkpoint()
+    Engine(world.stream_reader(), fresh).run()
+    assert fresh.values == [b"b"]
+
+
+def test_a_run_of_a_replaced_checkpoint_acknowledges_nothing_by_its_opening(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stream()
+    world.produce([b"a"])
+    checkpoint = Checkpoint()
+    Engine(world.stream_reader(), checkpoint, available_now=False).step()
+    owner = buffer_feed.BufferFeed.owner
+
+    async def replaced(feed: buffer_feed.BufferFeed) -> Owner:
+        """A newer checkpoint claims the partition after this one was found to be the newest."""
+        await feed.claim("g", Place(0, 1), "newer")
+        return await owner(feed)
+
+    monkeypatch.setattr(buffer_feed.BufferFeed, "owner", replaced)
+    with pytest.raises(Fenced, match="goes on with another checkpoint"):
+        world.stream_reader().latestOffset(json.loads(checkpoint.offsets[0]), ALL)
+    assert world.state().acked_sequence == 0
 
 
 class OvertakenOnce(Ownership):

@@ -112,6 +112,9 @@ class Committer:
         self._stays_open = appending is not None
         self._appending = appending or Appending(stream, attempt.application)
         self._holder = Holder(stream, attempt, timeout_ms)
+        self._in_doubt: tuple[int, OutcomeUnknown] | None = None
+        """That a change of the record may have landed, of this call or of an earlier one, and the
+        record's version before it. No later error may say that nothing was committed."""
 
     async def commit(self, tasks: Sequence[TaskUploads]) -> Committed:
         """Commit what these tasks uploaded, or find that it was committed already.
@@ -126,6 +129,8 @@ class Committer:
         try:
             async with self._kept_held(tasks):
                 record = await self._committed(tasks, uploads)
+                # From here on it is committed, whatever ends this call.
+                self._doubt(record.version, OutcomeUnknown(f"{self._attempt}: it is committed"))
                 mine = record.is_of(self._attempt) is True
                 await self._finish(record)
         except BaseException:
@@ -191,15 +196,14 @@ class Committer:
     ) -> Application:
         """The record once it has this transaction; its appends may still be to do."""
         budget = _PATIENT.start()
-        in_doubt: tuple[int, OutcomeUnknown] | None = None
         while True:
             lost: HoldLost | None = None
-            with staying_unknown(None if in_doubt is None else in_doubt[1]):
+            with staying_unknown(None if self._in_doubt is None else self._in_doubt[1]):
                 found = await read_application(self._register)
                 if found.has(self._attempt):
                     _refuse_older(self._attempt, found)
                     return found
-                self._refuse_forgotten(found, in_doubt)
+                self._refuse_forgotten(found)
                 if found.is_appending:
                     await self._appending.finish(found)
                     continue
@@ -212,12 +216,15 @@ class Committer:
                     pass  # another attempt is at it, and may be done by now
                 except OutcomeUnknown as error:
                     # Looking tells; and what may still land does not, once something else has.
-                    in_doubt = (found.version, error) if in_doubt is None else in_doubt
+                    self._doubt(found.version, error)
+                except asyncio.CancelledError:
+                    self._doubt(found.version, OutcomeUnknown(f"{self._attempt}: was cancelled"))
+                    raise
             if lost is not None:
                 await self._make_certain(lost)
             elif not await budget.pause():
                 told = f"{self._attempt}: not committed in {budget.used} attempts"
-                if in_doubt is not None:
+                if self._in_doubt is not None:
                     raise OutcomeUnknown(f"{told}, of which one may still land: commit or abort it")
                 raise Contended(f"{told}: others kept changing its record")
 
@@ -246,12 +253,14 @@ class Committer:
 
         return (await self._register.update(revoke)).value
 
-    def _refuse_forgotten(
-        self, found: Application, in_doubt: tuple[int, OutcomeUnknown] | None
-    ) -> None:
-        if in_doubt is None or self._attempt.version is not None:
+    def _doubt(self, version: int, unknown: OutcomeUnknown) -> None:
+        if self._in_doubt is None:
+            self._in_doubt = version, unknown
+
+    def _refuse_forgotten(self, found: Application) -> None:
+        if self._in_doubt is None or self._attempt.version is not None:
             return
-        others = found.version - in_doubt[0]
+        others = found.version - self._in_doubt[0]
         if others > RECENT_MAX:
             raise OutcomeUnknown(
                 f"{self._attempt}: it may be committed; {others} others were since, and its record "

@@ -100,7 +100,7 @@ class BufferFeed:
         kept = await self._register(group).read()
         return {} if kept is None else {key: Place(*found) for key, found in kept.together.items()}
 
-    async def own(self, group: str, start: Place, *, take_over: bool) -> None:
+    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
         """Open the queue's consumer."""
         owner = await self.owner()
         register = self._register(group)
@@ -110,6 +110,12 @@ class BufferFeed:
                 await self._register(owner.group).owned_until(owner.acked)
             await register.owns_from(owner.acked)
         ahead = start.sequence > owner.acked.sequence
+        if ahead:
+            # The opening acknowledges what the checkpoint has processed. The register comes first:
+            # it refuses the checkpoint if another one was started since.
+            kept = await register.read()
+            behind = kept is not None and kept.behind
+            await register.advance(start, behind=behind, query=query)
         self._ownership = await Ownership.open(
             self._stream,
             self._partition,

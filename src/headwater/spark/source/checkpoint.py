@@ -118,13 +118,15 @@ class CheckpointGuard:
         if start == end or (start.query == end.query and end.step == start.step + 1):
             return
         is_same_step = (start.query, start.step) == (end.query, end.step)
-        if is_same_step and start.places.keys() < end.places.keys():
-            return  # Spark 4.1, where partitions were added while the query was away
+        if is_same_step and start.places.keys() != end.places.keys():
+            return  # Spark 4.1, where partitions were added or removed while the query was away
         if start.query == end.query:
+            if start.places and min(start.places) not in end.places:
+                raise self._gone(start, end)  # the partition that counted the micro-batches
             raise self._older(min(end.places, default=None))
         if start.query != self._own:
             if not start.places.keys() & end.places.keys():
-                raise self._gone(start)
+                raise self._gone(start, end)
             raise Refused(self._by_another(min(end.places, default=None)))
 
     async def count(self, end: Offset, feeds: Mapping[Part, Feed]) -> None:
@@ -163,9 +165,10 @@ class CheckpointGuard:
             "reads the stream twice, give the second read a groupId of its own"
         )
 
-    def _gone(self, start: Offset) -> Refused:
+    def _gone(self, start: Offset, end: Offset) -> Refused:
         """Spark 4.1 alone comes here: later ones say first where a micro-batch begins."""
-        streams = ", ".join(map(repr, sorted(start.ids))) or "no stream"
+        gone = sorted(start.ids.keys() - end.ids.keys())
+        streams = ", ".join(map(repr, gone)) or "no stream"
         return Refused(
             f"the checkpoint has {streams}, and the query reads none of it now: {NOT_READ}. On "
             f"Spark 4.1 it cannot go on with other streams. {CURE}"

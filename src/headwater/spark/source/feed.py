@@ -82,7 +82,7 @@ class Feed(Protocol):
     async def begun_together(self, group: str) -> Mapping[str, Place]:
         """Where a group begins in the partitions it began with, as far as this one was told."""
 
-    async def own(self, group: str, start: Place, *, take_over: bool) -> None:
+    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
         """Become the owner; everything before `start` is processed."""
 
     async def check(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Final
 
 from headwater.buffer.consumer import Place, TakenOver
-from headwater.buffer.consumer.group import Step
+from headwater.buffer.consumer.group import OtherQuery, Step
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source.feed import Feed
 from headwater.spark.source.offset import Part
@@ -33,8 +33,11 @@ class Membership:
         """Whether this group acknowledges."""
         return self._owns.get(stream, False)
 
-    async def join(self, feeds: Iterable[Feed], start: Mapping[Part, Place]) -> None:
-        """Own or follow what was not joined before."""
+    async def join(self, feeds: Iterable[Feed], start: Mapping[Part, Place], query: str) -> None:
+        """Own or follow what was not joined before.
+
+        `OtherQuery` if the group goes on with another checkpoint than that of this query.
+        """
         by_stream: dict[str, list[Feed]] = {}
         for feed in feeds:
             if feed.part not in self._joined:
@@ -43,7 +46,7 @@ class Membership:
             if stream not in self._owns:
                 self._owns[stream] = await self._may_own(several)
             if self._owns[stream]:
-                self._owns[stream] = await self._own(several, start)
+                self._owns[stream] = await self._own(several, start, query)
             self._joined |= {feed.part for feed in several}
 
     async def check(self, feeds: Iterable[Feed]) -> None:
@@ -73,22 +76,24 @@ class Membership:
             )
         return False
 
-    async def _own(self, feeds: list[Feed], start: Mapping[Part, Place]) -> bool:
+    async def _own(self, feeds: list[Feed], start: Mapping[Part, Place], query: str) -> bool:
         """Open the consumers: the first one alone, because it decides between two that race."""
         first, *rest = sorted(feeds, key=lambda feed: feed.part)
         try:
-            await self._own_one(first, start)
+            await self._own_one(first, start[first.part], query)
         except (Refused, Fenced):
             owner = await first.owner()
             if owner.group not in ("", self._group) and not self._take_over:
                 return False  # another group was faster: follow it
             raise
-        await at_once(self._own_one(feed, start) for feed in rest)
+        await at_once(self._own_one(feed, start[feed.part], query) for feed in rest)
         return True
 
-    async def _own_one(self, feed: Feed, start: Mapping[Part, Place]) -> None:
+    async def _own_one(self, feed: Feed, start: Place, query: str) -> None:
         try:
-            await feed.own(self._group, start[feed.part], take_over=self._take_over)
+            await feed.own(self._group, start, query=query, take_over=self._take_over)
+        except OtherQuery:
+            raise
         except (Fenced, Trimmed) as error:
             # Another one was opened; or it acknowledged what follows the start, which has expired.
             raise self._raced(feed) from error

@@ -108,7 +108,10 @@ class MicroBatches:
         added = [feed for part, feed in self._feeds.items() if part not in start.places]
         is_new = not here.keys() <= self._known.keys()
         await self._guard.enter(start, self._feeds)
-        await self._membership.join([self._feeds[part] for part in here], here)
+        try:
+            await self._membership.join([self._feeds[part] for part in here], here, start.query)
+        except OtherQuery as error:
+            raise self._guard.fenced(min(here)) from error
         if is_new or self._fixed is not None or self._polling.is_due:
             await self._look(start, here, limits)
         ends = self._ends_of(here, limits)
@@ -295,12 +298,13 @@ class MicroBatches:
         known.begin_at(place)
         if self._fixed is not None and known.end >= self._fixed.get(part, place):
             return False
-        try:
-            return await known.learn(rows=limits.rows, size_bytes=limits.size_bytes)
-        except Trimmed as trimmed:
-            oldest = await self._after_loss(start, part, place, trimmed)
-            known.begin_at(oldest, instead_of=place)
-            return await known.learn(rows=limits.rows, size_bytes=limits.size_bytes)
+        while True:
+            try:
+                return await known.learn(rows=limits.rows, size_bytes=limits.size_bytes)
+            except Trimmed as trimmed:
+                # Once more, if more of it goes meanwhile.
+                oldest = await self._after_loss(start, part, place, trimmed)
+                known.begin_at(oldest, instead_of=place)
 
     def _ends_of(self, here: dict[Part, Place], asked_for: Limits) -> dict[Part, Place]:
         """Where each partition's part of the next micro-batch ends, if it has one."""
@@ -324,11 +328,13 @@ class MicroBatches:
         known = self._known.get(part)
         if known is None or not known.begins_at(since):
             known = Known(self._feeds[part], since)
-        try:
-            return await known.all_until(until)
-        except Trimmed as trimmed:
-            oldest = await self._after_loss(end, part, since, trimmed)
-            return await Known(self._feeds[part], oldest).all_until(until)
+        while True:
+            try:
+                return await known.all_until(until)
+            except Trimmed as trimmed:
+                # Once more, if more of it goes meanwhile.
+                oldest = await self._after_loss(end, part, since, trimmed)
+                known = Known(self._feeds[part], oldest)
 
     async def _after_loss(
         self, offset: Offset, part: Part, wanted: Place, trimmed: Trimmed
