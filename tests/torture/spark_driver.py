@@ -109,13 +109,13 @@ class Driver:
         start = None
         if not self._is_41 or (self._available_now and not number):
             start = await self._start_of(number)
+        if number:
+            # What lies before is done: an owner that opens acknowledges it.
+            self.world.commits(self.options.group_id, held_of(await self._start_of(number)))
         if self._is_41:
             found = await self._source.latest_unasked()
         else:
             assert start is not None
-            if number:
-                # What lies before is done: an owner that opens acknowledges it.
-                self.world.commits(self.options.group_id, held_of(start))
             found = await self._source.latest(start, self._limits())
         end = json.dumps(found.to_json())
         before = json.dumps(start.to_json()) if start else self._offsets.get(number - 1)
