@@ -203,8 +203,8 @@ class Operator:
             if "made again" in text or NOT_READ in text:
                 self._check_reason(self.world.deleted > 0, error)
             else:
-                # Spark 4.1 asks from where the group stands, which its checkpoint is ahead of: where
-                # all between the two is gone, there is no end that lies after the checkpoint.
+                # Spark 4.1 asks from where the group stands, and its checkpoint is ahead of that.
+                # Where all between the two is gone, no end lies after the checkpoint.
                 is_behind = self.is_41 and self._is_lenient and "would begin at" in text
                 self._check_reason(self._replaced or self._restored or is_behind, error)
             if is_current:
