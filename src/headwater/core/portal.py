@@ -129,9 +129,10 @@ class _Errand(Generic[T]):
         self.result: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
-        self._ended = threading.Lock()
-        self._ended.acquire()
-        self.result.add_done_callback(lambda _: self._ended.release())
+        self._ended = ended = threading.Lock()
+        ended.acquire()
+        # Without a cycle through `self`, which would keep the result until a collection of garbage.
+        self.result.add_done_callback(lambda _: ended.release())
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether there is a result, once there is one or the time is up.

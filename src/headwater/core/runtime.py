@@ -234,6 +234,8 @@ async def run_blocking(function: Callable[..., T], *args: Any) -> T:
 
 def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
     """Call something on a loop from any thread, as finalisers are called; not if it has ended."""
+    if loop.is_closed():
+        return
     try:
         is_here = asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -244,6 +246,6 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:
-        # Not asked before: another thread may close the loop in between.
         if not loop.is_closed():
             raise
+        # Another thread closed the loop in between.
