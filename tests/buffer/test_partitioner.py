@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.buffer import partitioner
-from headwater.buffer.partitioner import murmur2, partition_for_key, partition_keys
+from headwater.buffer.murmur2 import murmur2, partition_for_key
+from headwater.buffer.partitioner import partition_keys
 from headwater.core.errors import Refused
 
 KAFKA = {

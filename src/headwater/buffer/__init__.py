@@ -38,7 +38,8 @@ if TYPE_CHECKING:
         read,
         read_async,
     )
-    from headwater.buffer.partitioner import partition_for_key, partition_keys
+    from headwater.buffer.murmur2 import partition_for_key
+    from headwater.buffer.partitioner import partition_keys
     from headwater.buffer.producer import BlockingProducer, BufferFull, Producer
     from headwater.buffer.queue import Descriptor
     from headwater.buffer.records import Operation, from_arrow, from_values
@@ -94,7 +95,8 @@ __getattr__, __dir__ = exports(
         "compression": "Compression",
         "consumer": "BlockingConsumer ConsumedBatch Consumer Follower lag list_dead_letters read "
         "read_async",
-        "partitioner": "partition_for_key partition_keys",
+        "murmur2": "partition_for_key",
+        "partitioner": "partition_keys",
         "producer": "BlockingProducer BufferFull Producer",
         "queue": "Descriptor",
         "records": "Operation from_arrow from_values",

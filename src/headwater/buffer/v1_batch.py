@@ -28,14 +28,14 @@ import struct
 from array import array
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Final, NamedTuple
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headwater.buffer.compression import Buffer, Compression, compress, decompress
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import BATCH_MAX_BYTES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 VERSION: Final = 1
 _FOOTER: Final = struct.Struct("<BIH")
@@ -61,6 +61,9 @@ def encode_batch(
     max_bytes: int = BATCH_MAX_BYTES,
 ) -> bytes:
     """The bytes of one batch, as the reference writes them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if compression not in _KNOWN:
         raise Refused(f"a v1 batch cannot be compressed with {compression.name}: none or zstd")
     values = records if isinstance(records, pa.Array) else pa.array(records, pa.binary())
@@ -81,6 +84,9 @@ def encode_batch(
 
 
 def _interleave(lengths: pa.Int32Array, values: pa.BinaryArray, size_bytes: int) -> pa.Buffer:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if not len(values):
         return pa.py_buffer(b"")
     bits = lengths.buffers()[1].slice(lengths.offset * _LENGTH_BYTES)
@@ -114,6 +120,9 @@ def decode_batch(
     data: Buffer, *, lenient: bool = False, max_bytes: int = BATCH_MAX_BYTES
 ) -> pa.BinaryArray:
     """The records of one batch. `lenient` passes over bytes after the last record."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     view = memoryview(data).cast("B")
     record_count, compression = read_footer(view)
     footer_start = len(view) - FOOTER_BYTES
@@ -150,6 +159,8 @@ def _check_size(size_bytes: int, max_bytes: int) -> None:
 
 def _framed(block: bytes, offsets: array[int], first: int, count: int) -> pa.BinaryArray:
     """Records from `first` on, each with its length before it, over the block's own bytes."""
+    import pyarrow as pa
+
     places = pa.py_buffer(offsets).slice(first * offsets.itemsize)
     return pa.Array.from_buffers(pa.binary(), count, [None, places, pa.py_buffer(block)])
 
@@ -196,6 +207,9 @@ def _low_bytes(block: bytes, position: int, count: int) -> list[int]:
 
 def _is_chain(block: bytes, offsets: array[int], first: int, count: int) -> bool:
     """Whether every offset is the one before it plus the length that stands there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     framed = _framed(block, offsets, first, count)
     prefixes = pc.binary_slice(framed, 0, _LENGTH_BYTES)
     lengths = pa.Array.from_buffers(pa.int32(), count, [None, prefixes.buffers()[2]])

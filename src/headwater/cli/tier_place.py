@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from headwater.buffer.stream import Stream
 from headwater.cli.event_log_place import EventLogPlace
 from headwater.core.errors import Refused
 from headwater.store import Store
 from headwater.tier import TopicIdPartition, TopicMetadataManager
-from headwater.tier.jobs import LogStartRegister, ManagedPartition, ParquetSegments
+from headwater.tier.jobs import LogStartRegister, ManagedPartition
+
+if TYPE_CHECKING:
+    from headwater.tier.jobs import ParquetSegments
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class TierPlace:
 
     partition: TopicIdPartition
     metadata: ManagedPartition
-    storage: ParquetSegments
+    store: Store
     log_start: LogStartRegister
     first_lsn: int
     """The log start; 0 if nobody has led the partition with a tier."""
@@ -28,6 +33,13 @@ class TierPlace:
     """Of the last leader that began, as the log start says."""
     heard_epoch: int | None
     """The newest one that the events tell of."""
+
+    @cached_property
+    def storage(self) -> ParquetSegments:
+        """Its segments, which need Arrow; its metadata do not."""
+        from headwater.tier.jobs import ParquetSegments
+
+        return ParquetSegments(self.store, self.partition)
 
     def check_heard(self) -> None:
         """Raise `Refused` if its leader speaks in another log of events than this one.
@@ -70,7 +82,7 @@ async def _place(
     return TierPlace(
         partition,
         ManagedPartition(manager, partition),
-        ParquetSegments(store, partition),
+        store,
         register,
         0 if start is None else start.first_lsn,
         None if start is None else start.leader_epoch,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headwater.buffer.partitioner import partition_for_key
+from headwater.buffer.murmur2 import partition_for_key
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import runtime

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.partitioner import partition_for_key
+from headwater.buffer.murmur2 import partition_for_key
 from headwater.buffer.producer import Producer, drafts
 from headwater.buffer.producer.stage import Stage
 from headwater.core import runtime

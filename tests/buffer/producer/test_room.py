@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.partitioner import partition_for_key
+from headwater.buffer.murmur2 import partition_for_key
 from headwater.buffer.producer import BufferFull, Producer
 from headwater.buffer.producer.drafts import STAGE_ROWS
 from headwater.core import runtime

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.buffer.partitioner import partition_for_key
+from headwater.buffer.murmur2 import partition_for_key
 from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.stream import alter_stream
 from headwater.cli import produce_input, produce_resume

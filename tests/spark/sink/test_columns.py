@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.partitioner import partition_for_key
+from headwater.buffer.murmur2 import partition_for_key
 from headwater.core.errors import Refused
 from tests.spark.sink.given import World, keyed, values
 

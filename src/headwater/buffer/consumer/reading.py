@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.consumer.group import Place
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
@@ -25,6 +21,11 @@ from headwater.buffer.stream.streams import looking_at
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
 from headwater.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.buffer.consumer.fetch import FetchHandle
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -144,6 +145,8 @@ async def place_at_time(stream: Stream, partition: int, time_us: int, by: TimeBy
     the record: nothing if all of it is late enough, else its calls for ingestion times, and itself
     for timestamps.
     """
+    from headwater.buffer.consumer.fetch import FetchHandle
+
     if time_us > _LAST_US:
         return None
     time_us = max(time_us, -_LAST_US - 1)
@@ -179,6 +182,9 @@ async def _skipped(handle: FetchHandle, batch: Descriptor, time_us: int, by: Tim
 
 
 def _first_late(times: pa.Array, time_us: int) -> int | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     late = pc.greater_equal(times.cast(pa.int64()), time_us)
     found = int(pc.index(late, pa.scalar(True)).as_py())
     return None if found < 0 else found

@@ -9,11 +9,16 @@ Always holds:
   everywhere else, and what is called bad is refused there.
 """
 
-from headwater.cli.inspection.batch import inspect_batch
-from headwater.cli.inspection.chunk import inspect_chunk
-from headwater.cli.inspection.manifest import inspect_manifest
-from headwater.cli.inspection.report import Problem, Report
-from headwater.cli.inspection.source import Source, read_source
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.cli.inspection.batch import inspect_batch
+    from headwater.cli.inspection.chunk import inspect_chunk
+    from headwater.cli.inspection.manifest import inspect_manifest
+    from headwater.cli.inspection.report import Problem, Report
+    from headwater.cli.inspection.source import Source, read_source
 
 __all__ = [
     "Problem",
@@ -24,3 +29,14 @@ __all__ = [
     "inspect_manifest",
     "read_source",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "batch": "inspect_batch",
+        "chunk": "inspect_chunk",
+        "manifest": "inspect_manifest",
+        "report": "Problem Report",
+        "source": "Source read_source",
+    },
+)

@@ -22,13 +22,18 @@ Always holds: LSNs are dense and in the order of the bytes; what was acknowledge
 cut off, and nothing at all without a word.
 """
 
-from headwater.log.spool.commit import Appended
-from headwater.log.spool.config import SpoolConfig
-from headwater.log.spool.draft import Draft, draft_of, draft_of_lost
-from headwater.log.spool.errors import SpoolCorrupt
-from headwater.log.spool.metrics import SpoolMetrics
-from headwater.log.spool.spool import Spool
-from headwater.log.spool.torn import TornTail
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.log.spool.commit import Appended
+    from headwater.log.spool.config import SpoolConfig
+    from headwater.log.spool.draft import Draft, draft_of, draft_of_lost
+    from headwater.log.spool.errors import SpoolCorrupt
+    from headwater.log.spool.metrics import SpoolMetrics
+    from headwater.log.spool.spool import Spool
+    from headwater.log.spool.torn import TornTail
 
 __all__ = [
     "Appended",
@@ -41,3 +46,16 @@ __all__ = [
     "draft_of",
     "draft_of_lost",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "commit": "Appended",
+        "config": "SpoolConfig",
+        "draft": "Draft draft_of draft_of_lost",
+        "errors": "SpoolCorrupt",
+        "metrics": "SpoolMetrics",
+        "spool": "Spool",
+        "torn": "TornTail",
+    },
+)

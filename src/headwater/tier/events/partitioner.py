@@ -6,7 +6,7 @@ import functools
 from struct import Struct
 from typing import Final
 
-from headwater.buffer.partitioner import partition_for_key
+from headwater.buffer.murmur2 import partition_for_key
 from headwater.tier.identity import TopicIdPartition
 
 METADATA_PARTITIONS: Final = 50

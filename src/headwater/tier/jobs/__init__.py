@@ -22,7 +22,7 @@ Enters: the local log, sealed part by part. Leaves: remote segments, and events 
     stream_deletion events about the partitions of a stream that is deleted
     stopping        tiering that is given up
     scrub           whether the tier has what it says
-    repair          what a scrub found
+    repairing       what a scrub found
     metrics         what was done
     tier_manager    one job after the other
 
@@ -30,21 +30,26 @@ Always holds: a segment is told to be there when it is; it is unlisted before it
 the log start moves before that; of a leader whose epoch is over nothing changes what readers see.
 """
 
-from headwater.tier.jobs.config import TierConfig, Tiering
-from headwater.tier.jobs.contract import (
-    LocalLog,
-    PartitionMetadata,
-    SegmentStorage,
-)
-from headwater.tier.jobs.led_partition import Leader, LedPartition
-from headwater.tier.jobs.log_start import LogStart, LogStartRegister
-from headwater.tier.jobs.managed_partition import ManagedPartition
-from headwater.tier.jobs.metrics import TierMetrics
-from headwater.tier.jobs.parquet_segments import ParquetSegments
-from headwater.tier.jobs.repair import remove_orphans, repair
-from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look
-from headwater.tier.jobs.stream_deletion import tell_deletion
-from headwater.tier.jobs.tier_manager import TierManager
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.tier.jobs.config import TierConfig, Tiering
+    from headwater.tier.jobs.contract import (
+        LocalLog,
+        PartitionMetadata,
+        SegmentStorage,
+    )
+    from headwater.tier.jobs.led_partition import Leader, LedPartition
+    from headwater.tier.jobs.log_start import LogStart, LogStartRegister
+    from headwater.tier.jobs.managed_partition import ManagedPartition
+    from headwater.tier.jobs.metrics import TierMetrics
+    from headwater.tier.jobs.parquet_segments import ParquetSegments
+    from headwater.tier.jobs.repairing import remove_orphans, repair
+    from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look
+    from headwater.tier.jobs.stream_deletion import tell_deletion
+    from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
     "Finding",
@@ -68,3 +73,20 @@ __all__ = [
     "repair",
     "tell_deletion",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "config": "TierConfig Tiering",
+        "contract": "LocalLog PartitionMetadata SegmentStorage",
+        "led_partition": "Leader LedPartition",
+        "log_start": "LogStart LogStartRegister",
+        "managed_partition": "ManagedPartition",
+        "metrics": "TierMetrics",
+        "parquet_segments": "ParquetSegments",
+        "repairing": "remove_orphans repair",
+        "scrub": "Finding Kind Scrubbed look",
+        "stream_deletion": "tell_deletion",
+        "tier_manager": "TierManager",
+    },
+)

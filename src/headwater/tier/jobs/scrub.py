@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,10 +21,12 @@ from headwater.tier.errors import NotReady
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.byte_rate import NO_RATE, ByteRate
-from headwater.tier.jobs.contract import PartitionMetadata, SegmentStorage
 from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.reader.window import in_order
 from headwater.tier.walking import END_LSN, bit_by_bit, walk_cover, walk_segments
+
+if TYPE_CHECKING:
+    from headwater.tier.jobs.contract import PartitionMetadata, SegmentStorage
 
 SEGMENTS_AT_ONCE: Final = 4
 

@@ -28,7 +28,7 @@ from headwater.tier.jobs.deletion import delete_partition
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
 from headwater.tier.jobs.removal import clean_up
-from headwater.tier.jobs.repair import repair
+from headwater.tier.jobs.repairing import repair
 from headwater.tier.jobs.retention import expire_local, expire_remote
 from headwater.tier.jobs.scrub import Scrubbed, look
 from headwater.tier.jobs.stopping import give_up_remote

@@ -13,10 +13,15 @@ which one could not be; only what lies below the log start is called trimmed; me
 what is under way.
 """
 
-from headwater.tier.reader.covering import RefreshedCover
-from headwater.tier.reader.log_reader import LogReader
-from headwater.tier.reader.tier_archive import TierArchive
-from headwater.tier.reader.tier_source import TierSource
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.tier.reader.covering import RefreshedCover
+    from headwater.tier.reader.log_reader import LogReader
+    from headwater.tier.reader.tier_archive import TierArchive
+    from headwater.tier.reader.tier_source import TierSource
 
 __all__ = [
     "LogReader",
@@ -24,3 +29,13 @@ __all__ = [
     "TierArchive",
     "TierSource",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "covering": "RefreshedCover",
+        "log_reader": "LogReader",
+        "tier_archive": "TierArchive",
+        "tier_source": "TierSource",
+    },
+)

@@ -7,7 +7,7 @@ Enters: groups of the log. Leaves: the same groups, by LSN, from object storage.
     columns         the columns of a segment, and which types they may have
     encoder         groups to bytes
     sink            where Parquet writes to
-    log_range       from a log, and off the event loop
+    from_log        from a log, and off the event loop
     description     what a segment says of itself
     seal            what tells an unchanged object from any other
     receipt         what the metadata events say of it
@@ -22,17 +22,22 @@ Always holds: a record comes back as it was, in every column and with its term, 
 raised; an object is written once, under an id that no other attempt has.
 """
 
-from headwater.tier.segments.columns import can_share
-from headwater.tier.segments.description import Description
-from headwater.tier.segments.encoder import EncodedSegment, SegmentEncoder
-from headwater.tier.segments.field_ids import FieldIds
-from headwater.tier.segments.index import SegmentIndex, read_index
-from headwater.tier.segments.log_range import encode_segment, log_range
-from headwater.tier.segments.object_cache import ObjectCache
-from headwater.tier.segments.object_storage import ObjectStorage, segment_key
-from headwater.tier.segments.plan import SegmentConfig, SegmentPlan, new_segment_id
-from headwater.tier.segments.receipt import Receipt, receipt_of
-from headwater.tier.segments.storage import PreparedSegment, RemoteStorage
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.tier.segments.columns import can_share
+    from headwater.tier.segments.description import Description
+    from headwater.tier.segments.encoder import EncodedSegment, SegmentEncoder
+    from headwater.tier.segments.field_ids import FieldIds
+    from headwater.tier.segments.from_log import encode_segment, log_range
+    from headwater.tier.segments.index import SegmentIndex, read_index
+    from headwater.tier.segments.object_cache import ObjectCache
+    from headwater.tier.segments.object_storage import ObjectStorage, segment_key
+    from headwater.tier.segments.plan import SegmentConfig, SegmentPlan, new_segment_id
+    from headwater.tier.segments.receipt import Receipt, receipt_of
+    from headwater.tier.segments.storage import PreparedSegment, RemoteStorage
 
 __all__ = [
     "Description",
@@ -55,3 +60,20 @@ __all__ = [
     "receipt_of",
     "segment_key",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "columns": "can_share",
+        "description": "Description",
+        "encoder": "EncodedSegment SegmentEncoder",
+        "field_ids": "FieldIds",
+        "from_log": "encode_segment log_range",
+        "index": "SegmentIndex read_index",
+        "object_cache": "ObjectCache",
+        "object_storage": "ObjectStorage segment_key",
+        "plan": "SegmentConfig SegmentPlan new_segment_id",
+        "receipt": "Receipt receipt_of",
+        "storage": "PreparedSegment RemoteStorage",
+    },
+)

@@ -1,0 +1,60 @@
+"""The partition of one key: the one that Kafka's Java client chooses.
+
+Kafka hashes a key with murmur2 under a fixed seed, clears the sign and takes the remainder by the
+number of partitions. Keys that share a partition in Kafka share it here, too.
+
+`partitioner` does the same to columns of keys. This module needs no Arrow: commands that only
+choose the metadata partition of an event do not load it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from headwater.core.errors import Refused
+
+SEED: Final = 0x9747B28C
+MULTIPLIER: Final = 0x5BD1E995
+ROTATE: Final = 24
+POSITIVE: Final = 0x7FFFFFFF
+WORD_BYTES: Final = 4
+_U32: Final = 0xFFFFFFFF
+
+
+def murmur2(key: bytes) -> int:
+    """Kafka's murmur2 of the key: a signed 32-bit number, as in Java."""
+    hashed = _murmur2(key)
+    return hashed - (1 << 32) if hashed > POSITIVE else hashed
+
+
+def partition_for_key(key: bytes, partitions: int) -> int:
+    """The partition of this key, out of `partitions`."""
+    check_partitions(partitions)
+    return (_murmur2(key) & POSITIVE) % partitions
+
+
+def check_partitions(partitions: int) -> None:
+    """Refuse a number of partitions that no stream has."""
+    if not 1 <= partitions <= POSITIVE:
+        raise Refused(f"{partitions:,} partitions: a stream has 1 to {POSITIVE:,}")
+
+
+def before_last_mix(key: bytes) -> int:
+    """The hash of all words of a key, before the final mix."""
+    words = len(key) // WORD_BYTES
+    hashed = SEED ^ len(key)
+    for word in struct.unpack_from(f"<{words}I", key):
+        mixed = word * MULTIPLIER & _U32
+        mixed = (mixed ^ mixed >> ROTATE) * MULTIPLIER & _U32
+        hashed = (hashed * MULTIPLIER & _U32) ^ mixed
+    rest = key[words * WORD_BYTES :]
+    if rest:
+        hashed = (hashed ^ int.from_bytes(rest, "little")) * MULTIPLIER & _U32
+    return hashed
+
+
+def _murmur2(key: bytes) -> int:
+    hashed = before_last_mix(key)
+    hashed = (hashed ^ hashed >> 13) * MULTIPLIER & _U32
+    return hashed ^ hashed >> 15
