@@ -23,8 +23,8 @@ from bench._tier_eventlog import in_virtual_time
 from bench._tier_segments import log_of, ratio, records, segment_of, values
 from headwater.core import limits, runtime
 from headwater.store import ByteRange, Store, open_store
-from headwater.tier.cover import CoverPiece
 from headwater.tier.reader import LogReader
+from headwater.tier.segment_cover import CoverPiece
 from headwater.tier.segments import EncodedSegment, ObjectCache, ObjectStorage, segment_key
 
 SEGMENT_ROWS = 100_000

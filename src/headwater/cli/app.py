@@ -6,7 +6,6 @@ Commands import what they need when they run: `headwater --help` should answer a
 from __future__ import annotations
 
 import json
-import platform
 import sys
 
 import typer
@@ -78,6 +77,7 @@ def demo(
 @app.command()
 def version(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """What is installed here: worth adding to a report of a problem."""
+    import platform
     from importlib import metadata
 
     versions: dict[str, str | None] = {}

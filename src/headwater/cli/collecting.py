@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Console
-from rich.status import Status
 
 from headwater.buffer.consumer.source import retention_of
 from headwater.buffer.queue.contract import Collected
@@ -16,6 +15,9 @@ from headwater.buffer.stream import Stream
 from headwater.cli.queue_order import disorder
 from headwater.core import limits
 from headwater.core.errors import RolledBack
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 PARTITIONS_AT_ONCE: Final = 16
 PASSES_MAX: Final = 10_000
@@ -36,18 +38,24 @@ class CollectView:
 
     def __init__(self, name: str, *, full: bool) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._status = Status(f"collecting what {name} does not need", console=self._console)
+        self._status: Status | None = None
         self._name = name
         self._full = full
         self._done = 0
         self._total = 0
 
     def __enter__(self) -> CollectView:
-        self._status.start()
+        if self._console.is_terminal:
+            from rich.status import Status
+
+            text = f"collecting what {self._name} does not need"
+            self._status = Status(text, console=self._console)
+            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._status.stop()
+        if self._status is not None:
+            self._status.stop()
 
     def begin(self, stream: Stream, partitions: int) -> None:
         """So many partitions will be gone through."""
@@ -68,6 +76,8 @@ class CollectView:
         self._show()
 
     def _show(self) -> None:
+        if self._status is None:
+            return
         waits = f"; each may wait for {limits.FLOOR_SETTLE_S:.0f} s" if self._full else ""
         self._status.update(
             f"collecting what {self._name} does not need: {self._done:,} of {self._total:,} "

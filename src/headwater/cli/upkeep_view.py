@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +14,9 @@ from headwater.buffer.consumer import Lag
 from headwater.buffer.queue.contract import Collected
 from headwater.buffer.stream import Stream
 from headwater.cli.stream_view import new_console, retention_words, size_words
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 
 def show_collected(
@@ -94,6 +96,8 @@ class LagView:
         self._console = new_console()
         self._live: Live | None = None
         if live and not as_json and self._console.is_terminal:
+            from rich.live import Live
+
             self._live = Live(console=self._console, auto_refresh=False)
 
     def __enter__(self) -> LagView:

@@ -6,7 +6,6 @@ another process carries the name and resolves it there.
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
 from collections.abc import Mapping
@@ -91,6 +90,8 @@ def _config_section(name: str) -> str:
 
 
 def _section(path: str, section: str) -> dict[str, Secret]:
+    import configparser  # here: stores that need no credentials do not wait for it
+
     # No interpolation: keys contain "%". Errors of this parser quote lines of the file.
     parser = configparser.RawConfigParser(strict=False)
     try:

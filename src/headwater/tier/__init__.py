@@ -9,7 +9,8 @@ epoch, and the groups again.
     eventlog  logs that carry the events, in order, to everybody who follows
     snapshot  what the events of a metadata partition come to, in bytes
     manager   follows a log, answers when it has caught up, and publishes
-    cover     which segment each LSN is read from
+    segment_cover
+              which segment each LSN is read from
     walking   long covers and many segments, bit by bit
     segments  ranges of the log as Parquet objects
     reader    ranges of a log, wherever they stand
@@ -20,22 +21,27 @@ Always holds: what a leader publishes after its epoch is over changes nothing; e
 one segment, that of the newest epoch.
 """
 
-from headwater.tier.cache import Outcome, TierCache
-from headwater.tier.cover import CoverPiece, cover, gaps
-from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
-from headwater.tier.events import (
-    MetadataEvent,
-    PartitionDelete,
-    PartitionDeleteState,
-    SegmentMetadata,
-    SegmentState,
-    SegmentUpdate,
-    decode_event,
-    encode_event,
-    metadata_partition_for,
-)
-from headwater.tier.identity import SegmentId, TopicIdPartition
-from headwater.tier.manager import ManagerConfig, TopicMetadataManager
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.tier.cache import Outcome, TierCache
+    from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
+    from headwater.tier.events import (
+        MetadataEvent,
+        PartitionDelete,
+        PartitionDeleteState,
+        SegmentMetadata,
+        SegmentState,
+        SegmentUpdate,
+        decode_event,
+        encode_event,
+        metadata_partition_for,
+    )
+    from headwater.tier.identity import SegmentId, TopicIdPartition
+    from headwater.tier.manager import ManagerConfig, TopicMetadataManager
+    from headwater.tier.segment_cover import CoverPiece, cover, gaps
 
 __all__ = [
     "CoverPiece",
@@ -60,3 +66,16 @@ __all__ = [
     "gaps",
     "metadata_partition_for",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "cache": "Outcome TierCache",
+        "errors": "EventRejected EventUndecodable NotReady",
+        "events": "MetadataEvent PartitionDelete PartitionDeleteState SegmentMetadata "
+        "SegmentState SegmentUpdate decode_event encode_event metadata_partition_for",
+        "identity": "SegmentId TopicIdPartition",
+        "manager": "ManagerConfig TopicMetadataManager",
+        "segment_cover": "CoverPiece cover gaps",
+    },
+)

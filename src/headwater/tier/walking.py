@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Final, Protocol, TypeVar
 
 from headwater.core import runtime
-from headwater.tier.cover import CoverPiece
 from headwater.tier.events import SegmentMetadata
+from headwater.tier.segment_cover import CoverPiece
 
 T = TypeVar("T")
 END_LSN: Final = (1 << 63) - 1

@@ -10,8 +10,8 @@ import pytest
 
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from headwater.tier import MetadataEvent, Outcome, SegmentState, SegmentUpdate
-from headwater.tier.cover import gaps
 from headwater.tier.jobs import TierConfig
+from headwater.tier.segment_cover import gaps
 from tests.tier.jobs.given import Led, Place, in_time
 
 FINISHED, DELETING = SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED

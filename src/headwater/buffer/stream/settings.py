@@ -11,7 +11,6 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from fractions import Fraction
 from typing import Any, Final
 
 import msgspec
@@ -173,6 +172,8 @@ def _amount(name: str, value: object, units: dict[str, int], bare: str, such_as:
         found = _AMOUNT.fullmatch(value.strip())
         unit = units.get((found[2] or bare).lower()) if found else None
         if found and unit is not None:
+            from fractions import Fraction
+
             total = Fraction(found[1].replace(",", "").replace("_", "")) * unit
             if total.denominator == 1:
                 return int(total)

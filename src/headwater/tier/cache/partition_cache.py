@@ -13,7 +13,6 @@ from headwater.tier.cache.epoch_index import EpochIndex
 from headwater.tier.cache.outcome import Outcome
 from headwater.tier.cache.segment_table import NOT_FINISHED, SegmentTable
 from headwater.tier.cache.start_index import StartIndex
-from headwater.tier.cover import CoverPiece, cover
 from headwater.tier.errors import EventRejected
 from headwater.tier.events.event import (
     MetadataEvent,
@@ -28,6 +27,7 @@ from headwater.tier.events.states import (
     segment_may_become,
 )
 from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.segment_cover import CoverPiece, cover
 
 
 class PartitionCache:

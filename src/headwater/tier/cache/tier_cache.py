@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from headwater.tier.cache.outcome import Outcome
 from headwater.tier.cache.partition_cache import PartitionCache
-from headwater.tier.cover import CoverPiece
 from headwater.tier.errors import EventRejected
 from headwater.tier.events.event import (
     MetadataEvent,
@@ -19,6 +18,7 @@ from headwater.tier.events.event import (
 from headwater.tier.events.publisher_epoch import publisher_epoch_of
 from headwater.tier.events.states import PartitionDeleteState
 from headwater.tier.identity import TopicIdPartition
+from headwater.tier.segment_cover import CoverPiece
 
 
 class TierCache:

@@ -15,18 +15,23 @@ Always holds: an offset is delivered once to a subscription, after all lower one
 whatever cannot be delivered is told, never skipped.
 """
 
-from headwater.tier.eventlog.contract import Assignment, MetadataEventLog, Subscription
-from headwater.tier.eventlog.in_process import InProcessEventLog
-from headwater.tier.eventlog.items import (
-    EventDelivered,
-    EventUnreadable,
-    Item,
-    PartitionFailed,
-    PositionReached,
-    SnapshotDelivered,
-)
-from headwater.tier.eventlog.kafka import KafkaEventLog
-from headwater.tier.eventlog.stored import Compaction, Compactor, Renewed, StoredEventLog, renew
+from typing import TYPE_CHECKING
+
+from headwater.front import exports
+
+if TYPE_CHECKING:
+    from headwater.tier.eventlog.contract import Assignment, MetadataEventLog, Subscription
+    from headwater.tier.eventlog.in_process import InProcessEventLog
+    from headwater.tier.eventlog.items import (
+        EventDelivered,
+        EventUnreadable,
+        Item,
+        PartitionFailed,
+        PositionReached,
+        SnapshotDelivered,
+    )
+    from headwater.tier.eventlog.kafka import KafkaEventLog
+    from headwater.tier.eventlog.stored import Compaction, Compactor, Renewed, StoredEventLog, renew
 
 __all__ = [
     "Assignment",
@@ -46,3 +51,15 @@ __all__ = [
     "Subscription",
     "renew",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "contract": "Assignment MetadataEventLog Subscription",
+        "in_process": "InProcessEventLog",
+        "items": "EventDelivered EventUnreadable Item PartitionFailed PositionReached "
+        "SnapshotDelivered",
+        "kafka": "KafkaEventLog",
+        "stored": "Compaction Compactor Renewed StoredEventLog renew",
+    },
+)

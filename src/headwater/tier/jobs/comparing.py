@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Sequence
 from headwater.core.errors import Bug, Corrupt, HeadwaterError, NotFound
 from headwater.log.record.group import Group
 from headwater.log.record.range_hashes import hash_of
-from headwater.tier.cover import CoverPiece, epoch_at, share_bytes
 from headwater.tier.errors import LastCopy, LocalLogDamaged, OtherRecords
 from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.segment_cover import CoverPiece, epoch_at, share_bytes
 
 PIECES_AT_ONCE = 64
 """So many are compared in a round; each takes a request or two where one leader wrote both."""

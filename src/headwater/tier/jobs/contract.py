@@ -11,13 +11,13 @@ from headwater.log.record.group import Group
 from headwater.log.wal import SealedRange, Wal
 from headwater.store import ObjectMeta
 from headwater.tier.cache import Outcome
-from headwater.tier.cover import CoverPiece
 from headwater.tier.events import (
     MetadataEvent,
     PartitionDeleteState,
     SegmentMetadata,
 )
 from headwater.tier.identity import SegmentId
+from headwater.tier.segment_cover import CoverPiece
 from headwater.tier.segments import PreparedSegment
 
 

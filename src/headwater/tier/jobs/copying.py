@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.log.record.group import Group
-from headwater.tier.cover import gaps
 from headwater.tier.errors import LocalLogDamaged, NotOneSegment
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.removal import abandon
+from headwater.tier.segment_cover import gaps
 from headwater.tier.walking import walk_cover
 
 _log: Final = logging.getLogger("headwater")

@@ -14,7 +14,6 @@ from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused
 from headwater.core.limits import TERM_MAX
 from headwater.log.record.group import Group
-from headwater.tier.cover import CoverPiece, gaps
 from headwater.tier.errors import LocalLogDamaged
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
@@ -25,6 +24,7 @@ from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentSto
 from headwater.tier.jobs.leader_voice import LeaderVoice
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.metrics import TierMetrics
+from headwater.tier.segment_cover import CoverPiece, gaps
 from headwater.tier.segments import log_range
 from headwater.tier.walking import END_LSN, walk_cover
 

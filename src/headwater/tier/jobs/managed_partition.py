@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from headwater.core.errors import Refused
 from headwater.tier.cache import Outcome
-from headwater.tier.cover import CoverPiece
 from headwater.tier.errors import NotReady
 from headwater.tier.events import MetadataEvent, PartitionDeleteState, SegmentMetadata
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.manager import TopicMetadataManager
+from headwater.tier.segment_cover import CoverPiece
 
 
 class ManagedPartition:

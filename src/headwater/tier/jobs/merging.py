@@ -14,13 +14,13 @@ from typing import Final
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.log.record.group import Group
-from headwater.tier.cover import CoverPiece, epoch_at, share_bytes
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.copying import copy_range
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.setbacks import Setbacks
+from headwater.tier.segment_cover import CoverPiece, epoch_at, share_bytes
 from headwater.tier.walking import END_LSN, SEGMENTS_AT_ONCE, walk_cover
 
 _log: Final = logging.getLogger("headwater")

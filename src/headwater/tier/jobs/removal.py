@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound
-from headwater.tier.cover import gaps
 from headwater.tier.errors import LastCopy
 from headwater.tier.events import SegmentMetadata, SegmentState, unstamp
 from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.setbacks import Setbacks
+from headwater.tier.segment_cover import gaps
 
 
 async def abandon(led: LedPartition, segment_id: SegmentId) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
-from headwater.tier.cover import cover, gaps
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId, TopicIdPartition
 from headwater.tier.jobs.comparing import compare_all
@@ -23,6 +22,7 @@ from headwater.tier.jobs.copying import copy_local, copy_range
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
 from headwater.tier.jobs.setbacks import Setbacks
+from headwater.tier.segment_cover import cover, gaps
 
 DAMAGE: Final = frozenset({Kind.MISSING, Kind.CORRUPT})
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from headwater.tier.cover import share_bytes
 from headwater.tier.events import SegmentState
 from headwater.tier.jobs.config import FOR_EVER
 from headwater.tier.jobs.copying import is_missing, newest_ms_of
 from headwater.tier.jobs.led_partition import LedPartition
+from headwater.tier.segment_cover import share_bytes
 from headwater.tier.walking import END_LSN, walk_cover
 
 

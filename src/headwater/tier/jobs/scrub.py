@@ -16,13 +16,13 @@ import msgspec
 from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
-from headwater.tier.cover import gaps
 from headwater.tier.errors import NotReady
 from headwater.tier.events import SegmentMetadata, SegmentState
 from headwater.tier.identity import SegmentId
 from headwater.tier.jobs.byte_rate import NO_RATE, ByteRate
 from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.reader.window import in_order
+from headwater.tier.segment_cover import gaps
 from headwater.tier.walking import END_LSN, bit_by_bit, walk_cover, walk_segments
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Bug, HeadwaterError, Refused, Unavailable
 from headwater.core.waiters import Waiters
 from headwater.tier.cache import Outcome, PartitionCache, TierCache
-from headwater.tier.cover import CoverPiece
 from headwater.tier.errors import NotReady
 from headwater.tier.eventlog import MetadataEventLog
 from headwater.tier.events import (
@@ -48,6 +47,7 @@ from headwater.tier.manager.publishing import check_event, publish_and_wait
 from headwater.tier.manager.pump import Pump
 from headwater.tier.manager.saving import Saving
 from headwater.tier.manager.status import ManagerStatus
+from headwater.tier.segment_cover import CoverPiece
 from headwater.tier.snapshot import SnapshotFolder
 
 _log: Final = logging.getLogger("headwater")

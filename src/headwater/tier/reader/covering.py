@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from headwater.tier.cover import CoverPiece
+from headwater.tier.segment_cover import CoverPiece
 from headwater.tier.walking import CoverInParts, walk_cover
 
 

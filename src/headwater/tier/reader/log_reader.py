@@ -28,9 +28,9 @@ from headwater.core.errors import (
 )
 from headwater.log.record.group import Group
 from headwater.log.wal import Wal
-from headwater.tier.cover import CoverPiece, gaps
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.reader.window import in_order
+from headwater.tier.segment_cover import CoverPiece, gaps
 from headwater.tier.segments.index import SegmentIndex
 from headwater.tier.segments.storage import RemoteStorage
 

@@ -10,8 +10,8 @@ from typing import Final
 from headwater.core import limits, portal
 from headwater.core.errors import Damaged, NotFound
 from headwater.log.record.group import Group
-from headwater.tier.cover import CoverPiece
 from headwater.tier.reader.log_reader import AskLogStart, Covering, LogReader
+from headwater.tier.segment_cover import CoverPiece
 from headwater.tier.segments.storage import RemoteStorage
 
 _log: Final = logging.getLogger("headwater")

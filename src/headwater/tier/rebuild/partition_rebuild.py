@@ -17,7 +17,6 @@ import msgspec
 from headwater.buffer.layout import segments_prefix
 from headwater.core.errors import Damaged, NotFound, NotSupported
 from headwater.store import ObjectMeta, Store
-from headwater.tier.cover import cover, gaps
 from headwater.tier.events import (
     SegmentMetadata,
     SegmentState,
@@ -30,6 +29,7 @@ from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.reader.window import in_order
 from headwater.tier.rebuild.footers import NOBODY, described, segment_id_of
 from headwater.tier.rebuild.replay import Replay
+from headwater.tier.segment_cover import cover, gaps
 from headwater.tier.walking import END_LSN
 
 FOOTERS_AT_ONCE: Final = 16
