@@ -111,6 +111,13 @@ class _Call(NamedTuple):
     settings: dict[str, Any]
 
 
+def _going_on(done: int) -> str:
+    if not done:
+        return "begins with the first record of the input"
+    which = "the first record" if done == 1 else f"the first {done:,} records"
+    return f"goes on after {which} of the input"
+
+
 def _produced(
     store: Store, call: _Call, form: _Form, files: list[str], interrupt: Interrupt
 ) -> Outcome:
@@ -131,7 +138,7 @@ def _produced(
         sending: FromTheStart | Resumption
         if call.resume:
             sending = Resumption(producer, call.partition)
-            view.say(f"goes on after the first {sending.first:,} records of the input")
+            view.say(_going_on(sending.first))
         else:
             refuse_without_resume(producer)
             metadata = None if call.metadata is None else call.metadata.encode()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from headwater.buffer.producer import Accepted, BlockingHandle, BlockingProducer
+from headwater.buffer.producer import Accepted, BlockingHandle, BlockingProducer, PartlyAccepted
 from headwater.cli.interrupt import Interrupt, Interrupted
 from headwater.cli.produce_input import Call, Piece
 from headwater.cli.produce_resume import Resumption
@@ -48,6 +48,8 @@ class Outcome:
     seconds: float = 0.0
     batches: int = 0
     size_bytes: int = 0
+    unknown_rows: int = 0
+    """Records of which it is not known whether they are accepted."""
     error: HeadwaterError | None = None
     interrupted: bool = False
     resumes: bool = False
@@ -60,7 +62,7 @@ class Outcome:
 
     @property
     def left_rows(self) -> int:
-        """Records that were read, and are not accepted."""
+        """Records that were read, and are not known to be accepted."""
         return self.read_rows - self.skipped_rows - self.rows
 
     def add(self, parts: Iterable[Accepted]) -> None:
@@ -136,7 +138,16 @@ class _UnderWay:
             try:
                 handle.result()
             except HeadwaterError as error:
-                self.error = self.error or error
+                self._fail(error, call.rows - rows)
+
+    def _fail(self, error: HeadwaterError, rows: int) -> None:
+        """So many records of a call were not accepted, or may not have been."""
+        if isinstance(error, PartlyAccepted) and isinstance(error.reason, HeadwaterError):
+            # Its message is for programs, which have the handle; here the parts are counted.
+            error = error.reason
+        elif isinstance(error, OutcomeUnknown):
+            self._outcome.unknown_rows += rows
+        self.error = self.error or error
 
 
 def produce_all(
@@ -227,9 +238,7 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     if good or outcome.rows:
         _show_accepted(console, outcome, good=good)
     else:
-        said = f"none of the {outcome.left_rows:,} records that were read is accepted"
-        words = said if outcome.left_rows else "nothing was sent"
-        console.print(Text.assemble(("✗ ", "red"), words), soft_wrap=True)
+        console.print(Text.assemble(("✗ ", "red"), _none_accepted(outcome)), soft_wrap=True)
     if outcome.interrupted and good:
         said = "interrupted: every whole line that was read until then is accepted"
         console.print(Text(said, style="yellow"), soft_wrap=True)
@@ -238,12 +247,25 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
             console.print(Text(line, style="yellow"), soft_wrap=True)
 
 
+def _none_accepted(outcome: Outcome) -> str:
+    if outcome.unknown_rows:
+        return f"no record is known to be accepted, of {_records(outcome.left_rows)} that were read"
+    if outcome.left_rows == 1:
+        return "the one record that was read is not accepted"
+    if outcome.left_rows:
+        return f"none of the {outcome.left_rows:,} records that were read is accepted"
+    return "nothing was sent"
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count:,} records"
+
+
 def _show_accepted(console: Console, outcome: Outcome, *, good: bool) -> None:
     rate = outcome.rows / outcome.seconds if outcome.seconds else 0.0
-    records = "record" if outcome.rows == 1 else "records"
     batches = "batch" if outcome.batches == 1 else "batches"
     words = (
-        f"{outcome.rows:,} {records} accepted, {size_words(outcome.size_bytes)} in "
+        f"{_records(outcome.rows)} accepted, {size_words(outcome.size_bytes)} in "
         f"{outcome.batches:,} {batches}, {rate:,.0f} records/s"
     )
     if outcome.skipped_rows:
@@ -261,20 +283,33 @@ def _show_accepted(console: Console, outcome: Outcome, *, good: bool) -> None:
 
 def _what_is_left(outcome: Outcome) -> Iterator[str]:
     """What to know before the rest of the input is sent."""
-    yield f"of the input, the first {outcome.leading_rows:,} records are accepted, all of them"
+    yield f"of the input, {_leading(outcome.leading_rows)}"
     later = outcome.rows + outcome.skipped_rows - outcome.leading_rows
     if later > 0:
-        yield f"{later:,} of those that follow are accepted as well, in other partitions or calls"
-    if isinstance(outcome.error, OutcomeUnknown):
-        yield f"of {outcome.left_rows:,} records it is not known whether they are accepted"
-    elif outcome.left_rows:
-        yield f"{outcome.left_rows:,} records were read and not accepted"
-    else:
+        are = "is" if later == 1 else "are"
+        yield f"{later:,} of those that follow {are} accepted as well, in other partitions or calls"
+    unsent = outcome.left_rows - outcome.unknown_rows
+    if unsent:
+        yield f"{_records(unsent)} {'was' if unsent == 1 else 'were'} read and not accepted"
+    if outcome.unknown_rows == 1:
+        yield "of 1 record it is not known whether it is accepted"
+    elif outcome.unknown_rows:
+        yield f"of {outcome.unknown_rows:,} records it is not known whether they are accepted"
+    if not outcome.left_rows:
         yield "what follows was not sent"
     if outcome.resumes:
         yield "the same command, run again, goes on after what is accepted"
     elif outcome.left_rows:
         yield (
             "a second run would send accepted records again: leave them out of its input. A run "
-            "that begins with --producer-id ID --resume goes on by itself"
+            "that begins with --producer-id ID --resume goes on by itself when it is run again"
         )
+
+
+def _leading(count: int) -> str:
+    """How many records are accepted without a gap, from the first one on."""
+    if not count:
+        return "the first record is not known to be accepted"
+    if count == 1:
+        return "the first record is accepted"
+    return f"the first {count:,} records are accepted, all of them"

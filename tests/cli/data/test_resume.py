@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from headwater.buffer.murmur2 import partition_for_key
+from headwater.buffer.producer import Handle
 from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.stream import alter_stream
 from headwater.cli import produce_input, produce_resume
-from headwater.core.errors import NoSpace
+from headwater.core.errors import NoSpace, OutcomeUnknown
 from tests.cli.conftest import Invoke
 from tests.cli.data.given import File, Make, lines, on, values
 
@@ -47,6 +48,10 @@ def wide(count: int, start: int = 0) -> list[bytes]:
     return [f"{number:06d}".encode().ljust(WIDE, b".") for number in range(start, start + count)]
 
 
+def first(count: int) -> str:
+    return "the first record is" if count == 1 else f"the first {count} records are"
+
+
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that every record is a call, and a batch."""
@@ -68,9 +73,41 @@ def test_nothing_is_accepted_after_the_first_failure(
     assert done.exit_code == 2
     assert accepted == sent[: len(accepted)], "there is no hole"
     assert len(accepted) <= 5
-    assert f"of the input, the first {len(accepted)} records are accepted" in done.stdout
+    assert f"of the input, {first(len(accepted))} accepted" in done.stdout
     assert "the disk is full" in done.stderr, "the reason, not what followed from it"
     assert "Free some space" in done.stderr
+
+
+def test_of_a_call_that_is_accepted_in_part_the_records_are_counted(
+    invoke: Invoke, url: str, file: File, full: Fill
+) -> None:
+    sent = wide(12)
+    full(5)
+    one_call = ("produce", url, "events", file(b"\n".join(sent)), *BATCHES)
+    done = invoke(*one_call)
+    accepted = values(url)
+    assert done.exit_code == 2
+    assert accepted == sent[: len(accepted)] != sent
+    assert f"of the input, {first(len(accepted))} accepted" in done.stdout
+    assert f"{12 - len(accepted)} records were read and not accepted" in done.stdout
+    assert "--producer-id ID --resume" in done.stdout
+    assert "the disk is full" in done.stderr
+    assert "not known" not in done.output, "the rest is certainly not accepted"
+    assert "handle" not in done.output, "which a command does not have"
+
+
+def test_of_a_write_in_doubt_nothing_is_called_unaccepted(
+    invoke: Invoke, url: str, file: File, full: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full(5)
+    doubt = OutcomeUnknown("the answer was lost")
+    monkeypatch.setattr(Handle, "_outcome", lambda *_: doubt)
+    done = invoke("produce", url, "events", file(b"\n".join(wide(12))), *BATCHES, *RESUME)
+    left = 12 - len(values(url))
+    assert done.exit_code == 2
+    assert f"of {left} records it is not known whether they are accepted" in done.stdout
+    assert "not accepted" not in done.stdout
+    assert "look before you repeat it" in done.stderr
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -88,7 +125,7 @@ def test_a_second_run_goes_on_after_what_was_accepted(
     full()
     again = invoke(*command)
     assert again.exit_code == 0, again.stderr
-    assert f"goes on after the first {accepted} records" in again.stderr
+    assert f"goes on after {first(accepted).rsplit(' ', 1)[0]} of the input" in again.stderr
     assert values(url) == sent
     nothing = invoke(*command)
     assert (nothing.exit_code, len(values(url))) == (0, 12)

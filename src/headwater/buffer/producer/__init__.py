@@ -24,7 +24,7 @@ Always holds:
 
 from headwater.buffer.producer.blocking import BlockingHandle, BlockingProducer
 from headwater.buffer.producer.config import Settings
-from headwater.buffer.producer.handle import Acceptance, Accepted, Handle
+from headwater.buffer.producer.handle import Acceptance, Accepted, Handle, PartlyAccepted
 from headwater.buffer.producer.line import BufferFull
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.producer import Producer
@@ -36,6 +36,7 @@ __all__ = [
     "BlockingProducer",
     "BufferFull",
     "Handle",
+    "PartlyAccepted",
     "Producer",
     "ProducerMetrics",
     "Settings",

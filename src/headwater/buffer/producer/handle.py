@@ -81,6 +81,18 @@ class Acceptance(tuple[Accepted, ...]):
         return self[0]
 
 
+class PartlyAccepted(OutcomeUnknown):
+    """Some records of a call are accepted, and the others are not: give only those again.
+
+    It says of the whole call neither that it landed nor that it did not, hence its base.
+    """
+
+    def __init__(self, message: str, *, reason: BaseException) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """Why the others are not accepted."""
+
+
 class Source(Protocol):
     """Where the rows of a call went, or will go."""
 
@@ -130,7 +142,8 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     async def wait(self) -> Acceptance:
         """Until all records are accepted, or an error tells that some are not.
 
-        `OutcomeUnknown`: some may be, or some are and others are not; `accepted()` says which are.
+        `OutcomeUnknown`: some may be; as `PartlyAccepted`, some are and the others are not.
+        `accepted()` says which are.
         Cancelling the one who waits changes nothing.
         """
         if not self._source.is_routed:
@@ -158,10 +171,11 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             return errors[0].with_traceback(None)
         rows = sum(part.rows for part in parts)
         lost = sum(part.rows for part in failed)
-        partly = OutcomeUnknown(
+        partly = PartlyAccepted(
             f"{rows - lost:,} of {rows:,} records are accepted, and the others are not: this call "
             f"went in {len(parts)} batches. handle.accepted() lists the parts that are accepted; "
-            f"do not give those again. {errors[0]}"
+            f"do not give those again. {errors[0]}",
+            reason=errors[0],
         )
         partly.__cause__ = errors[0].with_traceback(None)
         return partly
