@@ -52,12 +52,31 @@ def test_the_stream_decides_and_the_producer_may_differ() -> None:
 
 def test_what_is_always_so_may_be_said_and_not_be_chosen() -> None:
     stream = fake_stream()
-    given = {"acks": "all", "enable.idempotence": True}
+    given = {"acks": "all", "enable.idempotence": True, "retries": 2_147_483_647}
     assert settings_for(stream, given) == settings_for(stream, {})
     assert settings_for(stream, {"acks": -1}) == settings_for(stream, {})
     for name, value in (("acks", "1"), ("acks", 0), ("enable.idempotence", "false")):
         with pytest.raises(Refused, match=f"{name} is always"):
             settings_for(stream, {name: value})
+    with pytest.raises(Refused, match=r"retries is always .* until delivery_timeout_ms is over"):
+        settings_for(stream, {"retries": 5})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("client.id", "use producer_id"),
+        ("max.request.size", "use batch_bytes"),
+        ("partitioner.class", "use partitioner"),
+        ("request.timeout.ms", "use delivery_timeout_ms"),
+        ("value.serializer", "bytes or text"),
+    ],
+)
+def test_other_settings_of_kafka_are_refused_with_what_is_here_instead(
+    name: str, instead: str
+) -> None:
+    with pytest.raises(Refused, match=f"{name} is Kafka's, .*{instead}"):
+        settings_for(fake_stream(), {name: "x"})
 
 
 def test_kafka_spellings_are_understood() -> None:

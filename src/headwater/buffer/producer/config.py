@@ -14,7 +14,9 @@
 | `partitioner` | | `key`; or `round_robin` |
 | `delivery_timeout_ms` | `delivery.timeout.ms` | 120,000 |
 
-Kafka's `acks=all` and `enable.idempotence=true` are taken: it is always so. Others are refused.
+Kafka's `acks=all`, `enable.idempotence=true` and `retries=2147483647` are taken: it is always so.
+Other values of them are refused, as are other settings of Kafka's producers, with what is here
+instead.
 """
 
 from __future__ import annotations
@@ -48,8 +50,22 @@ KAFKA_NAMES: Final = {
 ALWAYS_SO: Final = {
     "acks": (("all", "-1"), "records are accepted once they are durable in the store"),
     "enable.idempotence": (("true",), "a batch is appended once, whatever is tried again"),
+    "retries": (("2147483647",), "a batch is tried again until delivery_timeout_ms is over"),
 }
 """What Kafka's producers may choose and ours do not: the values that are meant, and why."""
+_SERIALIZED: Final = "keys and values are bytes or text, rows are dicts or Arrow columns"
+INSTEAD: Final = {
+    "bootstrap.servers": "there are no brokers: a producer is opened with the address of a store",
+    "client.id": "use producer_id, which a producer is opened with",
+    "key.serializer": _SERIALIZED,
+    "max.request.size": "use batch_bytes, the size of a batch",
+    "partitioner.class": "use partitioner: key or round_robin",
+    "request.timeout.ms": "use delivery_timeout_ms, the time for all tries of a batch together",
+    "retry.backoff.ms": "pauses between tries grow by themselves; delivery_timeout_ms ends them",
+    "transactional.id": "use producer_id; what is written in one transaction, Spark's sink writes",
+    "value.serializer": _SERIALIZED,
+}
+"""Settings of Kafka's producers that mean nothing here: what is here instead."""
 _ON_FULL: Final = ("wait", "fail")
 _ON_FAILURE: Final = ("continue", "stop")
 _PARTITIONERS: Final = ("key", "round_robin")
@@ -113,6 +129,8 @@ def _spelled(given: Mapping[str, Any]) -> dict[str, Any]:
                 raise Refused(f"{name} is always {meant[0]}, not {value!r}: {why}")
             continue
         ours = KAFKA_NAMES.get(name, name)
+        if name in INSTEAD:
+            raise Refused(f"{name} is Kafka's, and no setting of a producer here: {INSTEAD[name]}")
         if ours not in known:
             near = difflib.get_close_matches(name, [*known, *KAFKA_NAMES], n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
