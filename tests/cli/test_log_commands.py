@@ -13,7 +13,8 @@ from headwater.buffer import BlockingProducer, blocking
 from headwater.cli.app import app
 from headwater.log.replica.kept import Kept, encode
 from headwater.log.spool import Spool, draft_of_lost
-from headwater.log.spool.envelope import Body, Kind
+from headwater.log.spool.body import Body
+from headwater.log.spool.envelope import Kind
 from headwater.log.spool.frame import encode_frame
 from tests.log.given import numbered
 

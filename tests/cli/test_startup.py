@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from headwater.buffer import Producer, create_stream, open_stream
+from headwater.log import Spool
 from headwater.store import open_store
 from headwater.tier import TopicIdPartition, encode_event
 from headwater.tier.eventlog import StoredEventLog
 from tests.cli.conftest import Invoke
+from tests.log.given import numbered
 from tests.tier.given import finished, started
 
 HEAVY = {"numpy", "pandas", "pyarrow", "pydantic", "pyiceberg", "pyspark"}
@@ -71,18 +73,22 @@ def loaded_by(*arguments: str) -> set[str]:
         "inspect queue URL --stream published",
         "inspect event EVENT",
         "inspect event URL --metadata-partition 0",
+        "log repair LOG",
     ],
 )
 def test_a_command_that_needs_no_arrow_loads_none(root: Path, tmp_path: Path, command: str) -> None:
-    copy = shutil.copytree(root, tmp_path / "store")
+    copy = shutil.copytree(root, tmp_path / "copy")
     assert loaded_by(*_resolved(command, copy)) & HEAVY == set()
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a stream of each format, and a log of the tier's events."""
-    made = tmp_path_factory.mktemp("startup") / "store"
-    asyncio.run(_fill(f"file://{made}"))
+    """A store with a stream of each format and a log of the tier's events; and a local log."""
+    made = tmp_path_factory.mktemp("startup")
+    asyncio.run(_fill(f"file://{made}/store"))
+    spool = Spool.open(str(made / "log"))
+    spool.append_blocking(numbered(1, 3), term=1)
+    spool.close_blocking()
     return made
 
 
@@ -103,13 +109,14 @@ async def _fill(url: str) -> None:
 def _resolved(command: str, root: Path) -> list[str]:
     """The words of a command, with the address and the objects that it names."""
     places = {
-        "CHUNK": "streams/orders/0/ingest/*/chunks/*1",
-        "EVENT": "metadata/0/*0",
-        "MANIFEST": "streams/published/0/ingest/manifest",
-        "REGISTER": "streams/orders/0/ingest/*/queue.json",
+        "CHUNK": "store/streams/orders/0/ingest/*/chunks/*1",
+        "EVENT": "store/metadata/0/*0",
+        "LOG": "log",
+        "MANIFEST": "store/streams/published/0/ingest/manifest",
+        "REGISTER": "store/streams/orders/0/ingest/*/queue.json",
     }
     named = {word: str(next(root.glob(place))) for word, place in places.items()}
-    return [(named | {"URL": f"file://{root}"}).get(word, word) for word in command.split()]
+    return [(named | {"URL": f"file://{root}/store"}).get(word, word) for word in command.split()]
 
 
 def test_help_and_plain_output_do_not_load_rich(invoke: Invoke, tmp_path: Path) -> None:
@@ -120,4 +127,4 @@ def test_help_and_plain_output_do_not_load_rich(invoke: Invoke, tmp_path: Path) 
 
 
 def test_a_command_that_reads_records_loads_arrow(root: Path) -> None:
-    assert "pyarrow" in loaded_by("read", f"file://{root}", "orders")
+    assert "pyarrow" in loaded_by("read", f"file://{root}/store", "orders")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from headwater.core.errors import Corrupt, LimitExceeded
 from headwater.core.limits import FRAME_PAYLOAD_MAX_BYTES
 from headwater.log.spool import envelope, frame
+from headwater.log.spool.body import Body, decode_group
 from headwater.log.spool.crc import combine
-from headwater.log.spool.envelope import Body, Kind, decode_group, read_envelope
+from headwater.log.spool.envelope import Kind, read_envelope
 from headwater.log.spool.frame import Header, encode_frame, is_whole, payload_of, read_header
 from tests.log.given import numbered
 

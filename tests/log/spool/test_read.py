@@ -14,7 +14,8 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log import Wal
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.envelope import Body, Kind
+from headwater.log.spool.body import Body
+from headwater.log.spool.envelope import Kind
 from headwater.log.spool.state import Place
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk

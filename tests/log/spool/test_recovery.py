@@ -10,7 +10,8 @@ import pytest
 
 from headwater.core.errors import Refused
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.envelope import _ENVELOPE, GROUP_MAGIC, HEAD_BYTES, Body
+from headwater.log.spool.body import Body
+from headwater.log.spool.envelope import ENVELOPE, GROUP_MAGIC, HEAD_BYTES
 from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, encode_frame, read_header
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
@@ -119,7 +120,7 @@ def test_an_end_that_looks_like_too_many_frames_is_not_cut_off() -> None:
     for offset in range(HEAD_BYTES, size, HEAD_BYTES):
         payload_bytes = size - offset - V3.size - CRC_BYTES
         end += V3.pack(MAGIC, 3, 1, 10, 0, payload_bytes)
-        end += _ENVELOPE.pack(GROUP_MAGIC, 0, 10, 0, offset)
+        end += ENVELOPE.pack(GROUP_MAGIC, 0, 10, 0, offset)
     assert len(end) == places * HEAD_BYTES
     disk = planted({SEGMENT: bytes(end), MARKS: b""})
     with pytest.raises(SpoolCorrupt, match=r"offset 0, from LSN 1 on.*cut the file off"):

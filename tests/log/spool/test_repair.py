@@ -14,7 +14,8 @@ from headwater.core.errors import Corrupt, NoSpace, Refused
 from headwater.log.record import Group, range_hash
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
 from headwater.log.spool import survey as spool_survey
-from headwater.log.spool.envelope import GROUP_MAGIC, Body
+from headwater.log.spool.body import Body
+from headwater.log.spool.envelope import GROUP_MAGIC
 from headwater.log.spool.frame import V3
 from headwater.log.spool.repair import repair
 from headwater.log.spool.repair_source import BufferSource, RepairSource, SpoolSource

@@ -12,7 +12,8 @@ from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError
-from headwater.log.spool.envelope import Kind, decode_group
+from headwater.log.spool.body import decode_group
+from headwater.log.spool.envelope import Kind
 from headwater.log.spool.folder import SEGMENT, Folder
 from headwater.log.spool.frame import MAGIC
 from headwater.log.spool.scan import Ending

@@ -12,7 +12,7 @@ Enters: record batches, in order, from one writer at a time. Leaves: groups by L
     state      what is published, and who waits for more
     recovery   opening: what is cut off, and what stops it; adopt, torn
     scan       a look at every frame of a file; window, which holds a chunk of it
-    frame      RDLW, the published format; envelope, what Headwater puts in it; crc
+    frame      RDLW, the published format; envelope, body, what Headwater puts in it; crc
     index      where in a segment to begin; folder, which files there are
     repair     mends a closed spool; repair_source, from where; likeness, whether that is a copy;
                survey, what is missing

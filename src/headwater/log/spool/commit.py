@@ -27,7 +27,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import LOG_FLUSH_BYTES
-from headwater.log.spool.envelope import Body
+from headwater.log.spool.body import Body
 from headwater.log.spool.wake import wake
 
 _CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)

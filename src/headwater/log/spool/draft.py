@@ -13,8 +13,8 @@ from headwater.log.record.layout import retyped
 from headwater.log.record.nulls import check_nulls
 from headwater.log.record.per_schema import per_schema
 from headwater.log.record.views import size_bytes, with_views, without_views
+from headwater.log.spool.body import Body
 from headwater.log.spool.conform import filled, joined
-from headwater.log.spool.envelope import Body
 
 
 class Draft:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Final, NamedTuple
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headwater.core.errors import HeadwaterError, Refused
-from headwater.log.record.columns import COMMIT_TIMESTAMP
-from headwater.log.record.group import Group
-from headwater.log.record.hashing import record_hashes
-from headwater.log.spool.envelope import decode_group
 from headwater.log.spool.folder import Folder
 from headwater.log.spool.repair_source import RepairSource
 from headwater.log.spool.survey import Survey, survey_segment
 from headwater.log.spool.window import Peeked, Window
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.log.record.group import Group
 
 _SEGMENTS_MAX: Final = 8
 """Of so many, spread over the log, the first and the last frame are compared."""
@@ -89,6 +87,10 @@ class _Compared:
 
 
 def _prints(folder: Folder, found: Survey, frames: list[Peeked]) -> Iterator[_Print]:
+    if not frames:
+        return  # nothing is damaged, and Arrow is not loaded
+    from headwater.log.spool.body import decode_group
+
     with folder.disk.open(found.path) as file:
         window = Window(file, found.path, end=found.scan.size_bytes)
         for peeked in frames:
@@ -129,11 +131,16 @@ def _first_difference(ours: _Print, theirs: _Print) -> int | None:
 
 
 def _first_unlike(ours: pa.Array, theirs: pa.Array) -> int | None:
+    import pyarrow.compute as pc
+
     place: int = pc.index(pc.not_equal(ours, theirs), True).as_py()
     return None if place < 0 else place
 
 
 def _print(group: Group) -> _Print:
+    from headwater.log.record.columns import COMMIT_TIMESTAMP
+    from headwater.log.record.hashing import record_hashes
+
     hashes = untimed = record_hashes(group)
     is_timed = COMMIT_TIMESTAMP in group.records.schema.names
     if is_timed:

@@ -8,7 +8,7 @@ from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Corrupt, NotFound
 from headwater.log.record.columns import NO_RECORDS
 from headwater.log.record.group import Group
-from headwater.log.spool.envelope import decode_group
+from headwater.log.spool.body import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import Folder
 from headwater.log.spool.index import SparseIndex

@@ -17,7 +17,7 @@ from headwater.core import runtime
 from headwater.core.disk import DiskFile
 from headwater.core.errors import Corrupt, NotFound
 from headwater.log.spool.adopt import adopt, is_foreign
-from headwater.log.spool.envelope import decode_group
+from headwater.log.spool.body import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import Folder, Listing, Marks
 from headwater.log.spool.index import SparseIndex, decode_index

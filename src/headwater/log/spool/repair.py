@@ -13,18 +13,19 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Refused
-from headwater.log.record.columns import NO_RECORDS
-from headwater.log.record.group import Group
-from headwater.log.spool.envelope import Body, moved_frame
+from headwater.log.spool.envelope import moved_frame
 from headwater.log.spool.folder import Folder, Listing, Marks
 from headwater.log.spool.likeness import Likeness
 from headwater.log.spool.repair_source import RepairSource
 from headwater.log.spool.survey import Missing, Survey, survey_segment
 from headwater.log.spool.window import Peeked, Window
+
+if TYPE_CHECKING:
+    from headwater.log.record.group import Group
 
 DAMAGED_SUFFIX = ".damaged"
 LOST_CAUSE = "given up in a repair"
@@ -172,6 +173,9 @@ class _Repair:
         return _Part(missing, "", [])
 
     def _lost(self, missing: Missing, cause: str) -> Group:
+        from headwater.log.record.columns import NO_RECORDS
+        from headwater.log.record.group import Group
+
         return Group(self._term, *missing, NO_RECORDS, 0, cause)
 
     def _set_aside(self, path: str) -> None:
@@ -215,7 +219,7 @@ def _mended(part: _Part) -> Mended:
 
 def _placed(piece: Peeked | Group, window: Window | None, offset: int) -> bytes | bytearray:
     """The frame of a piece, for this place of the new segment."""
-    if isinstance(piece, Group):
+    if not isinstance(piece, Peeked):
         return _new_frame(piece, offset)
     assert window is not None
     frame = window.view(piece.offset, piece.header.frame_bytes)
@@ -225,6 +229,8 @@ def _placed(piece: Peeked | Group, window: Window | None, offset: int) -> bytes 
 
 
 def _new_frame(group: Group, offset: int) -> bytearray:
+    from headwater.log.spool.body import Body
+
     if group.lost is not None:
         body = Body.of_lost(len(group), group.lost)
     else:

@@ -7,19 +7,20 @@ batches carry their LSNs, and a leader derives the same records from them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from headwater.buffer.consumer import FetchHandle, UnreadableBatch
+from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream
 from headwater.core import portal
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import LOG_SEGMENT_BYTES
-from headwater.log.record.columns import consumed_records
-from headwater.log.record.group import Group
 from headwater.log.spool.folder import Folder
 from headwater.log.spool.survey import groups_between
+
+if TYPE_CHECKING:
+    from headwater.log.record.group import Group
 
 
 class RepairSource(Protocol):
@@ -67,6 +68,8 @@ class BufferSource:
     """
 
     def __init__(self, stream: Stream, partition: int) -> None:
+        from headwater.buffer.consumer import FetchHandle
+
         self.name = f"the buffer of {stream.name}, partition {partition}"
         self._looker = stream.looker(partition)
         self._handle = FetchHandle.of(stream, partition)
@@ -76,6 +79,9 @@ class BufferSource:
         return portal.shared().call(self._read(first_lsn, last_lsn))
 
     async def _read(self, first_lsn: int, last_lsn: int) -> list[Group]:
+        from headwater.log.record.columns import consumed_records
+        from headwater.log.record.group import Group
+
         state = await self._looker.state()
         found: list[Group] = []
         first_lsn = max(first_lsn, state.floor_lsn)

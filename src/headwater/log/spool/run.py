@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from headwater.core.errors import Bug, Refused, Unavailable
 from headwater.log.record.group import Group
+from headwater.log.spool.body import Body
 from headwater.log.spool.commit import Appended, Ticket
 from headwater.log.spool.conform import filled, joined
 from headwater.log.spool.draft import bodies_of
-from headwater.log.spool.envelope import Body
 
 
 class Run:

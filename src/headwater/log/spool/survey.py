@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.core.disk import Disk
-from headwater.log.record.group import Group
 from headwater.log.spool.adopt import is_foreign
-from headwater.log.spool.envelope import decode_group
 from headwater.log.spool.errors import SpoolCorrupt
 from headwater.log.spool.folder import Folder
 from headwater.log.spool.scan import Scan, scan
 from headwater.log.spool.window import Peeked, Window, frames_after
+
+if TYPE_CHECKING:
+    from headwater.log.record.group import Group
 
 
 class Missing(NamedTuple):
@@ -77,6 +78,8 @@ def groups_between(disk: Disk, path: str, first_lsn: int, last_lsn: int) -> Iter
 
 
 def _part(peeked: Peeked, payload: memoryview, first_lsn: int, last_lsn: int) -> Iterator[Group]:
+    from headwater.log.spool.body import decode_group
+
     if peeked.first_lsn <= last_lsn:
         part = decode_group(peeked.header, payload).between(first_lsn, last_lsn)
         if part is not None:
