@@ -12,7 +12,7 @@ from headwater.buffer.stream import DeletedReport, delete_stream
 from headwater.buffer.stream.delete import BeforeObjects
 from headwater.cli import stream_deletion
 from headwater.store import Store, open_store
-from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager
+from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager, jobs
 from headwater.tier.eventlog import MetadataEventLog, StoredEventLog
 from headwater.tier.jobs import TierManager, tell_deletion
 from tests.cli.conftest import Invoke
@@ -87,7 +87,7 @@ def test_what_is_listed_is_there_until_its_deletion_has_begun(
         assert json.loads((tmp_path / "store/streams/orders/stream.json").read_bytes())
         return await tell_deletion(log, partitions, through)
 
-    monkeypatch.setattr(stream_deletion, "tell_deletion", look)
+    monkeypatch.setattr(jobs, "tell_deletion", look)
     assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 0
     assert found == [(PartitionDeleteState.STARTED, 2), (PartitionDeleteState.FINISHED, 0)]
 

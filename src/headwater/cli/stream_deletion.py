@@ -11,7 +11,6 @@ from headwater.core.errors import Damaged, NotFound
 from headwater.store import Store
 from headwater.tier import PartitionDeleteState, TopicIdPartition
 from headwater.tier.eventlog import MetadataEventLog
-from headwater.tier.jobs import tell_deletion
 
 
 async def delete_with_tier(
@@ -46,6 +45,9 @@ class _Told:
     async def tell(self, through: PartitionDeleteState) -> None:
         if self._log is None or self.damage is not None:
             return
+        # Here: most stores have no tier, and need no manager of its events.
+        from headwater.tier.jobs import tell_deletion
+
         try:
             await tell_deletion(self._log, self._partitions, through)
         except Damaged as damage:
