@@ -311,7 +311,7 @@ def test_a_schema_given_by_hand_may_show_bytes_as_text_and_wider_numbers(world: 
     shown = _by_hand(world, value=StringType(), partition=LongType(), offset=IntegerType())
     assert shown == [{"value": "ü", "partition": 0, "offset": 1}]
     world.produce([b"\xff"])
-    with pytest.raises(Refused, match="column 'value'.*UTF8"):
+    with pytest.raises(Refused, match=r"column 'value'.*UTF8"):
         _by_hand(world, value=StringType())
 
 
@@ -348,5 +348,5 @@ def test_values_of_another_shape_than_a_query_expects_are_not_shown_as_null(
         world.produce([b"opaque"])
     else:
         world.produce_arrow(pa.table({"id": [7]}))
-    with pytest.raises(Refused, match="null would be shown. Open it again"):
+    with pytest.raises(Refused, match=r"null would be shown\. Open it again"):
         rows_of(reader, reader.partitions(start, reader.latestOffset(start)))
