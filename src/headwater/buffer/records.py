@@ -319,9 +319,11 @@ def _as_chunked(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         if field.name == OPERATION and _is_text(given):
             chunks = [_operations(_as(chunk, pa.string(), OPERATION)) for chunk in column.chunks]
             return pa.chunked_array(chunks, type=pa.int8())
-        # Arrow's cast would make a number of text, and text of a number.
+        # Arrow's cast would make a number of text, and text of a number. Floats that are whole, as
+        # pandas has numbers beside nulls, it takes as they are.
         is_number, is_text = pa.types.is_integer(field.type), pa.types.is_string(field.type)
-        if (is_number and not pa.types.is_integer(given)) or (is_text and not _is_text(given)):
+        is_given = pa.types.is_integer(given) or pa.types.is_floating(given)
+        if (is_number and not is_given) or (is_text and not _is_text(given)):
             raise Refused(f"{field.name} is {given}, not {field.type}: cast it")
     return pa.chunked_array(
         [_as(chunk, field.type, field.name) for chunk in column.chunks], field.type

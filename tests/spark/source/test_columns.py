@@ -350,3 +350,21 @@ def test_values_of_another_shape_than_a_query_expects_are_not_shown_as_null(
         world.produce_arrow(pa.table({"id": [7]}))
     with pytest.raises(Refused, match=r"null would be shown\. Open it again"):
         rows_of(reader, reader.partitions(start, reader.latestOffset(start)))
+
+
+def test_a_schema_given_by_hand_unites_streams_and_shows_no_value_of_another_shape_as_null(
+    world: World,
+) -> None:
+    world.stream("a")
+    world.produce_arrow(pa.table({"id": [1]}), "a")
+    world.stream("b")
+    world.produce_arrow(pa.table({"id": [2], "name": ["n"]}), "b")
+    schema = StructType([StructField("id", LongType()), StructField("name", StringType())])
+    reader = world.source(subscribe="a,b").reader(schema)
+    rows = rows_of(reader, reader.partitions()).to_pylist()
+    assert rows == [{"id": 1, "name": None}, {"id": 2, "name": "n"}]
+    world.stream("c")
+    world.produce([b"opaque"], "c")
+    reader = world.source(subscribe="a,b,c").reader(schema)
+    with pytest.raises(Refused, match="column 'id', and there are key, value"):
+        rows_of(reader, reader.partitions())

@@ -70,7 +70,10 @@ class Executor:
         if self._is_typed is not None:
             return self._is_typed
         names = self._schema.fieldNames()
-        check_given([stream], names, self._options)  # it may carry something since
+        # It may carry something since. What one of several streams lacks is null in its rows; of
+        # one that has none of the columns, all would be.
+        if stream.schema is None or not {*stream.schema.names} & {*names}:
+            check_given([stream], names, self._options)
         if stream.is_opaque or stream.schema is not None:
             return stream.schema is not None
         return not {*KAFKA, *EXTRA, *ON_REQUEST}.issuperset(names)
