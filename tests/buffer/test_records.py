@@ -114,3 +114,38 @@ def test_the_largest_record_is_found_and_named(monkeypatch: pytest.MonkeyPatch) 
     (nested,) = from_arrow(pa.table({"lines": [["a" * 5] * 5, []]}))
     with pytest.raises(LimitExceeded, match="'lines'"):
         check_sizes(nested)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_operations_are_words_in_any_layout_of_text(kind: pa.DataType) -> None:
+    words = pa.array(["delete", "insert"], kind)
+    for column in (words, pa.DictionaryArray.from_arrays(pa.array([0, 1]), words)):
+        (batch,) = from_arrow(pa.table({"a": [1, 2], OPERATION: column}))
+        assert batch.column(OPERATION).to_pylist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "why"),
+    [
+        (OPERATION, pa.array([4], pa.int8()), "operations are insert.* or 0 to 3"),
+        (OPERATION, pa.array([-1]), "operations are insert.* or 0 to 3"),
+        (OPERATION, pa.array(["1"], pa.large_string()), "operations are insert"),
+        (OPERATION, pa.array([True]), "_operation is bool, not int8"),
+        (OPERATION, pa.array([1.5]), "_operation is double, not int8"),
+        ("_rid", pa.array(["007"]), "_rid is string, not int64"),
+        ("_rid", pa.array(["007"]).dictionary_encode(), "_rid is string, not int64"),
+        ("_collection", pa.array([7]), "_collection is int64, not string"),
+    ],
+)
+def test_a_reserved_column_of_another_kind_is_not_cast(
+    name: str, given: pa.Array, why: str
+) -> None:
+    with pytest.raises(Refused, match=why):
+        from_arrow(pa.table({"a": [1], name: given}))
+
+
+def test_whole_floats_are_taken_for_numbers_as_pandas_has_them_beside_nulls() -> None:
+    columns = {"a": [1, 2], "_rid": [7.0, None], OPERATION: [2.0, None]}
+    (batch,) = from_arrow(pa.table(columns))
+    assert batch.column("_rid").to_pylist() == [7, None]
+    assert batch.column(OPERATION).to_pylist() == [2, None]

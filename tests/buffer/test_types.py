@@ -1,11 +1,17 @@
-"""Which types a stream carries, which it maps, and which it refuses."""
+"""Which types a stream carries, which it maps, which it refuses, and casts that change nothing."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headwater.buffer.types import carried_schema, carried_type
+from headwater.buffer.widening import Inexact, exact_cast
 from headwater.core.errors import Refused
 
 
@@ -95,3 +101,81 @@ def test_nesting_has_a_bound() -> None:
         kind = pa.list_(kind)
     with pytest.raises(Refused, match="nested more than"):
         carried_type(kind, "c")
+
+
+NUMBERS = (
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    *(pa.decimal128(5, 2), pa.decimal128(20, 5), pa.decimal128(38, 0), pa.decimal128(38, 37)),
+)
+OTHERS = (pa.bool_(), pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"))
+EDGES = (0, 1, 7, 127, 128, 2**24 + 1, 2**31, 2**53, 2**53 + 1, 2**63 - 1)
+
+
+def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    fields = st.dictionaries(st.sampled_from("abc"), inner, min_size=1)
+    return st.one_of(
+        inner.map(lambda kind: pa.list_(pa.field("element", kind))),
+        inner.map(lambda kind: pa.map_(pa.string(), kind)),
+        fields.map(lambda found: pa.struct(list(found.items()))),
+    )
+
+
+kinds = st.recursive(st.sampled_from(NUMBERS + NUMBERS + OTHERS), _nested, max_leaves=3)
+
+
+def _values(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    """Values of a type, as Python has them; edges are more frequent than by chance."""
+    if pa.types.is_integer(kind):
+        top = 2 ** (kind.bit_width - 1) - 1
+        edges = [edge * sign for edge in EDGES for sign in (1, -1) if edge <= top]
+        found: st.SearchStrategy[Any] = st.sampled_from(edges) | st.integers(-top - 1, top)
+    elif pa.types.is_floating(kind):
+        floats = [-0.0, 0.5, math.inf, *map(float, EDGES)]
+        floats = [pa.scalar(one, kind).as_py() for one in floats]
+        found = st.sampled_from([*floats, math.nan]) | st.floats(width=kind.bit_width)
+    elif pa.types.is_decimal(kind):
+        top = 10 ** (kind.precision - kind.scale) - 1
+        found = st.decimals(-top, top, places=kind.scale) | st.integers(-top, top)
+    elif pa.types.is_list(kind):
+        found = st.lists(_values(kind.value_type), max_size=2)
+    elif pa.types.is_map(kind):
+        found = st.dictionaries(st.sampled_from("xy"), _values(kind.item_type)).map(dict.items)
+        found = found.map(list)
+    elif pa.types.is_struct(kind):
+        found = st.fixed_dictionaries({field.name: _values(field.type) for field in kind})
+    elif pa.types.is_temporal(kind):
+        found = st.integers(-(10**6), 10**6)
+    else:
+        texts = st.sampled_from(["", "007", "true"])
+        found = st.booleans() if pa.types.is_boolean(kind) else texts
+    return st.none() | found
+
+
+def _shown(value: Any) -> Any:
+    """A value so that only the same one equals it; fields that are null count as not there."""
+    if isinstance(value, dict):
+        return {name: _shown(one) for name, one in value.items() if one is not None}
+    if isinstance(value, list | tuple):
+        return [_shown(one) for one in value]
+    if isinstance(value, bool | str | bytes | None):
+        return type(value), value
+    if value != value:
+        return "nan"
+    return (value, "negative") if str(value) == "-0.0" else value
+
+
+@given(st.data())
+@settings(max_examples=400, deadline=None)
+def test_a_cast_changes_no_value_or_is_refused(data: st.DataObject) -> None:
+    numbers = st.sampled_from(NUMBERS)
+    drawn = data.draw(st.sampled_from([kinds, numbers, _nested(numbers)]))
+    before, after = data.draw(drawn), data.draw(drawn)
+    column = pa.array(data.draw(st.lists(_values(before), max_size=4)), before)
+    column = column.slice(data.draw(st.integers(0, 1)))
+    try:
+        found = exact_cast(column, after)
+    except Inexact:
+        return
+    found.validate(full=True)
+    assert found.type == after
+    assert _shown(found.to_pylist()) == _shown(column.to_pylist())

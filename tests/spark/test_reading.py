@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +23,7 @@ from tests.project.test_docs import FENCE
 from tests.spark.source.engine import places
 from tests.spark.source.given import World
 
+SHELL = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WITH_LIMITS = pytest.mark.skipif(
     not versions.HAS_LIMITS, reason="this Spark does not tell a source where to begin"
 )
@@ -252,20 +256,23 @@ def test_an_error_begins_with_the_sentence_that_says_what_to_do(
     assert "lies ahead" in str(failed).splitlines()[0]
 
 
-def test_the_block_on_the_first_page_runs(
-    spark: SparkSession, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_first_page_runs_from_top_to_bottom(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (block,) = [code for code in FENCE.findall(page) if "readStream" in code]
-    shown: dict[str, Any] = {}
-    exec(block.replace("/tmp/headwater", f"{tmp_path}/store"), shown)
-    world.stream()
-    world.produce([b'{"id": 1, "amount": 2.5}', b'{"id": 2, "amount": 5}'])
-    shown["read"](spark)
+    page = page.replace("/tmp/headwater", f"{tmp_path}/store")
+    (commands,) = [block for block in SHELL.findall(page) if "headwater produce" in block]
+    run = commands.replace(".venv/bin/headwater", f"{sys.executable} -m headwater.cli")
+    subprocess.run(["sh", "-e", "-c", run], check=True, capture_output=True, timeout=120)
+    with_spark, without = FENCE.findall(page)
+    shown: dict[str, Any] = {"__name__": "page"}
+    exec(with_spark, shown)
+    shown["main"]()
     assert "timestamp" in capsys.readouterr().out
-    shown["keep"](spark)
     rows = load("shop.orders", warehouse=f"file://{tmp_path}/store-lake").scan().to_arrow()
-    assert sorted(rows.column("amount").to_pylist()) == [2.5, 5.0]
+    assert sorted(rows.column("amount").to_pylist()) == [n + 0.5 for n in range(1, 100_001)]
+    exec(without, {"__name__": "page"})
+    assert "first_lsn=1, last_lsn=2" in capsys.readouterr().out
 
 
 def test_two_queries_read_one_stream_as_it_grows_and_both_have_all_of_it(

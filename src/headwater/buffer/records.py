@@ -110,6 +110,8 @@ def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     if not table.schema.equals(schema, check_metadata=True):
         check_expansion(table)
         table = _cast(table, schema)
+    if OPERATION in schema.names:
+        check_operations(table.column(OPERATION))
     batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
     return batches
 
@@ -193,6 +195,14 @@ def with_column(batch: pa.RecordBatch, name: str, values: object) -> pa.RecordBa
 def operation_names(codes: pa.Array) -> pa.Array:
     """The words for operation codes."""
     return _words().take(codes)
+
+
+def check_operations(codes: pa.Array | pa.ChunkedArray) -> None:
+    """Refuse codes that are no operations: readers have no word for them."""
+    found = pc.min_max(codes).as_py()
+    if found["min"] is not None and (found["min"] < 0 or found["max"] > max(Operation)):
+        words = ", ".join(operation.name.lower() for operation in Operation)
+        raise Refused(f"{OPERATION}: operations are {words}, or 0 to {max(Operation)}")
 
 
 def check_sizes(batch: pa.RecordBatch) -> None:
@@ -304,9 +314,21 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _as_chunked(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    if field.name == OPERATION and pa.types.is_string(column.type):
-        chunks = [_operations(chunk) for chunk in column.chunks]
-        return pa.chunked_array(chunks, type=pa.int8())
+    given = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if field.name in RESERVED and not pa.types.is_null(given):
+        if field.name == OPERATION and _is_text(given):
+            chunks = [_operations(_as(chunk, pa.string(), OPERATION)) for chunk in column.chunks]
+            return pa.chunked_array(chunks, type=pa.int8())
+        # Arrow's cast would make a number of text, and text of a number. Floats that are whole, as
+        # pandas has numbers beside nulls, it takes as they are.
+        is_number, is_text = pa.types.is_integer(field.type), pa.types.is_string(field.type)
+        is_given = pa.types.is_integer(given) or pa.types.is_floating(given)
+        if (is_number and not is_given) or (is_text and not _is_text(given)):
+            raise Refused(f"{field.name} is {given}, not {field.type}: cast it")
     return pa.chunked_array(
         [_as(chunk, field.type, field.name) for chunk in column.chunks], field.type
     )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string(), pa.string_view())

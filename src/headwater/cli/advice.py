@@ -60,6 +60,8 @@ _OF_PROGRAMS: Final = (
         "--skip-unreadable shows what follows, and names what is missing",
     ),
     ('start="earliest" begins there', "--start earliest begins there"),
+    ("(produce_arrow, produce_rows)", "(--json, --csv, --parquet, --arrow)"),
+    ("produce them as values (produce)", "produce them as lines, without --json or --csv"),
 )
 """What errors advise a program to do, and what that is in a command."""
 _WITH_OPTIONS: Final = re.compile(r"(?<!\S)(?:s3|gs|az|abfs)://[^\s',;]*\?[^\s',;]+")

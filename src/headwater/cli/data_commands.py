@@ -137,7 +137,7 @@ def _produced(
     ):
         sending: FromTheStart | Resumption
         if call.resume:
-            sending = Resumption(producer, call.partition)
+            sending = Resumption(producer, call.partition, form.keyed_by)
             view.say(_going_on(sending.first))
         else:
             refuse_without_resume(producer)
@@ -163,6 +163,13 @@ class _Form(NamedTuple):
     separator: str | None
     key_column: str | None
     delimiter: str
+
+    @property
+    def keyed_by(self) -> str | None:
+        """The option that says what the keys are; None without one."""
+        if self.separator is not None:
+            return f"--key-separator {self.separator}"
+        return None if self.key_column is None else f"--key-column {self.key_column}"
 
 
 def _pieces(

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from headwater.buffer.consumer.reading import is_finer_than_us
 from headwater.buffer.records import HEADERS, KEY, PLACES, TIMESTAMP, VALUE
 from headwater.cli.json_columns import is_exact_decimal
 from headwater.core.errors import Refused
@@ -121,6 +122,8 @@ def _headers(given: Any) -> Any:
 def _time(given: Any) -> Any:
     if not isinstance(given, str):
         return given
+    if is_finer_than_us(given):
+        raise Refused(f"{TIMESTAMP}: {given!r} has more than microseconds: round it first")
     try:
         return datetime.fromisoformat(given)
     except ValueError:

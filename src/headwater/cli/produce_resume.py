@@ -41,12 +41,17 @@ class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the stream: with another number, keys are in other partitions."""
     partition: int | None
     """The one that was named for all records, if one was."""
+    keyed_by: str | None = None
+    """The option that gives records their keys, where those decide on partitions; none where keys
+    are in the input, or there are none."""
 
 
 class Resumption:
     """Turns pieces of the input into calls, without what was accepted in earlier runs."""
 
-    def __init__(self, producer: BlockingProducer, partition: int | None) -> None:
+    def __init__(
+        self, producer: BlockingProducer, partition: int | None, keyed_by: str | None = None
+    ) -> None:
         """`Refused` where the producer's earlier batches do not tell how far the input was."""
         self._producer = producer
         self._stream = producer.stream
@@ -61,7 +66,10 @@ class Resumption:
                 "--resume: the partitioner does not give a record the same partition in every run. "
                 "Leave the setting out, or name a --partition"
             )
-        self._done = [_position(producer, number, partition) for number in range(count)]
+        self._keyed_by = keyed_by if count > 1 and partition is None else None
+        self._done = [
+            _position(producer, number, partition, self._keyed_by) for number in range(count)
+        ]
         if partition is not None:
             self._done = [self._done[partition]] * count
 
@@ -144,7 +152,7 @@ class Resumption:
 
     def _call(self, records: pa.RecordBatch, partition: int | None, end: int) -> Iterator[Call]:
         if records.num_rows:
-            position = Position(end, self._stream.partitions, self._partition)
+            position = Position(end, self._stream.partitions, self._partition, self._keyed_by)
             metadata = msgspec.json.encode(position)
             yield Call(None, None, records, records.num_rows, partition, metadata, end)
 
@@ -162,7 +170,9 @@ def refuse_without_resume(producer: BlockingProducer) -> None:
             )
 
 
-def _position(producer: BlockingProducer, number: int, partition: int | None) -> int:
+def _position(
+    producer: BlockingProducer, number: int, partition: int | None, keyed_by: str | None
+) -> int:
     """How far the input is settled in a partition."""
     resumed = producer.resumed[number]
     who = f"{producer.producer_id!r} in partition {number}"
@@ -187,6 +197,11 @@ def _position(producer: BlockingProducer, number: int, partition: int | None) ->
             f"now there are {producer.stream.partitions} with --partition "
             f"{'none' if partition is None else partition}: records would go elsewhere. "
             f"{_TAKE_ANOTHER}"
+        )
+    if found.keyed_by != keyed_by:
+        raise Refused(
+            f"--resume: {who} sent with {found.keyed_by or 'no option for keys'}, and now there is "
+            f"{keyed_by or 'none'}: records would go elsewhere. {_TAKE_ANOTHER}"
         )
     return found.input_records
 

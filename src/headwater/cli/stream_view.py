@@ -312,7 +312,10 @@ def as_dict(stream: Stream, states: list[QueueState | str] | None = None) -> dic
 def _schema_words(config: StreamConfig) -> str:
     if not config.schemas:
         if config.format == "v1":
-            return "none: records carry opaque values; this format has no columns"
+            return (
+                "none: records carry opaque values; this format has no columns, and no times but "
+                "that of ingestion"
+            )
         if config.is_opaque:
             return "none: records carry opaque values"
         return "none yet: the first record decides between opaque values and columns"

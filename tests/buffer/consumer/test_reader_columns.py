@@ -117,6 +117,11 @@ async def test_a_reader_from_before_the_first_record_is_opened_again() -> None:
     typed = FakeStreamWithSchema(opaque, pa.schema([("n", pa.int64())]))
     with pytest.raises(Refused, match="has _value, and its reader shows n"):
         await anext(await read_async(typed))
+    with pytest.raises(Refused, match="has _value, and its reader shows n: null would be shown"):
+        await anext(await read_async(typed, columns=["n", "_key"]))
+    with pytest.raises(Refused, match="has n, and its reader shows _value: null would be shown"):
+        await anext(await read_async(queue.stream(), columns=["_value"]))
+    assert await rows_of(await read_async(queue.stream(), columns=["_lsn"])) == [{"_lsn": 1}]
     both = await read_async(typed, columns=["_value", "n"])
     assert await rows_of(both) == [{"_value": b"x", "n": None}]
 

@@ -157,6 +157,10 @@ async def test_a_time_is_exact_to_the_microsecond() -> None:
     for lsn, time in enumerate(at, start=1):
         assert await lsn_at_time(stream, time=time) == lsn
         assert await lsn_at_time(stream, time=time.isoformat()) == lsn
+        # Between two microseconds, the record of the earlier one comes before it.
+        after = await lsn_at_time(stream, time=f"{time:%Y-%m-%dT%H:%M:%S.%f}001")
+        assert after == (lsn + 1 if lsn < len(at) else None)
+        assert await lsn_at_time(stream, time=f"{time:%Y-%m-%dT%H:%M:%S.%f}000") == lsn
     assert await lsn_at_time(stream, time=at[-1] + timedelta(microseconds=1)) is None
 
 

@@ -34,6 +34,7 @@ def rows(stream: FakeStream) -> list[dict[str, Any]]:
     ("kind", "value"),
     [
         (pa.int32(), 1.5),
+        (pa.int64(), -0.0),
         (pa.int64(), Decimal("1.5")),
         (pa.int64(), True),
         (pa.float64(), True),

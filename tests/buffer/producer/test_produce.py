@@ -19,6 +19,12 @@ MANY = LIST_MAX_ROWS + 1
 """Records in a call that becomes Arrow columns at once."""
 
 
+class Finer(datetime):
+    """As pandas has one: with a part of a microsecond."""
+
+    nanosecond = 1
+
+
 async def produced(stream: FakeStream, *calls: dict[str, Any], **settings: Any) -> list[Acceptance]:
     async with await Producer.open(stream, **settings) as producer:
         handles = [await producer.produce(**call) for call in calls]
@@ -179,6 +185,7 @@ async def test_a_single_key_header_time_or_operation_counts_for_all(
         ({"headers": [["h"]]}, r"\(text, bytes\) pairs"),
         ({"timestamps": ["yesterday"]}, r"microseconds"),
         ({"timestamps": [1 << 64]}, r"microseconds"),
+        ({"timestamps": [Finer(2026, 1, 1)]}, r"microseconds.*round it first"),
         ({"operations": ["upsert"]}, r"insert, update, delete, refresh"),
         ({"operations": [4]}, r"insert, update, delete, refresh"),
         ({"operations": [True]}, r"insert, update, delete, refresh"),

@@ -97,6 +97,7 @@ async def test_a_type_is_replaced_where_every_value_fits(
     [
         ([1, 2**40], "int32", r"record 2 of partition 0 has 1099511627776 \(.*not in range"),
         ([1.0, 1.5], "int64", r"record 2 of partition 0 has 1\.5"),
+        ([0.0, -0.0], "int64", r"record 2 of partition 0 has -0\.0"),
         (["a"], "int64", "record 1 of partition 0 has 'a'"),
         ([1], "string", "record 1 of partition 0 has 1"),
         ([1, 10**9], "decimal(38, 30)", "record 2 of partition 0 has 1000000000"),

@@ -161,6 +161,7 @@ def test_a_stream_of_opaque_values_refuses_rows_with_their_place(
     done = invoke("produce", url, "events", file(text), kind)
     assert done.exit_code == 2
     assert "carries opaque values" in done.stderr
+    assert "produce them as lines, without --json or --csv" in done.stderr
     assert (", row 1: " if kind == "--csv" else ", line 1: ") in done.stderr
 
 

@@ -56,6 +56,9 @@ def test_a_time_goes_by_timestamps_unless_ingestion_is_meant(
     assert shown("--start=2006-01-01") == []
     assert shown("--start=2006-01-01", "--time-by=ingestion") == [3, 1, 5]
     assert shown("--end=2006-01-01", "--time-by=ingestion") == []
+    finer = file('{"n": 1, "_timestamp": "2001-01-01T00:00:00.123456789Z"}\n')
+    refused = invoke("produce", url, "dated", finer, "--json")
+    assert (refused.exit_code, "more than microseconds" in refused.stderr) == (2, True)
     wrong = invoke("read", url, "dated", "--time-by=event")
     assert (wrong.exit_code, "timestamp or ingestion" in wrong.stderr) == (2, True)
     named = invoke("read", url, "dated", "--format=json", "--columns=_ingestion_timestamp,n")

@@ -224,3 +224,30 @@ def test_keys_that_went_elsewhere_are_not_sent_again(
     assert told.exit_code == 2
     assert "records would go elsewhere" in told.stderr
     assert len(lines(url, "wide")) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (("--csv", "--key-column=a"), ("--csv", "--key-column=b")),
+        (("--csv", "--key-column=a"), ("--csv",)),
+        (("--key-separator=,",), ()),
+        ((), ("--key-separator=,",)),
+    ],
+)
+def test_an_input_with_other_keys_is_not_gone_on_with(
+    invoke: Invoke, url: str, make: Make, file: File, first: Any, then: Any
+) -> None:
+    make("wide", partitions=2)
+    command = ("produce", url, "wide", file("a,b\n1,2\n3,4\n"), *RESUME)
+    assert invoke(*command, *first).exit_code == 0
+    before = lines(url, "wide")
+    told = invoke(*command, *then)
+    assert told.exit_code == 2
+    assert "records would go elsewhere" in told.stderr
+    assert lines(url, "wide") == before
+    # Where keys do not decide, they may be others.
+    make("narrow")
+    for options in (first, then):
+        alone = ("produce", url, "narrow", file("a,b\n1,2\n3,4\n"), *RESUME, *options)
+        assert invoke(*alone).exit_code == 0

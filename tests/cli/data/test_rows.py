@@ -121,6 +121,7 @@ def test_opaque_values_and_rows_do_not_meet_in_a_stream(
     refused = invoke("produce", url, "events", file("opaque\n"))
     assert refused.exit_code == 2
     assert "opaque values" in refused.stderr
+    assert "Produce them as columns (--json, --csv" in refused.stderr
     assert invoke("read", url, "events").stdout == '{"a":1}\n'
 
 

@@ -9,11 +9,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
+    ByteType,
     DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
     LongType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
 )
 
 from headwater.buffer.producer import Producer
@@ -261,3 +267,104 @@ def test_of_a_stream_that_is_empty_any_column_may_be_expected(world: World) -> N
     world.produce_arrow(pa.table({"id": [7]}))
     found = [batch for task in reader.partitions() for batch in reader.read(task)]
     assert found[0].to_pylist() == [{"id": 7}]
+
+
+def _by_hand(world: World, **columns: DataType) -> list[dict[str, Any]]:
+    """What a read of these columns, given by hand, shows."""
+    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+    reader = world.source().reader(schema)
+    rows: list[dict[str, Any]] = rows_of(reader, reader.partitions()).to_pylist()
+    return rows
+
+
+def test_a_schema_given_by_hand_shows_typed_columns_that_have_kafkas_names(world: World) -> None:
+    world.stream()
+    world.produce_arrow(pa.table({"key": ["k"], "value": [7], "offset": [99]}))
+    shown = _by_hand(world, value=LongType(), key=StringType(), offset=LongType())
+    assert shown == [{"value": 7, "key": "k", "offset": 99}]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("value", IntegerType(), "column 'value' is binary.*int32"),
+        ("value", DoubleType(), "column 'value' is binary.*double"),
+        ("value", BooleanType(), "column 'value' is binary.*bool"),
+        ("timestamp", DateType(), "column 'timestamp' is timestamp.*date32"),
+        ("timestamp", TimestampNTZType(), "column 'timestamp' is timestamp.*timestamp"),
+        ("timestampType", BooleanType(), "column 'timestampType' is int32.*bool"),
+        ("offset", ByteType(), "column 'offset' is int64.*int8"),
+    ],
+)
+def test_a_schema_given_by_hand_changes_no_value(
+    world: World, name: str, kind: DataType, told: str
+) -> None:
+    world.stream()
+    world.produce([b"007"] * 128, timestamps=[NOON] * 128)
+    with pytest.raises(Refused, match=told):
+        _by_hand(world, **{name: kind})
+
+
+def test_a_schema_given_by_hand_may_show_bytes_as_text_and_wider_numbers(world: World) -> None:
+    world.stream()
+    world.produce(["ü".encode()])
+    shown = _by_hand(world, value=StringType(), partition=LongType(), offset=IntegerType())
+    assert shown == [{"value": "ü", "partition": 0, "offset": 1}]
+    world.produce([b"\xff"])
+    with pytest.raises(Refused, match=r"column 'value'.*UTF8"):
+        _by_hand(world, value=StringType())
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("id", "column 'id', and there are key, value"), ("value", "'value', and there are id")],
+)
+def test_columns_that_a_stream_turns_out_not_to_have_are_refused(
+    world: World, name: str, told: str
+) -> None:
+    world.stream()
+    reader = world.source().reader(StructType([StructField(name, LongType())]))
+    if name == "id":
+        world.produce([b"opaque"])
+    else:
+        world.produce_arrow(pa.table({"id": [7]}))
+    with pytest.raises(Refused, match=told):
+        rows_of(reader, reader.partitions())
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [({"id": LongType()}, {}), ({"value": LongType()}, {}), (None, {"columns": "value"})],
+)
+def test_values_of_another_shape_than_a_query_expects_are_not_shown_as_null(
+    world: World, asked: dict[str, DataType] | None, options: dict[str, str]
+) -> None:
+    world.stream()
+    source = world.source(groupId="g", startingOffsets="earliest", **options)
+    given = StructType([StructField(name, kind) for name, kind in (asked or {}).items()])
+    reader = source.streamReader(given if asked else source.schema())
+    start = reader.initialOffset()
+    if "id" in given.fieldNames():
+        world.produce([b"opaque"])
+    else:
+        world.produce_arrow(pa.table({"id": [7]}))
+    with pytest.raises(Refused, match=r"null would be shown\. Open it again"):
+        rows_of(reader, reader.partitions(start, reader.latestOffset(start)))
+
+
+def test_a_schema_given_by_hand_unites_streams_and_shows_no_value_of_another_shape_as_null(
+    world: World,
+) -> None:
+    world.stream("a")
+    world.produce_arrow(pa.table({"id": [1]}), "a")
+    world.stream("b")
+    world.produce_arrow(pa.table({"id": [2], "name": ["n"]}), "b")
+    schema = StructType([StructField("id", LongType()), StructField("name", StringType())])
+    reader = world.source(subscribe="a,b").reader(schema)
+    rows = rows_of(reader, reader.partitions()).to_pylist()
+    assert rows == [{"id": 1, "name": None}, {"id": 2, "name": "n"}]
+    world.stream("c")
+    world.produce([b"opaque"], "c")
+    reader = world.source(subscribe="a,b,c").reader(schema)
+    with pytest.raises(Refused, match="column 'id', and there are key, value"):
+        rows_of(reader, reader.partitions())

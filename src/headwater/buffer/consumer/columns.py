@@ -109,12 +109,14 @@ class Columns:
             raise Refused(f"columns {', '.join(names) or '()'}: name one or more, each once")
         self.schema = pa.schema([offered[name] for name in names])
         self._shows_all = chosen is None if shows_all is None else shows_all
+        self._asks_opaque = VALUE in names
+        self._asks_typed = any(name not in _TYPES for name in names)
         self._version = version
 
     def of(self, batch: ConsumedBatch) -> pa.RecordBatch:
         """The records of a batch in these columns."""
         present = set(batch.records.schema.names)
-        if self._shows_all and len(batch):
+        if len(batch):
             self._check_nothing_vanishes(batch, present)
         arrays = [self._column(batch, field, field.name in present) for field in self.schema]
         return pa.record_batch(arrays, schema=self.schema)
@@ -142,20 +144,28 @@ class Columns:
         shown = set(self.schema.names)
         values = {name for name in present if name == VALUE or not name.startswith("_")}
         hidden = sorted(values - shown)
+        if not self._shows_all and not self._is_null_instead(hidden):
+            return
         known = sorted(shown - _TYPES.keys())
         # The stream's columns are recorded before they are written: these came later.
         is_later = batch.descriptor.schema_version > self._version
         if not hidden or (known and is_later and VALUE not in hidden):
             return
-        why = (
-            "open it again, the stream carried nothing when it was opened"
-            if is_later or not known
-            else "they are not among the stream's columns. Name the columns to be read"
-        )
+        if not self._shows_all:
+            why = "null would be shown. Open it again, or name the columns that the stream has"
+        elif is_later or not known:
+            why = "open it again, the stream carried nothing when it was opened"
+        else:
+            why = "they are not among the stream's columns. Name the columns to be read"
         raise Refused(
             f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its reader "
             f"shows {', '.join(known or [VALUE])}: {why}"
         )
+
+    def _is_null_instead(self, hidden: list[str]) -> bool:
+        """Whether null would be shown for values that are there in the other shape."""
+        is_opaque = VALUE in hidden
+        return self._asks_typed if is_opaque else self._asks_opaque and bool(hidden)
 
 
 def _listed(chosen: Any) -> list[str]:

@@ -8,6 +8,7 @@ reordered or left out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -31,6 +32,7 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = (1 << 63) - 1
+_FINER: Final = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
 POSITIONS: Final = 'an LSN, "earliest", "latest", or a time such as 2026-01-31T08:00:00Z'
 
 ReadBound = int | str | date | None
@@ -230,8 +232,13 @@ def check_time_by(time_by: str) -> None:
 
 
 def time_us_of(time: str | date) -> int:
-    """Microseconds since 1970 of a time; without a zone it is UTC."""
+    """Microseconds since 1970 of a time; without a zone it is UTC.
+
+    Between two microseconds it is the later one: records of the earlier one come before it.
+    """
+    between_us = 0
     if isinstance(time, str):
+        between_us = 1 if is_finer_than_us(time) else 0
         try:
             time = datetime.fromisoformat(time)
         except ValueError as error:
@@ -239,4 +246,9 @@ def time_us_of(time: str | date) -> int:
     if not isinstance(time, datetime):
         time = datetime(time.year, time.month, time.day, tzinfo=UTC)
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    return (zoned - _EPOCH) // timedelta(microseconds=1)
+    return between_us - (_EPOCH - zoned) // timedelta(microseconds=1)
+
+
+def is_finer_than_us(time: str) -> bool:
+    """Whether a time as text has digits below a microsecond, which Python does not read."""
+    return _FINER.search(time) is not None

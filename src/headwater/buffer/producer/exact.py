@@ -228,6 +228,8 @@ def _first_failure(values: Sequence[Any], kind: pa.DataType) -> Any:
 def _is_same(value: Any, found: Any) -> bool:
     if isinstance(value, datetime) and isinstance(found, datetime) and value.tzinfo is None:
         found = found.replace(tzinfo=None)
+    if type(value) is float and value == 0 and math.copysign(1, value) < 0:
+        return isinstance(found, float)  # no other type has -0.0
     try:
         return bool(value == found) or bool(value != value and found != found)
     except (TypeError, ValueError):

@@ -147,6 +147,8 @@ def micros(given: Any) -> int | None:
     if given is None:
         return None
     if isinstance(given, datetime):
+        if getattr(given, "nanosecond", 0):
+            raise Refused(f"timestamps have microseconds, not {given!r}: round it first")
         aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
         return (aware - _EPOCH) // _MICROSECOND
     if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= _INT64_MAX:

@@ -10,12 +10,10 @@ from datetime import date, datetime
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.buffer.expansion import check_expansion
 from headwater.buffer.producer.given import (
     OFFSET_BYTES,
-    OPERATION_WORDS,
     checked_keys,
     checked_metadata,
     header_bytes,
@@ -35,7 +33,7 @@ from headwater.buffer.records import (
     RESERVED,
     TIMESTAMP,
     VALUE,
-    Operation,
+    check_operations,
     check_sizes,
     from_arrow,
     from_values,
@@ -177,7 +175,8 @@ class Parcel:
             if not batch.num_rows:
                 continue
             check_sizes(batch)
-            _check_operations(batch)
+            if OPERATION in batch.schema.names:
+                check_operations(batch.column(OPERATION))
             self.batches.append(batch)
             self.rows += batch.num_rows
             self.size_bytes += batch.nbytes
@@ -317,11 +316,3 @@ def _check_counts(columns: Mapping[str, Any], rows: int) -> None:
     for name, column in columns.items():
         if len(column) != rows:
             raise Refused(f"{name}: {len(column)} values for {rows} records")
-
-
-def _check_operations(batch: pa.RecordBatch) -> None:
-    if OPERATION not in batch.schema.names:
-        return
-    found = pc.min_max(batch.column(OPERATION)).as_py()
-    if found["min"] is not None and (found["min"] < 0 or found["max"] > max(Operation)):
-        raise Refused(f"{OPERATION}: operations are {OPERATION_WORDS}, or 0 to {max(Operation)}")

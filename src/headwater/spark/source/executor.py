@@ -14,7 +14,7 @@ from headwater.core import portal
 from headwater.spark.options import ReadOptions
 from headwater.spark.plain_errors import plain
 from headwater.spark.source.rows import Rows
-from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST, Shape
+from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST, Shape, check_given
 from headwater.spark.source.slice_reading import SliceReading
 from headwater.spark.source.slices import SlicePartition
 from headwater.spark.stores import store_at
@@ -26,16 +26,12 @@ class Executor:
     """Reads slices into Arrow batches of one schema."""
 
     def __init__(self, options: ReadOptions, schema: StructType, shape: Shape | None) -> None:
-        """Without a `shape` (the schema was given by hand), the names of the columns tell it."""
+        """Without a `shape` (the schema was given by hand), the stream tells it, or if that carried
+        nothing yet, the names of the columns."""
         self._options = options
         self._schema = schema
-        names = {*KAFKA, *EXTRA, *ON_REQUEST}
-        if shape is None:
-            self._is_typed = not names.issuperset(schema.fieldNames())
-            self._shows_all = False
-        else:
-            self._is_typed = bool(shape.typed)
-            self._shows_all = options.columns is None
+        self._is_typed = None if shape is None else bool(shape.typed)
+        self._shows_all = shape is not None and options.columns is None
         self._versions = {} if shape is None else dict(shape.versions)
 
     @plain
@@ -57,7 +53,7 @@ class Executor:
             arrow_schema(self._schema),
             stream=partition.stream,
             partition=partition.partition,
-            is_typed=self._is_typed,
+            is_typed=self._is_typed_in(stream),
             shows_all=self._shows_all,
             version=self._versions.get(partition.stream, 0),
         )
@@ -69,3 +65,15 @@ class Executor:
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
         return reading, rows
+
+    def _is_typed_in(self, stream: Stream) -> bool:
+        if self._is_typed is not None:
+            return self._is_typed
+        names = self._schema.fieldNames()
+        # It may carry something since. What one of several streams lacks is null in its rows; of
+        # one that has none of the columns, all would be.
+        if stream.schema is None or not {*stream.schema.names} & {*names}:
+            check_given([stream], names, self._options)
+        if stream.is_opaque or stream.schema is not None:
+            return stream.schema is not None
+        return not {*KAFKA, *EXTRA, *ON_REQUEST}.issuperset(names)

@@ -94,7 +94,8 @@ class MicroBatches:
         """
         if self._planned is None and self._initial is None:
             await self._refresh()
-            places = await self._begin(list(self._feeds.values()))
+            # A new checkpoint asks for the initial offset first: this one is gone on with.
+            places = await self._begin(list(self._feeds.values()), is_new=False)
             claim = await self._guard.stored(self._feeds)
             self._initial = Offset(
                 places, dict(self._ids), claim.step.closed, claim.query, claim.step.number
@@ -224,13 +225,13 @@ class MicroBatches:
                     "or a new checkpoint and a groupId of its own"
                 )
 
-    async def _begin(self, feeds: list[Feed]) -> dict[Part, Place]:
+    async def _begin(self, feeds: list[Feed], *, is_new: bool = True) -> dict[Part, Place]:
         """Where the group stands in each partition; a partition that came later: its oldest."""
         group = self._options.group_id
         kept = await at_once(feed.place_of(group) for feed in feeds)
         places = {feed.part: place for feed, place in zip(feeds, kept, strict=True) if place}
         missing = [feed for feed in feeds if feed.part not in places]
-        if places and self._options.starting_option is not None:
+        if is_new and places and self._options.starting_option is not None:
             LOG.warning(
                 "%s is ignored: group %r is known, and goes on where it stands (%s). To read from "
                 "elsewhere, give the query a groupId of its own",

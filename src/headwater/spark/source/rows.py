@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 from headwater.buffer.consumer import ConsumedBatch
 from headwater.buffer.consumer.columns import Columns
 from headwater.buffer.records import INGESTED, TIMESTAMP, operation_names
+from headwater.buffer.widening import Inexact, exact_cast
+from headwater.core.errors import Refused
 from headwater.core.limits import MIB
 from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST
 
@@ -92,7 +94,7 @@ class Rows:
                 column = carried.column(name)
                 if field.name == "_operation":
                     column = operation_names(column)
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(_shown_as(column, field))
         return pa.record_batch(columns, schema=self._schema)
 
     def _all_carried(self, pieces: Sequence[Piece]) -> pa.RecordBatch | None:
@@ -124,6 +126,21 @@ class Rows:
             return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
         kinds = [_timestamp_types(piece) for piece in pieces]
         return kinds[0] if len(kinds) == 1 else pa.concat_arrays(kinds)
+
+
+def _shown_as(column: pa.Array, field: pa.Field) -> pa.Array:
+    """A column in the type that a schema given by hand has for it; `Refused` if values change."""
+    if column.type == field.type:
+        return column
+    try:
+        if pa.types.is_binary(column.type) and pa.types.is_string(field.type):
+            return column.cast(field.type)
+        return exact_cast(column, field.type)
+    except (Inexact, pa.ArrowException) as error:
+        raise Refused(
+            f"column {field.name!r} is {column.type}, and the schema that was given has "
+            f"{field.type}: leave the schema out, and cast what is read ({error})"
+        ) from error
 
 
 def _runs(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
