@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Consumer
+from headwater.buffer.consumer import Consumer, GroupRegister
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream, delete_stream, open_stream
 from headwater.buffer.truncating import plan_truncation, truncate_partition
@@ -238,9 +238,9 @@ def test_a_checkpoint_ahead_of_its_stream_is_refused(world: World) -> None:
     reader.latestOffset(start, ALL)
     text = json.dumps(start).replace('"lsn": 1', '"lsn": 9').replace('"step": 0', '"step": 1')
     ahead = json.loads(text.replace('"sequence": 0', '"sequence": 8'))
-    with pytest.raises((Refused, RolledBack), match=r"earlier state|lies ahead|only 1"):
+    with pytest.raises(RolledBack, match="earlier state"):
         world.stream_reader().partitions(start, ahead)
-    with pytest.raises((Refused, RolledBack), match=r"lies ahead|only 1"):
+    with pytest.raises(RolledBack, match="earlier state"):
         world.stream_reader().latestOffset(ahead, ALL)
 
 
@@ -352,3 +352,54 @@ def test_a_batch_that_goes_with_its_stream_is_told_as_that(
     wait(delete_half())
     with pytest.raises(NotFound, match="was deleted while it was in use"):
         rows_of(reader, tasks)
+
+
+@pytest.mark.parametrize("role", ["owner", "follower"])
+@pytest.mark.parametrize("is_new", [True, False], ids=["new checkpoint", "same checkpoint"])
+def test_a_stream_that_was_restored_to_an_earlier_state_skips_nothing(
+    world: World, role: str, is_new: bool
+) -> None:
+    """What is produced after that has offsets that the query has read past before."""
+    world.stream()
+    world.produce([b"a"])
+    if role == "follower":
+        wait(_own(world, "another"))
+    checkpoint = Checkpoint()
+    Engine(world.stream_reader(), checkpoint).run()
+    kept = _backup(world, with_groups=not is_new)
+    world.produce([b"b"])
+    world.produce([b"c"])
+    Engine(world.stream_reader(), checkpoint).run()
+    _restore(world, kept)
+    before = wait(_group_of(world))
+    told = r"'orders', partition 0: .* is at offset 4, and the next record .* will be 2.*groupId"
+    for _ in range(2):
+        with pytest.raises(RolledBack, match=told):
+            Engine(world.stream_reader(), Checkpoint() if is_new else checkpoint).run()
+    assert wait(_group_of(world)) == before
+
+
+def _backup(world: World, *, with_groups: bool) -> dict[str, bytes]:
+    """Everything, with the positions of groups or without them."""
+
+    async def go() -> dict[str, bytes]:
+        keys = [meta.key async for meta in world.store.list("streams/")]
+        wanted = [key for key in keys if with_groups or "/groups/" not in key]
+        return {key: bytes((await world.store.get(key)).data) for key in wanted}
+
+    return wait(go())
+
+
+def _restore(world: World, kept: dict[str, bytes]) -> None:
+    async def go() -> None:
+        async for meta in world.store.list("streams/"):
+            if meta.key in kept:
+                await world.store.put(meta.key, kept[meta.key])
+            elif "/groups/" not in meta.key:
+                await world.store.delete(meta.key)
+
+    wait(go())
+
+
+async def _group_of(world: World) -> object:
+    return await GroupRegister(await open_stream(world.store, "orders"), 0, "g").read()

@@ -8,7 +8,7 @@ from headwater.buffer.consumer import Place
 from headwater.buffer.queue import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import FOR_EVER
-from headwater.core.errors import Trimmed
+from headwater.core.errors import RolledBack, Trimmed
 from headwater.spark.source.offset import Part
 
 
@@ -33,6 +33,16 @@ def lost_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trim
         f"{lost.last_lsn}, which went with the retention (the stream keeps what is acknowledged "
         f"{kept}) while they were to be read. " + _cure(stream.store.url, stream.name),
         floor=lost.last_lsn + 1,
+    )
+
+
+def beyond_the_end(part: Part, wanted: Place, end: Place, whose: str) -> RolledBack:
+    """A query wants to go on at a place that the stream has not come to."""
+    return RolledBack(
+        f"{part}: {whose} is at offset {wanted.lsn}, and the next record of the stream will be "
+        f"{end.lsn}: the stream was restored to an earlier state, or records that were accepted "
+        "are gone. Put back what is missing; or give the query a new checkpoint, a groupId of its "
+        "own, and the startingOffsets to read from"
     )
 
 

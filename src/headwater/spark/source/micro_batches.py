@@ -13,7 +13,7 @@ Always holds:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from headwater.buffer.consumer import Place
@@ -28,7 +28,7 @@ from headwater.spark.source.checkpoint import CURE, NOT_READ, CheckpointGuard
 from headwater.spark.source.feed import Feed
 from headwater.spark.source.known import Known
 from headwater.spark.source.limits import Limits
-from headwater.spark.source.loss import lost_before
+from headwater.spark.source.loss import beyond_the_end, lost_before
 from headwater.spark.source.membership import Membership, at_once
 from headwater.spark.source.offset import Offset, Part
 from headwater.spark.source.plan import tasks
@@ -108,6 +108,8 @@ class MicroBatches:
         here = {part: start.places[part] for part in self._feeds if part in start.places}
         added = [feed for part, feed in self._feeds.items() if part not in start.places]
         is_new = not here.keys() <= self._known.keys()
+        if is_new:
+            await self._check_ends(here, "the checkpoint")
         await self._guard.enter(start, self._feeds)
         try:
             await self._membership.join([self._feeds[part] for part in here], here, start.query)
@@ -225,11 +227,20 @@ class MicroBatches:
                     "or a new checkpoint and a groupId of its own"
                 )
 
+    async def _check_ends(self, places: Mapping[Part, Place], whose: str) -> None:
+        """Refuse places beyond the end, before anything is changed by them."""
+        parts = sorted(places)
+        bounds = await at_once(self._feeds[part].bounds() for part in parts)
+        for part, found in zip(parts, bounds, strict=True):
+            if places[part] > found.latest:
+                raise beyond_the_end(part, places[part], found.latest, whose)
+
     async def _begin(self, feeds: list[Feed], *, is_new: bool = True) -> dict[Part, Place]:
         """Where the group stands in each partition; a partition that came later: its oldest."""
         group = self._options.group_id
         kept = await at_once(feed.place_of(group) for feed in feeds)
         places = {feed.part: place for feed, place in zip(feeds, kept, strict=True) if place}
+        await self._check_ends(places, f"group {group!r}")
         missing = [feed for feed in feeds if feed.part not in places]
         if is_new and places and self._options.starting_option is not None:
             LOG.warning(
