@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -186,6 +187,32 @@ def test_an_interrupt_while_it_ends_is_as_quiet() -> None:
         [sys.executable, "-c", IMPATIENT, "the end", "version"], capture_output=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize("command", ["read", "produce"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_it_while_it_waits_for_a_store_that_does_not_answer(
+    command: str, number: signal.Signals
+) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"s3://bucket?endpoint=http://127.0.0.1:{silent.getsockname()[1]}"
+        asking = subprocess.Popen(
+            [*COMMAND, command, url, "orders"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=os.environ | keys,
+        )
+        silent.settimeout(60)
+        with asking, silent.accept()[0]:
+            asking.send_signal(number)
+            try:
+                assert asking.wait(timeout=20) == 128 + number
+            finally:
+                asking.kill()
+            assert asking.stderr is not None
+            assert b"Traceback" not in asking.stderr.read()
 
 
 def test_an_interrupt_that_is_to_be_ignored_is_ignored() -> None:

@@ -129,12 +129,11 @@ def _produced(
     typed_in = not files and sys.stdin.isatty()
     # Columns are larger in memory than in their files: how far one is cannot be known.
     total_bytes = input_bytes(files) if form.kind in (None, "json") else None
-    with (
-        ProduceView(total_bytes, quiet=typed_in) as view,
-        BlockingProducer.open(
+    with interrupt.opening():
+        producer = BlockingProducer.open(
             store, call.stream, producer_id=call.producer_id, **call.settings
-        ) as producer,
-    ):
+        )
+    with ProduceView(total_bytes, quiet=typed_in) as view, producer:
         sending: FromTheStart | Resumption
         if call.resume:
             sending = Resumption(producer, call.partition, form.keyed_by)
@@ -331,17 +330,18 @@ def read(
     home = portal.shared()
     try:
         with Interrupt() as interrupt:
-            reader = open_reader(
-                store,
-                stream,
-                read_bound(start),
-                read_bound(end),
-                partition=partition or None,
-                time_by=by,
-                follow=follow,
-                columns=columns.split(",") if columns else None,
-                on_bad_batch="skip" if skip_unreadable else "raise",
-            )
+            with interrupt.opening():
+                reader = open_reader(
+                    store,
+                    stream,
+                    read_bound(start),
+                    read_bound(end),
+                    partition=partition or None,
+                    time_by=by,
+                    follow=follow,
+                    columns=columns.split(",") if columns else None,
+                    on_bad_batch="skip" if skip_unreadable else "raise",
+                )
             watching = contextlib.nullcontext() if output else interrupt.noticing(output_has_gone)
             separator = None if key_separator is None else unescaped(key_separator)
             shaped = open_output(format, output, reader.schema, separator, null)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+import typer
+
 from headwater.core import runtime
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,6 +66,15 @@ class Interrupt:
             yield
         finally:
             self._waiting = False
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Within this nothing has begun yet: a signal ends the command."""
+        try:
+            with self.waiting():
+                yield
+        except Interrupted:
+            raise typer.Exit(self.exit_status) from None
 
     @contextlib.contextmanager
     def noticing(self, has_gone: Callable[[], bool]) -> Iterator[None]:
