@@ -102,7 +102,7 @@ class _UnderWay:
         self._waiting: deque[tuple[BlockingHandle, Call]] = deque()
         self._has_gap = False
         self.error: HeadwaterError | None = None
-        """Of the first call that was not accepted."""
+        """Of the first call that is in doubt; without one, of the first that failed."""
 
     def send(self, call: Call) -> None:
         """Hand records of the input to the producer."""
@@ -142,12 +142,23 @@ class _UnderWay:
 
     def _fail(self, error: HeadwaterError, rows: int) -> None:
         """So many records of a call were not accepted, or may not have been."""
-        if isinstance(error, PartlyAccepted) and isinstance(error.reason, HeadwaterError):
-            # Its message is for programs, which have the handle; here the parts are counted.
-            error = error.reason
+        if isinstance(error, PartlyAccepted):
+            if isinstance(error.reason, HeadwaterError):
+                # Its message is for programs, which have the handle; here the parts are counted.
+                error = error.reason
         elif isinstance(error, OutcomeUnknown):
             self._outcome.unknown_rows += rows
-        self.error = self.error or error
+        self.error = _decisive(self.error, error)
+
+
+def _decisive(first: HeadwaterError | None, then: HeadwaterError | None) -> HeadwaterError | None:
+    """The error to end with: the first one, unless only the second is of an unknown outcome.
+
+    Any other error says that nothing was accepted, and that it may be sent again.
+    """
+    if isinstance(then, OutcomeUnknown) and not isinstance(first, OutcomeUnknown):
+        return then
+    return first or then
 
 
 def produce_all(
@@ -183,10 +194,10 @@ def produce_all(
     try:
         producer.close()
     except HeadwaterError as error:
-        outcome.error = outcome.error or error
+        outcome.error = _decisive(outcome.error, error)
     under_way.conclude()
     # A producer that stopped says so in its own words: the reason is with the call that failed.
-    outcome.error = under_way.error or outcome.error
+    outcome.error = _decisive(under_way.error, outcome.error)
     outcome.seconds = runtime.monotonic_s() - started_s
     outcome.batches = producer.metrics.batches_flushed
     outcome.size_bytes = producer.metrics.bytes_flushed
@@ -242,19 +253,31 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     if outcome.interrupted and good:
         said = "interrupted: every whole line that was read until then is accepted"
         console.print(Text(said, style="yellow"), soft_wrap=True)
-    elif not good and (outcome.rows or outcome.resumes):
+    elif not good and (outcome.rows or outcome.resumes or outcome.unknown_rows):
         for line in _what_is_left(outcome):
             console.print(Text(line, style="yellow"), soft_wrap=True)
 
 
 def _none_accepted(outcome: Outcome) -> str:
-    if outcome.unknown_rows:
-        return f"no record is known to be accepted, of {_records(outcome.left_rows)} that were read"
-    if outcome.left_rows == 1:
-        return "the one record that was read is not accepted"
-    if outcome.left_rows:
-        return f"none of the {outcome.left_rows:,} records that were read is accepted"
-    return "nothing was sent"
+    count = outcome.left_rows
+    if not count:
+        words = "nothing was sent"
+    elif outcome.unknown_rows or isinstance(outcome.error, OutcomeUnknown):
+        words = f"none of the {count:,} records that were sent is known to be accepted"
+        if count == 1:
+            words = "the one record that was sent is not known to be accepted"
+    elif count == 1:
+        words = "the one record that was sent is not accepted"
+    else:
+        words = f"none of the {count:,} records that were sent is accepted"
+    return words + _skipped(outcome)
+
+
+def _skipped(outcome: Outcome) -> str:
+    if not outcome.skipped_rows:
+        return ""
+    were = "was" if outcome.skipped_rows == 1 else "were"
+    return f"; {outcome.skipped_rows:,} {were} accepted before"
 
 
 def _records(count: int) -> str:
@@ -266,10 +289,8 @@ def _show_accepted(console: Console, outcome: Outcome, *, good: bool) -> None:
     batches = "batch" if outcome.batches == 1 else "batches"
     words = (
         f"{_records(outcome.rows)} accepted, {size_words(outcome.size_bytes)} in "
-        f"{outcome.batches:,} {batches}, {rate:,.0f} records/s"
+        f"{outcome.batches:,} {batches}, {rate:,.0f} records/s{_skipped(outcome)}"
     )
-    if outcome.skipped_rows:
-        words += f"; {outcome.skipped_rows:,} were accepted before"
     mark = ("✓ ", "green") if good else ("✗ ", "red")
     console.print(Text.assemble(mark, words), soft_wrap=True)
     for partition, found in sorted(outcome.ranges.items()):
@@ -300,9 +321,15 @@ def _what_is_left(outcome: Outcome) -> Iterator[str]:
     if outcome.resumes:
         yield "the same command, run again, goes on after what is accepted"
     elif outcome.left_rows:
+        again = "a second run would send accepted records again: leave them out of its input"
+        if outcome.unknown_rows:
+            again = (
+                "a second run may send accepted records again: read the stream first, and leave "
+                "out of its input what is there"
+            )
         yield (
-            "a second run would send accepted records again: leave them out of its input. A run "
-            "that begins with --producer-id ID --resume goes on by itself when it is run again"
+            f"{again}. A run that begins with --producer-id ID --resume goes on by itself when it "
+            "is run again"
         )
 
 

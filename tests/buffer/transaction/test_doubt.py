@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, expiry
 from headwater.buffer.transaction.appending import Appending
+from headwater.buffer.transaction.commit import OlderMicroBatch
 from headwater.buffer.transaction.holds import Holder, holds_register
+from headwater.buffer.transaction.record import RECENT_MAX, read_application
 from headwater.core import runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
@@ -25,7 +28,15 @@ from headwater.core.errors import (
 from headwater.store import Object, Store, Version
 from headwater.store.backend import Condition, PreconditionFailed, Unreachable
 from headwater.store.objects import Buffer, ByteRange
-from tests.buffer.transaction.given import Shelf, collect, micro_batch, upload, values_of, write
+from tests.buffer.transaction.given import (
+    Shelf,
+    a_stream,
+    collect,
+    micro_batch,
+    upload,
+    values_of,
+    write,
+)
 from tests.store.scripted import virtual
 
 DAY_S = 86_400.0
@@ -225,6 +236,116 @@ async def test_a_later_run_leaves_a_commit_in_doubt_that_it_may_have_followed() 
     with pytest.raises(OutcomeUnknown, match="micro-batch 1 of this query"):
         await committer.commit(done)
     assert await values_of(stream) == ["row-1", "row-2", "row-3"]
+
+
+def same_slot_as(attempt: Attempt) -> Iterator[Attempt]:
+    """Other jobs, which share its record."""
+    jobs = (Attempt.of_job(f"other-{number}") for number in itertools.count())
+    return (job for job in jobs if job.name == attempt.name)
+
+
+async def commit_empty(stream: Stream, jobs: Iterator[Attempt], count: int) -> None:
+    """So many jobs commit, without a row. The record remembers the last RECENT_MAX."""
+    for job in itertools.islice(jobs, count):
+        await Committer(stream, job).commit([])
+
+
+@virtual
+async def test_a_job_that_was_found_committed_stays_so_when_its_record_has_forgotten_it() -> None:
+    """By then the record is far above the version that the job committed."""
+    stream = await a_stream(partitions=1)
+    attempt = Attempt.of_job("job-a")
+    done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
+    await Committer(stream, attempt).commit(done)
+    others = same_slot_as(attempt)
+    await commit_empty(stream, others, 40)
+    again = Committer(stream, attempt)
+    first = await again.commit(done)
+    await commit_empty(stream, others, RECENT_MAX - 30)
+    assert not (await read_application(again._register)).has(attempt)
+    assert await again.commit(done) == first
+    assert not await again.abort(done), "it is committed"
+    assert await values_of(stream) == ["row-1"]
+
+
+@virtual
+async def test_a_job_that_is_committed_and_not_appended_stays_so_whatever_is_committed_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each call says so. Appending it again, from what is open for a later job, harms neither."""
+    stream = await a_stream(partitions=1)
+    attempt = Attempt.of_job("job-a")
+    kept = Appending(stream, attempt.application)
+    done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
+    committer = Committer(stream, attempt, appending=kept)
+
+    async def away(*_: object) -> None:
+        raise Unavailable("not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Appending, "_append_all", away)
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown, match="it is committed"):
+                await committer.commit(done)
+    others = same_slot_as(attempt)
+    for row in ("row-2", "row-3"):
+        other = next(others)
+        uploaded = [await upload(stream, other, 0, {0: [row]})]
+        await Committer(stream, other, appending=kept).commit(uploaded)
+    assert (await committer.commit(done)).by_this_attempt
+    other = next(others)
+    uploaded = [await upload(stream, other, 0, {0: ["row-4"]})]
+    await Committer(stream, other, appending=kept).commit(uploaded)
+    assert await values_of(stream) == ["row-1", "row-2", "row-3", "row-4"]
+
+
+@pytest.mark.parametrize("ends", ["hold lost", "abort"])
+def test_a_job_in_doubt_that_its_record_may_have_forgotten_is_not_called_uncommitted(
+    ends: str,
+) -> None:
+    """It lands, and the record forgets it between the look and the change that makes certain."""
+
+    @virtual
+    async def history() -> None:
+        backend, stream = await doubtful()
+        attempt = Attempt.of_job("job-a")
+
+        async def landed_and_forgotten() -> None:
+            await backend.land()
+            await commit_empty(stream, same_slot_as(attempt), RECENT_MAX + 1)
+            if ends == "hold lost":
+                raise HoldLost("gone")
+            raise asyncio.CancelledError
+
+        committer, done = await in_doubt(backend, stream, attempt, landed_and_forgotten)
+        if ends == "hold lost":
+            with pytest.raises(OutcomeUnknown, match="no longer tells"):
+                await committer.commit(done)
+        else:
+            with pytest.raises(asyncio.CancelledError):
+                await committer.commit(done)
+        with pytest.raises(OutcomeUnknown, match="no longer tells"):
+            await committer.abort(done)
+        assert await values_of(stream) == ["row-1", "row-2"]
+
+    history()
+
+
+@virtual
+async def test_a_later_micro_batch_refuses_an_earlier_one_however_often_it_is_committed() -> None:
+    """That it was found committed is no leave to pass its rows over."""
+    stream = await a_stream(partitions=1)
+    for version in range(2):
+        await write(stream, micro_batch(version, "second run"), {0: [f"row-{version}"]})
+    attempt = micro_batch(0, "first run")
+    done = [await upload(stream, micro_batch(2, "first run"), 0, {0: ["other"]})]
+    committer = Committer(stream, attempt)
+    for _ in range(2):
+        with pytest.raises(OlderMicroBatch):
+            await committer.commit(done)
+    assert not await committer.abort(done)
+    with pytest.raises(OlderMicroBatch):
+        await committer.commit(done)
 
 
 @pytest.mark.parametrize("error", [Unavailable, Throttled, Fenced, NoSpace, Denied])

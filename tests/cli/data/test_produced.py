@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
-from headwater.buffer.producer import Accepted
-from headwater.cli.produce_run import Outcome, Range, show_outcome
-from headwater.core.errors import OutcomeUnknown, Refused
+from headwater.buffer.producer import Accepted, BlockingProducer, PartlyAccepted
+from headwater.cli.interrupt import Interrupt
+from headwater.cli.produce_input import Piece
+from headwater.cli.produce_run import (
+    FromTheStart,
+    Outcome,
+    ProduceView,
+    Range,
+    produce_all,
+    show_outcome,
+)
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from tests.cli.conftest import Invoke
 
 
@@ -29,19 +40,29 @@ def test_where_nothing_was_sent_no_counts_are_shown(
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (Outcome(3, error=Refused("x")), "none of the 3 records that were read is accepted"),
-        (Outcome(1, error=Refused("x")), "the one record that was read is not accepted"),
+        (Outcome(3, error=Refused("x")), "none of the 3 records that were sent is accepted"),
+        (Outcome(1, error=Refused("x")), "the one record that was sent is not accepted"),
+        (Outcome(error=OutcomeUnknown("x")), "nothing was sent"),
         (
             Outcome(3, unknown_rows=3, error=OutcomeUnknown("x")),
-            "no record is known to be accepted, of 3 records that were read",
+            "none of the 3 records that were sent is known to be accepted",
+        ),
+        (
+            Outcome(1, unknown_rows=1, error=OutcomeUnknown("x")),
+            "the one record that was sent is not known to be accepted",
+        ),
+        (
+            Outcome(100, error=OutcomeUnknown("x")),
+            "none of the 100 records that were sent is known to be accepted",
+        ),
+        (
+            Outcome(4, skipped_rows=1, leading_rows=1, error=Refused("x")),
+            "none of the 3 records that were sent is accepted; 1 was accepted before",
         ),
     ],
 )
-def test_what_was_read_and_not_accepted_is_counted(outcome: Outcome, said: str) -> None:
-    console = Console(file=io.StringIO(), width=100)
-    show_outcome(console, outcome)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == f"✗ {said}\n"
+def test_what_was_sent_and_not_accepted_is_counted(outcome: Outcome, said: str) -> None:
+    assert _shown(outcome)[0] == f"✗ {said}"
 
 
 @pytest.mark.parametrize(
@@ -71,10 +92,90 @@ def test_what_was_read_and_not_accepted_is_counted(outcome: Outcome, said: str) 
     ],
 )
 def test_what_is_left_is_counted_in_words(outcome: Outcome, lines: list[str]) -> None:
-    console = Console(file=io.StringIO(), width=100)
-    show_outcome(console, outcome)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().splitlines()[2:-1] == lines
+    assert _shown(outcome)[2:-1] == lines
+
+
+def _shown(outcome: Outcome) -> list[str]:
+    text = io.StringIO()
+    show_outcome(Console(file=text, width=100), outcome)
+    return text.getvalue().splitlines()
+
+
+class _Failing:
+    """Stands in for a producer, of which each call fails with the next of these errors."""
+
+    metrics = SimpleNamespace(batches_flushed=0, bytes_flushed=0)
+
+    def __init__(self, *errors: HeadwaterError, closing: HeadwaterError | None = None) -> None:
+        self._errors = iter(errors)
+        self._closing = closing
+
+    def produce(self, *_: Any, **__: Any) -> Any:
+        def result() -> None:
+            raise error
+
+        error = next(self._errors)
+        return SimpleNamespace(is_done=False, accepted=list, result=result)
+
+    def close(self) -> None:
+        if self._closing is not None:
+            raise self._closing
+
+
+@pytest.mark.parametrize("doubted", [0, 1, 2])
+def test_an_unknown_outcome_of_one_call_is_not_hidden_by_the_failure_of_another(
+    doubted: int,
+) -> None:
+    """The error and the lines: a user who reads "not accepted" sends the records again."""
+    errors: list[HeadwaterError] = [Unavailable("dropped"), Refused("stopped"), Refused("stopped")]
+    unknown = OutcomeUnknown("no answer")
+    errors[doubted] = unknown
+    sizes = [10, 20, 30]
+    outcome = produce_all(
+        cast("BlockingProducer", _Failing(*errors, closing=unknown)),
+        iter([Piece([b"x"] * size, None, None, size, size) for size in sizes]),
+        FromTheStart(None, None),
+        in_order=False,
+        interrupt=Interrupt(),
+        view=ProduceView(None, quiet=True),
+    )
+    assert outcome.error is unknown
+    assert outcome.unknown_rows == sizes[doubted]
+    assert _shown(outcome)[:-1] == [
+        "✗ none of the 60 records that were sent is known to be accepted",
+        "of the input, the first record is not known to be accepted",
+        f"{60 - sizes[doubted]} records were read and not accepted",
+        f"of {sizes[doubted]} records it is not known whether they are accepted",
+    ]
+    assert "a second run may send accepted records again" in _shown(outcome)[-1]
+
+
+def test_what_close_says_of_an_unknown_outcome_is_not_replaced() -> None:
+    closing = OutcomeUnknown("no answer")
+    outcome = produce_all(
+        cast("BlockingProducer", _Failing(Unavailable("dropped"), closing=closing)),
+        iter([Piece([b"x"], None, None, 1, 1)]),
+        FromTheStart(None, None),
+        in_order=False,
+        interrupt=Interrupt(),
+        view=ProduceView(None, quiet=True),
+    )
+    assert outcome.error is closing
+    assert _shown(outcome) == ["✗ the one record that was sent is not known to be accepted"]
+
+
+def test_of_a_partly_accepted_call_nothing_is_in_doubt() -> None:
+    """Also where the reason is no error of this package."""
+    partly = PartlyAccepted("1 of 2", reason=ValueError("x"))
+    outcome = produce_all(
+        cast("BlockingProducer", _Failing(partly)),
+        iter([Piece([b"x"], None, None, 1, 1)]),
+        FromTheStart(None, None),
+        in_order=False,
+        interrupt=Interrupt(),
+        view=ProduceView(None, quiet=True),
+    )
+    assert (outcome.error, outcome.unknown_rows) == (partly, 0)
 
 
 def test_ranges_tell_of_others_between() -> None:

@@ -13,6 +13,8 @@ A commit is four steps, each of which may be the last one that a driver gets to:
 The driver renews the hold for as long as that takes. Once the change of step 3 may have landed, the
 answer is that it did, or `OutcomeUnknown`: no later error says that nothing was committed. A hold
 that is gone says so only after the record was changed so that a write still under way cannot land.
+Once the transaction was found committed, it is not looked up again: the record forgets a job after
+`RECENT_MAX` others, and would then seem to say that it was never committed.
 
 An abort asks the record first: what was committed, perhaps with its answer lost, is finished and
 not aborted. What was not is made impossible by a change of the record, and deleted after that:
@@ -33,6 +35,7 @@ from headwater.buffer.transaction.appending import Appending
 from headwater.buffer.transaction.holds import TIMEOUT_MS, Holder, HoldLost
 from headwater.buffer.transaction.identity import Attempt, producer_id
 from headwater.buffer.transaction.record import (
+    NO_VERSION,
     RECENT_MAX,
     Application,
     Share,
@@ -112,9 +115,13 @@ class Committer:
         self._stays_open = appending is not None
         self._appending = appending or Appending(stream, attempt.application)
         self._holder = Holder(stream, attempt, timeout_ms)
-        self._in_doubt: tuple[int, OutcomeUnknown] | None = None
-        """That a change of the record may have landed, of this call or of an earlier one, and the
-        record's version before it. No later error may say that nothing was committed."""
+        self._found: Application | None = None
+        """The record in which this transaction was first found committed, by whichever attempt."""
+        self._doubt: OutcomeUnknown | None = None
+        """That a change of the record may have landed, of this call or of an earlier one. No later
+        error may say that nothing was committed."""
+        self._doubted_version = NO_VERSION
+        """The record's version before the first such change."""
 
     async def commit(self, tasks: Sequence[TaskUploads]) -> Committed:
         """Commit what these tasks uploaded, or find that it was committed already.
@@ -128,14 +135,19 @@ class Committer:
         rows = sum(one.rows for one in tasks)
         try:
             async with self._kept_held(tasks):
-                record = await self._committed(tasks, uploads)
-                # From here on it is committed, whatever ends this call.
-                self._doubt(record.version, OutcomeUnknown(f"{self._attempt}: it is committed"))
-                mine = record.is_of(self._attempt) is True
+                if self._found is None:
+                    self._found = await self._committed(tasks, uploads)
+                else:
+                    # What is open may be of a later record; opening it again asks the record.
+                    await self._appending.close()
+                record = self._found
+                with staying_unknown(self._doubt):
+                    _refuse_older(self._attempt, record)
                 await self._finish(record)
         except BaseException:
             await self._appending.close()
             raise
+        mine = record.is_of(self._attempt) is True
         if record.is_of(self._attempt) is False:
             await self._discard(uploads)
         # The hold goes last, once the record says that all of it is appended.
@@ -146,18 +158,18 @@ class Committer:
 
     async def abort(self, tasks: Sequence[TaskUploads]) -> bool:
         """Give up, unless it is committed; whether it was given up."""
-        attempt = self._attempt
-        record = await self._revoked()
-        was_committed = record.has(attempt)
+        await self._appending.close()
+        record = self._found or await self._revoked()
         try:
-            if was_committed:
+            if record.has(self._attempt):
+                self._found = record
                 await self._finish(record)
         finally:
             await self._appending.close()
-        if record.is_of(attempt) is False:
+        if record.is_of(self._attempt) is False:
             await self._discard(in_order([(one.task, one.uploads) for one in tasks]))
         await self._let_go(for_good=True)
-        return not was_committed
+        return self._found is None
 
     @contextlib.asynccontextmanager
     async def _kept_held(self, tasks: Sequence[TaskUploads]) -> AsyncIterator[None]:
@@ -198,10 +210,9 @@ class Committer:
         budget = _PATIENT.start()
         while True:
             lost: HoldLost | None = None
-            with staying_unknown(None if self._in_doubt is None else self._in_doubt[1]):
+            with staying_unknown(self._doubt):
                 found = await read_application(self._register)
                 if found.has(self._attempt):
-                    _refuse_older(self._attempt, found)
                     return found
                 self._refuse_forgotten(found)
                 if found.is_appending:
@@ -216,51 +227,51 @@ class Committer:
                     pass  # another attempt is at it, and may be done by now
                 except OutcomeUnknown as error:
                     # Looking tells; and what may still land does not, once something else has.
-                    self._doubt(found.version, error)
+                    self._note_doubt(found, error)
                 except asyncio.CancelledError:
-                    self._doubt(found.version, OutcomeUnknown(f"{self._attempt}: was cancelled"))
+                    self._note_doubt(found, OutcomeUnknown(f"{self._attempt}: was cancelled"))
                     raise
             if lost is not None:
-                await self._make_certain(lost)
-            elif not await budget.pause():
-                told = f"{self._attempt}: not committed in {budget.used} attempts"
-                if self._in_doubt is not None:
-                    raise OutcomeUnknown(f"{told}, of which one may still land: commit or abort it")
-                raise Contended(f"{told}: others kept changing its record")
-
-    async def _make_certain(self, lost: HoldLost) -> None:
-        """Raise that the hold is lost, unless the transaction is committed after all.
-
-        A change of the record that is still under way, of this call or an earlier one, could
-        commit it after the job was told to run again. So the record is changed first.
-        """
-        try:
-            record = await self._revoked()
-        except (Unavailable, OutcomeUnknown, Refused) as error:
-            raise OutcomeUnknown(
-                f"{self._attempt}: its hold is gone, and whether it is committed is not known: "
-                f"commit it again, or abort it. {error}"
-            ) from error
-        if not record.has(self._attempt):
-            raise lost
+                gone = (
+                    f"{self._attempt}: its hold is gone, and whether it is committed is not known"
+                )
+                with staying_unknown(OutcomeUnknown(f"{gone}: commit it again, or abort it")):
+                    revoked = await self._revoked()
+                if not revoked.has(self._attempt):
+                    raise lost
+                return revoked
+            if not await budget.pause():
+                with staying_unknown(self._doubt):
+                    raise Contended(
+                        f"{self._attempt}: not committed in {budget.used} attempts: others kept "
+                        "changing its record"
+                    )
 
     async def _revoked(self) -> Application:
-        """The record, changed so that this transaction cannot be committed, unless it is."""
+        """The record, changed so that this transaction cannot be committed, unless it is.
+
+        A change of the record may still be under way, of this call, of an earlier one or of another
+        process. Without this it could commit what was given up, or run again.
+        """
 
         def revoke(now: Application | None) -> Application:
             now = now or Application()
             return now if now.has(self._attempt) else now.revoked()
 
-        return (await self._register.update(revoke)).value
+        record = (await self._register.update(revoke)).value
+        if not record.has(self._attempt):
+            self._refuse_forgotten(record)
+        return record
 
-    def _doubt(self, version: int, unknown: OutcomeUnknown) -> None:
-        if self._in_doubt is None:
-            self._in_doubt = version, unknown
+    def _note_doubt(self, found: Application, unknown: OutcomeUnknown) -> None:
+        if self._doubt is None:
+            self._doubt, self._doubted_version = unknown, found.version
 
     def _refuse_forgotten(self, found: Application) -> None:
-        if self._in_doubt is None or self._attempt.version is not None:
+        """Raise if the record may have had this transaction, and no longer does."""
+        if self._doubt is None or self._attempt.version is not None:
             return
-        others = found.version - self._in_doubt[0]
+        others = found.version - self._doubted_version
         if others > RECENT_MAX:
             raise OutcomeUnknown(
                 f"{self._attempt}: it may be committed; {others} others were since, and its record "
