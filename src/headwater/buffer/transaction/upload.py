@@ -6,7 +6,8 @@ are. Sealed batches are encoded on threads and uploaded beside the caller, IN_FL
 `add` waits for room. Nobody sees an upload before its transaction commits.
 
 Always holds: the hold is taken before the first upload has its id, and every id is above it; what
-is uploaded fits what the stream's register says that it carries.
+is uploaded fits what the stream's register says that it carries, in a version that no alter has
+fenced off: none can while there is a hold.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import Appender, Encoded
 from headwater.buffer.records import check_sizes
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.recording import settled_schema
 from headwater.buffer.transaction.commit import TaskUploads
-from headwater.buffer.transaction.holds import TIMEOUT_MS, Hold, Holder
+from headwater.buffer.transaction.holds import TIMEOUT_MS, Hold, Holder, TypeReplaced
 from headwater.buffer.transaction.identity import Attempt, producer_id
 from headwater.buffer.transaction.record import Upload
 from headwater.core import limits, runtime
@@ -142,13 +144,13 @@ class Uploader:
             await self._seal(max(sizes, key=sizes.__getitem__))
 
     async def _seal(self, partition: int) -> None:
+        if self._hold is None:
+            self._hold = await self._take_hold()
+            keeping = self._holder.keep(self._hold.token)
+            self._renewing = runtime.spawn(keeping, name="headwater-hold")
         gathered = self._gathered.pop(partition)
         self._gathered_bytes -= gathered.size_bytes
         self.sealed += 1
-        if self._hold is None:
-            self._hold = await self._holder.take(gathered.schema_version)
-            keeping = self._holder.keep(self._hold.token)
-            self._renewing = runtime.spawn(keeping, name="headwater-hold")
         await self._slots.acquire()
         places = self._uploads.setdefault(partition, [])
         places.append(None)
@@ -156,6 +158,32 @@ class Uploader:
         task = runtime.spawn(flight, name=f"sink-upload-{partition}")
         self._flights.add(task)
         task.add_done_callback(self._landed)
+
+    async def _take_hold(self) -> Hold:
+        """The hold, for everything that is gathered, of whichever partition.
+
+        If a type was replaced since, rows are fitted to the present one; if an alter that was to
+        replace it does not go on, it is withdrawn. Else one that died would keep out every sink.
+        """
+        while True:
+            versions = [one.schema_version for one in self._gathered.values()]
+            try:
+                return await self._holder.take(min(filter(None, versions), default=0))
+            except TypeReplaced as replaced:
+                stream = self._stream
+                found = await settled_schema(
+                    stream.store, stream.config, replaced.floor, is_patient=False
+                )
+                self._stream = stream.with_config(found)
+                await runtime.run_blocking(self._refit, replaced.floor)
+
+    def _refit(self, floor: int) -> None:
+        for gathered in self._gathered.values():
+            if 0 < gathered.schema_version < floor:
+                gathered.pieces = [self._stream.refit(one) for one in gathered.pieces]
+                gathered.schema_version = self._stream.schema_version
+                gathered.size_bytes = sum(one.nbytes for one in gathered.pieces)
+        self._gathered_bytes = sum(one.size_bytes for one in self._gathered.values())
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self._slots.release()
