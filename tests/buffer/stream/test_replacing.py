@@ -244,6 +244,10 @@ async def test_open_transactions_keep_the_types_and_later_ones_learn_them() -> N
     await unfit.add(0, pa.record_batch({"x": [2**53 + 1]}))
     with pytest.raises(Refused, match="declared as float64 while"):
         await unfit.finish()
+    # The first piece is uploaded while the second one is still to be gathered.
+    pieces = Uploader(stream, Attempt.of_job("d"), 0, batch_bytes=8)
+    with pytest.raises(Refused, match="declared as float64 while"):
+        await pieces.add(0, pa.record_batch({"x": [1, 2**53 + 1]}))
 
 
 @virtual

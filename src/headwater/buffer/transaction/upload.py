@@ -68,6 +68,8 @@ class Uploader:
         self._producer = producer_id(attempt.application)
         self._holder = Holder(stream, attempt, timeout_ms)
         self._hold: Hold | None = None
+        self._schema_floor = 0
+        """No rows of an older version of the schema are uploaded."""
         self._renewing: asyncio.Task[None] | None = None
         self._gathered: dict[int, _Gathered] = {}
         self._gathered_bytes = 0
@@ -82,9 +84,10 @@ class Uploader:
         """Take records for one partition; `Refused` if they do not fit what the stream carries."""
         self._raise_failure()
         records = await self._fitted(records)
+        version = self._stream.schema_version
         check_sizes(records)
         for piece in split(records, self._batch_bytes):
-            await self._add(partition, piece)
+            await self._add(partition, piece, version)
 
     async def add_all(self, parts: Sequence[tuple[int, pa.RecordBatch]]) -> None:
         """Take records for several partitions."""
@@ -121,7 +124,8 @@ class Uploader:
                 raise
             return self._stream.fit(records)
 
-    async def _add(self, partition: int, piece: pa.RecordBatch) -> None:
+    async def _add(self, partition: int, piece: pa.RecordBatch, version: int) -> None:
+        """Gather records that were fitted to this version of the schema."""
         gathered = self._gathered.get(partition)
         if gathered is not None and (
             gathered.size_bytes + piece.nbytes > self._batch_bytes
@@ -130,8 +134,10 @@ class Uploader:
         ):
             await self._seal(partition)
             gathered = None
+        if 0 < version < self._schema_floor:
+            # A type was replaced: learnt when the hold was taken, for what was gathered before.
+            piece, version = self._stream.refit(piece), self._stream.schema_version
         if gathered is None:
-            version = self._stream.schema_version
             gathered = self._gathered[partition] = _Gathered([], version)
         gathered.pieces.append(piece)
         gathered.size_bytes += piece.nbytes
@@ -175,11 +181,12 @@ class Uploader:
                     stream.store, stream.config, replaced.floor, is_patient=False
                 )
                 self._stream = stream.with_config(found)
-                await runtime.run_blocking(self._refit, replaced.floor)
+                self._schema_floor = replaced.floor
+                await runtime.run_blocking(self._refit)
 
-    def _refit(self, floor: int) -> None:
+    def _refit(self) -> None:
         for gathered in self._gathered.values():
-            if 0 < gathered.schema_version < floor:
+            if 0 < gathered.schema_version < self._schema_floor:
                 gathered.pieces = [self._stream.refit(one) for one in gathered.pieces]
                 gathered.schema_version = self._stream.schema_version
                 gathered.size_bytes = sum(one.nbytes for one in gathered.pieces)
