@@ -289,6 +289,19 @@ async def test_a_stream_that_was_deleted_meanwhile_is_named_as_such() -> None:
 
 
 @virtual
+async def test_a_plan_is_for_the_stream_it_was_made_for_and_no_other_of_its_name() -> None:
+    backend = MemoryBackend(versions_by_content=True)
+    (plan,) = await plan_truncation(await a_stream(backend), 8)
+    await delete_stream(Store(backend), "orders")
+    other = await a_stream(backend)
+    with pytest.raises(Refused, match="was deleted and created again"):
+        await truncate_partition(other, plan)
+    with pytest.raises(Refused, match=plan.stream_id):
+        await truncate_all(other, [plan])
+    assert len(await values(other)) == 10
+
+
+@virtual
 async def test_many_chunks_go_in_as_many_passes() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "CHUNK_MAX_ENTRIES", 1)
@@ -324,7 +337,7 @@ async def test_wherever_it_dies_nothing_after_the_offset_is_lost_and_again_finis
 
 
 def test_a_plan_counts() -> None:
-    plan = Truncation(0, 9, 8, 3, 1, 11, "", 0)
+    plan = Truncation("id", 0, 9, 8, 3, 1, 11, "", 0)
     assert (plan.records, plan.left, plan.is_done) == (7, 1, False)
 
 

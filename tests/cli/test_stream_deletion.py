@@ -98,7 +98,7 @@ def test_a_deletion_that_left_objects_has_not_finished(
     place = place_of(url)
 
     async def partly(
-        store: Store, name: str, *, before_objects: BeforeObjects | None
+        store: Store, name: str, *, before_objects: BeforeObjects | None, stream_id: str | None
     ) -> DeletedReport:
         report = await delete_stream(store, name, before_objects=before_objects)
         report.failed = 1

@@ -286,3 +286,19 @@ def test_a_loop_that_ends_while_it_is_called_is_left_alone() -> None:
     called: list[int] = []
     runtime.call_on(Ending(), called.append, 1)
     assert called == []
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "text"),
+    [
+        (0, "1970-01-01 00:00:00 UTC"),
+        (1_767_225_600_999, "2026-01-01 00:00:00 UTC"),
+        (253_402_300_799_000, "9999-12-31 23:59:59 UTC"),
+        (253_402_300_800_000, "253,402,300,800,000 ms since 1970"),
+        (2**63 - 1, "9,223,372,036,854,775,807 ms since 1970"),
+        (-(2**63), "-9,223,372,036,854,775,808 ms since 1970"),
+        (2**80, f"{2**80:,} ms since 1970"),
+    ],
+)
+def test_any_number_of_a_clock_is_shown(time_ms: int, text: str) -> None:
+    assert runtime.utc_text(time_ms) == text

@@ -39,6 +39,8 @@ IDLE_PASSES_MAX: Final = 100
 class Truncation(msgspec.Struct, frozen=True):
     """What a truncation will do to one partition."""
 
+    stream_id: str
+    """The stream for which it was planned: another of the same name has other records."""
     partition: int
     before_lsn: int
     """What was asked for."""
@@ -108,7 +110,11 @@ async def plan_truncation(
 
 
 async def truncate_partition(stream: Stream, plan: Truncation) -> Truncated:
-    """Let the log of one partition begin where the plan says. It may be repeated at any time."""
+    """Let the log of one partition begin where the plan says. It may be repeated at any time.
+
+    `Refused` if it was planned for another stream: the name was deleted and created again since.
+    """
+    _check_planned_for(stream, plan)
     async with telling_of_deletion(stream):
         collector, failed, idle = stream.collector(plan.partition), 0, 0
         if not plan.is_done:
@@ -155,6 +161,7 @@ async def _planned(stream: Stream, partition: int, before: ReadBounds) -> Trunca
         )
     sequence, start_lsn = await _batch_at(stream, partition, lsn, state)
     return Truncation(
+        stream_id=stream.id,
         partition=partition,
         before_lsn=lsn,
         start_lsn=start_lsn,
@@ -181,6 +188,15 @@ async def _batch_at(stream: Stream, partition: int, lsn: int, state: QueueState)
             "though the log begins before it: the queue went back. Restore it from a backup"
         )
     return found[0].sequence, found[0].first_lsn
+
+
+def _check_planned_for(stream: Stream, plan: Truncation) -> None:
+    if plan.stream_id != stream.id:
+        raise Refused(
+            f"stream {stream.name!r} was deleted and created again since the truncation was "
+            f"planned: it was planned for the id {plan.stream_id}, and nothing of the other was "
+            "touched. Truncate it again if that one is meant"
+        )
 
 
 def _check_format(stream: Stream) -> None:
@@ -215,7 +231,12 @@ async def _check_led(stream: Stream, partition: int) -> None:
 async def truncate_all(
     stream: Stream, plans: Sequence[Truncation], progress: Callable[[], None] = lambda: None
 ) -> dict[int, Truncated | HeadwaterError]:
-    """Truncate partitions side by side; for each what was done, or why it could not be."""
+    """Truncate partitions side by side; for each what was done, or why it could not be.
+
+    `Refused`, and nothing is truncated, if one was planned for another stream of this name.
+    """
+    for plan in plans:
+        _check_planned_for(stream, plan)
     slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
     async def one(plan: Truncation) -> Truncated | HeadwaterError:

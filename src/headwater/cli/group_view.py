@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.text import Text
 
 from headwater.cli.advice import runnable
 from headwater.cli.tables import print_table
+from headwater.core import runtime
 from headwater.log.slots import Slot, SlotTable
 
 Found = tuple[SlotTable | None, int] | str
@@ -54,7 +54,7 @@ def show_slots(console: Console, rows: list[dict[str, Any]], problems: Mapping[i
                 f"{row['durable_lsn']:,}",
                 f"{row['confirmed_lsn']:,}",
                 f"{row['behind_lsn']:,}",
-                _time(row["last_seen_ms"]),
+                runtime.utc_text(row["last_seen_ms"]),
             ]
             for row in rows
         ]
@@ -73,7 +73,3 @@ def _state(slot: Slot) -> str:
     if slot.invalidation is not None:
         return f"lost: {slot.invalidation.cause.value}"
     return "bootstrapping" if slot.bootstrapping else "valid"
-
-
-def _time(time_ms: int) -> str:
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -34,7 +34,8 @@ _TINY: Final = b"0e-000"
 # is found many times as fast as one that begins with a choice of digits.
 _LONG_NUMBER: Final = re.compile(_LONG + rb"0*(?:e[-+]?0+)?")
 _TINY_NUMBER: Final = re.compile(rb"0+e-000+")
-_BEFORE_NUMBERS: Final = frozenset(b":[, \t-")
+_BEFORE_NUMBERS: Final = frozenset(b":[,- \t\r\n")
+"""What JSON has before a number: all of its whitespace, and its own signs."""
 _NO_NUMBERS: Final = (b"NaN", b"Inf")
 _PLAIN: Final = frozenset(
     {pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.string()}

@@ -275,7 +275,7 @@ def delete(
     async def delete_it(store: Store, name: str) -> tuple[DeletedReport, HeadwaterError | None]:
         if damaged:
             return await delete_damaged_stream(store, name), None
-        return await delete_with_tier(store, name, events)
+        return await delete_with_tier(store, name, events, stream_id=confirmed)
 
     async def run(act: Callable[[Store, str], Awaitable[T]]) -> T:
         async with open_with_options(url, option) as store:
@@ -287,9 +287,11 @@ def delete(
                     f"below streams/{name}: headwater stream delete URL {name} --damaged"
                 ) from error
 
+    confirmed: str | None = None
     if not yes:
         if not damaged:
-            run_loop(run(check_deletable))  # nobody is asked about what is not there
+            # Refused before the question if it is not there; the answer is for this stream alone.
+            confirmed = run_loop(run(check_deletable))
         everything = f"everything below streams/{name}, whichever stream's it was"
         _ask(name, everything if damaged else f"stream {name} and all of its records")
     report, untold = run_loop(run(delete_it))

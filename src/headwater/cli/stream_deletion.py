@@ -14,16 +14,18 @@ from headwater.tier.eventlog import MetadataEventLog
 
 
 async def delete_with_tier(
-    store: Store, name: str, events: EventLogPlace
+    store: Store, name: str, events: EventLogPlace, *, stream_id: str | None = None
 ) -> tuple[DeletedReport, Damaged | None]:
     """Delete a stream; what that did, and why its tier's events could not be told, if so.
+
+    `stream_id` is that of the stream that is meant; without it, the one that has the name now.
 
     Events that cannot be reached hold up the objects: what is listed would be gone. Events that are
     damaged do not, because nobody reads by them.
     """
     async with AsyncExitStack() as stack:
         told = _Told(await _opened(store, events, stack))
-        report = await delete_stream(store, name, before_objects=told.begin)
+        report = await delete_stream(store, name, stream_id=stream_id, before_objects=told.begin)
         if not report.failed:
             await told.tell(PartitionDeleteState.FINISHED)
         return report, told.damage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -16,6 +15,7 @@ from headwater.buffer.cost import estimate_cost
 from headwater.buffer.stream.config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
 from headwater.cli.tables import print_table
+from headwater.core import runtime
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
@@ -120,7 +120,7 @@ def show_settings(console: Console, stream: Stream, *, leave_out: Sequence[str] 
     compression = "" if config.compression == "none" else f", {config.compression}"
     rows = {
         "id": config.id,
-        "created": _time(config.created_ms),
+        "created": runtime.utc_text(config.created_ms),
         "partitions": f"{config.partitions:,}",
         "format": f"{config.format}{compression}{', read leniently' if config.is_lenient else ''}",
         "records stay": _retention_sentence(config),
@@ -194,7 +194,7 @@ def show_list(console: Console, streams: list[Stream], problems: dict[str, str])
             stream.config.format,
             retention_words(stream.config),
             f"version {stream.schema_version}" if stream.schema_version else "none",
-            f"{datetime.fromtimestamp(stream.config.created_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC",
+            runtime.utc_text(stream.config.created_ms, "minutes"),
         )
         for stream in streams
     ]
@@ -339,10 +339,6 @@ def _value(name: str, value: object) -> str:
     if isinstance(value, int) and name.endswith("_bytes"):
         return "no limit" if value == FOR_EVER else size_words(value)
     return str(value)
-
-
-def _time(time_ms: int) -> str:
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def adopted_line(partition: int, adopted: Adopted) -> str:

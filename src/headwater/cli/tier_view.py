@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from headwater.cli.tables import print_table
 from headwater.cli.tier_place import TierPlace
+from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.tier import SegmentMetadata, SegmentState, gaps
 from headwater.tier.eventlog import Compaction
@@ -187,6 +187,4 @@ _STATES = {
 
 
 def _time(time_ms: int) -> str:
-    if not time_ms:
-        return "-"
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return runtime.utc_text(time_ms) if time_ms else "-"

@@ -23,6 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from headwater.core.ids import UlidFactory
@@ -185,6 +186,16 @@ def installed(runtime: Runtime) -> Iterator[Runtime]:
 def wall_ms() -> int:
     """Milliseconds since 1970, from the current runtime."""
     return current().wall_ms()
+
+
+def utc_text(time_ms: int, timespec: str = "seconds") -> str:
+    """Milliseconds since 1970 for people to read, also where a clock is past the year 9999."""
+    try:
+        found = datetime.fromtimestamp(time_ms / 1000, UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError, OSError):
+        # Python's own times end there, and what only shows one must not fail.
+        return f"{time_ms:,} ms since 1970"
+    return f"{found.isoformat(sep=' ', timespec=timespec)} UTC"
 
 
 def wall_ns() -> int:

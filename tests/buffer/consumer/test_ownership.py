@@ -84,6 +84,21 @@ def test_who_took_over_is_told_with_the_time(on_a_stream: Callable[[Test], None]
     on_a_stream(test)
 
 
+def test_who_took_over_is_told_whatever_its_clock_says(
+    on_a_stream: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(stream: Stream) -> None:
+        first = await Ownership.open(stream, 0, "billing", gc=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime, "wall_ms", lambda: 10**15)
+            await Ownership.open(stream, 0, "billing", gc=False)
+        told = r"opened the consumer at 1,000,000,000,000,000 ms since 1970 \(epoch 2\)"
+        with pytest.raises(TakenOver, match=told):
+            await first.check()
+
+    on_a_stream(test)
+
+
 def test_who_took_over_cannot_be_told_where_the_store_is_away(
     on_a_stream: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

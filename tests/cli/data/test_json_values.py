@@ -9,7 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from headwater.buffer.stream.schema import declared_schema
+from headwater.cli.json_columns import JsonColumns, is_exact_decimal
+from headwater.cli.produce_input import LineBlock
+from headwater.cli.produce_json import JsonRows
+from headwater.cli.stream_columns import StreamColumns
 from tests.cli.conftest import Invoke
 from tests.cli.data.given import File, Make, lines
 
@@ -153,36 +160,38 @@ def _line(chance: random.Random) -> str:
     return _odd(chance, f"{{{inner}}}", f" {{{inner}}} ", "", "[1]", f'{{{inner}}} {{"i":1}}', "{}")
 
 
+class Unchecked(StreamColumns):
+    """Columns of a stream that takes everything."""
+
+    def __init__(self, schema: pa.Schema | None) -> None:
+        self.alter = ""
+        self.is_declared = schema is not None
+        self._declared = [] if schema is None else list(schema)
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        return {field.name: field.type for field in self._declared}
+
+    def check(self, records: pa.RecordBatch) -> None:
+        return None
+
+    def record(self, records: pa.RecordBatch | pa.Table) -> None:
+        return None
+
+
+class Slow(JsonColumns):
+    """Leaves everything to the slow way."""
+
+    def __init__(self) -> None:
+        super().__init__({}, set(), may_round=True)
+
+    def read(self, data: bytes) -> None:
+        return None
+
+
 @pytest.mark.parametrize("is_declared", [True, False])
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_read_fast_is_what_is_read_line_by_line(seed: int, is_declared: bool) -> None:
-    from headwater.buffer.stream.schema import declared_schema
-    from headwater.cli.json_columns import JsonColumns
-    from headwater.cli.produce_input import LineBlock
-    from headwater.cli.produce_json import JsonRows
-    from headwater.cli.stream_columns import StreamColumns
-
-    class Unchecked(StreamColumns):
-        """Columns of a stream that takes everything."""
-
-        def __init__(self, schema: pa.Schema | None) -> None:
-            self.alter = ""
-            self.is_declared = schema is not None
-
-        @property
-        def types(self) -> dict[str, pa.DataType]:
-            return {} if schema is None else {field.name: field.type for field in schema}
-
-        def check(self, records: pa.RecordBatch) -> None:
-            return None
-
-        def record(self, records: pa.RecordBatch | pa.Table) -> None:
-            return None
-
-    class Slow(JsonColumns):
-        def read(self, data: bytes) -> None:
-            return None
-
     chance = random.Random(seed)
     schema = declared_schema(TYPES) if is_declared else None
     fast, slow = (JsonRows(Unchecked(schema)) for _ in range(2))
@@ -190,7 +199,7 @@ def test_what_is_read_fast_is_what_is_read_line_by_line(seed: int, is_declared: 
     for _ in range(20):
         data = "\n".join(_line(chance) for _ in range(chance.choice((1, 2, 8)))).encode()
         block = LineBlock(1, data, 0)
-        slow._columns_reader = Slow({}, set(), may_round=True)
+        slow._columns_reader = Slow()
         read_fast += fast._read_fast(data) is not None
         told = []
         for rows in (fast, slow):
@@ -206,3 +215,33 @@ def test_what_is_read_fast_is_what_is_read_line_by_line(seed: int, is_declared: 
             assert told[0][1].field(field.name).type == field.type
         assert all(row.get(name) is None for row in told[0][0] for name in row.keys() - names)
     assert read_fast or not is_declared
+
+
+NUMBERS = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,22})\.[0-9]{1,22}([eE][-+]?[0-9]{1,3})?", fullmatch=True
+)
+SPACES = st.lists(st.text(" \t\r", max_size=3), min_size=4, max_size=4)
+SHAPES = {"double": "%s", "list<double>": "[%s]", "struct<x: double>": '{"x":%s}'}
+
+
+@given(NUMBERS, SPACES, st.sampled_from(sorted(SHAPES)), st.booleans())
+@example(DIGITS, ["\r"] * 4, "double", True)
+@example(DIGITS, ["\r"] * 4, "double", False)
+def test_whitespace_around_a_number_hides_none_of_its_digits(
+    number: str, spaces: list[str], kind: str, is_fast: bool
+) -> None:
+    before_colon, after_colon, before, after = spaces
+    value = SHAPES[kind] % f"{before}{number}{after}"
+    line = f'{{"f"{before_colon}:{after_colon}{value}}}'
+    rows = JsonRows(Unchecked(declared_schema({"f": kind})))
+    if not is_fast:
+        rows._columns_reader = Slow()
+    table, error = rows.decode("input", LineBlock(1, line.encode(), 0))
+    found = json.dumps(table.column("f").to_pylist()) if table.num_rows else None
+    exact = json.loads(SHAPES[kind] % number, parse_float=Decimal)
+    while isinstance(exact, dict | list):
+        (exact,) = exact.values() if isinstance(exact, dict) else exact
+    if is_exact_decimal(exact, float(exact)):
+        assert found == json.dumps([json.loads(value)])
+    else:
+        assert (found, "is no double" in str(error)) == (None, True)

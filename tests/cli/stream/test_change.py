@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from headwater.buffer.blocking import create_stream, delete_stream
 from headwater.buffer.consumer import BlockingConsumer
 from headwater.buffer.stream import DeletedReport
 from headwater.buffer.v1_batch import encode_batch
@@ -74,6 +75,22 @@ def test_delete_asks_on_a_terminal(
     assert "Delete stream orders and all of its records" in result.output
     assert result.exit_code == status
     assert (invoke("stream", "list", url).exit_code == 0) == bool(status)
+
+
+def test_delete_of_another_stream_than_the_one_confirmed_is_refused(
+    invoke: Invoke, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(invoke("stream", "create", url, "orders"))
+
+    def confirm(question: str) -> None:
+        delete_stream(url, "orders")
+        create_stream(url, "orders")
+
+    monkeypatch.setattr("headwater.cli.stream_commands.is_terminal", lambda: True)
+    monkeypatch.setattr("headwater.cli.stream_commands.confirm", confirm)
+    said = error_of(invoke("stream", "delete", url, "orders"))
+    assert "was deleted and created again" in said
+    assert opened(url).name == "orders"
 
 
 def test_delete_says_what_went(invoke: Invoke, url: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from headwater.buffer.blocking import delete_stream
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream
 from headwater.cli import truncate_command
@@ -19,9 +20,14 @@ from tests.cli.stream.given import done, error_of
 
 @pytest.fixture
 def filled(url: str) -> str:
+    fill(url)
+    return url
+
+
+def fill(url: str) -> None:
     """Two partitions with five records each, in batches of 2, 2 and 1."""
 
-    async def fill() -> None:
+    async def produce() -> None:
         async with open_store(url) as store:
             await create_stream(store, "orders", partitions=2)
             async with await Producer.open(store, "orders", linger_ms=0) as producer:
@@ -29,8 +35,7 @@ def filled(url: str) -> str:
                     for values in ((b"1", b"2"), (b"3", b"4"), (b"5",)):
                         await (await producer.produce(list(values), partition=partition))
 
-    asyncio.run(fill())
-    return url
+    asyncio.run(produce())
 
 
 def read(invoke: Invoke, url: str, partition: int) -> str:
@@ -108,6 +113,20 @@ def test_it_asks_and_says_what_was_not_acknowledged(
     assert asked[0].startswith("Give up 2 records in 1 partitions of stream orders;")
     done(invoke(*command))  # nothing is left to ask about
     assert len(asked) == 1
+
+
+def test_another_stream_of_the_name_is_not_what_was_confirmed(
+    invoke: Invoke, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(question: str) -> None:
+        delete_stream(filled, "orders")
+        fill(filled)
+
+    monkeypatch.setattr(truncate_command, "is_terminal", lambda: True)
+    monkeypatch.setattr(truncate_command, "confirm", confirm)
+    said = error_of(invoke("stream", "truncate", filled, "orders", "--before=latest"))
+    assert "was deleted and created again" in said
+    assert read(invoke, filled, 0) == read(invoke, filled, 1) == "1\n2\n3\n4\n5\n"
 
 
 def test_a_partition_that_fails_is_named_and_the_others_are_done(

@@ -10,6 +10,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import (
     Bug,
+    OutcomeUnknown,
     Refused,
     Unavailable,
 )
@@ -220,6 +221,42 @@ def test_a_thread_does_not_write_for_tasks_for_ever() -> None:
     assert led_by[0] == "mine"
     assert "mine" not in led_by[1:]
     assert len(led_by) == 2
+
+
+def test_a_flush_that_breaks_off_fails_its_own_batch_and_no_other_leader_writes_on() -> None:
+    mine, behind = waiting_ticket(), waiting_ticket()
+    flushed: list[list[Ticket]] = []
+
+    def flush(tickets: list[Ticket]) -> None:
+        flushed.append(tickets)
+        if tickets == [mine]:
+            committer._enter(behind)
+            raise Unavailable("broken")
+        for ticket in tickets:
+            ticket.settle(Appended(1, 1))
+
+    class WithAnother:
+        """Held by one leader after the other: a second one waits for it, and is next."""
+
+        waits = True
+
+        def __enter__(self) -> None:
+            return None
+
+        def __exit__(self, *_: object) -> None:
+            if self.waits:
+                self.waits = False
+                committer._lead(None)
+
+    committer = Committer(flush, queue_bytes=1000)
+    committer._flushing = WithAnother()  # type: ignore[assignment]
+    # Nothing says that the records are not there: the disk may have them.
+    with pytest.raises(OutcomeUnknown, match="broken"):
+        committer.append_from_thread(mine)
+    for ticket in (mine, behind):
+        with pytest.raises(OutcomeUnknown, match="broken"):
+            ticket.result()
+    assert flushed == [[mine]]
 
 
 def test_a_flush_that_breaks_off_leaves_nobody_waiting() -> None:

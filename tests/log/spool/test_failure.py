@@ -17,9 +17,9 @@ from headwater.log.spool import (
     Appended,
     Spool,
     SpoolConfig,
+    body,
     conform,
     draft_of,
-    envelope,
     recovery,
     scan,
     window,
@@ -356,7 +356,7 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], object]]] = {
         power_loss_history,
     ),
     "a payload is taken that cannot be read back": (
-        lambda: replaced(envelope, "check_payload_bytes", _nothing),
+        lambda: replaced(body, "check_payload_bytes", _nothing),
         power_loss_history,
     ),
     "a log that was pruned wholly begins anew": (

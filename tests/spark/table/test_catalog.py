@@ -28,7 +28,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyspark import cloudpickle
 
 from headwater.core import portal
-from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import Denied, NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.spark.files import FilePlan, Place, ReadPlan, read_task, task
 from headwater.spark.table import RegisterCatalog, StoreFileIO
 from headwater.spark.table.pointers import Pointers
@@ -211,6 +211,30 @@ def test_a_purged_table_leaves_no_file(warehouse: Warehouse) -> None:
     renamed(catalog, "second")
     catalog.purge_table(ORDERS)
     assert [key for key in warehouse.objects._objects if key.startswith("shop/")] == []
+
+
+@pytest.mark.parametrize("error", [Denied("not yours"), PermissionError("not yours")])
+def test_a_purge_leaves_only_files_that_cannot_be_deleted(
+    warehouse: Warehouse,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog).append(ROWS)
+    delete, denied = StoreFileIO.delete, []
+
+    def deny_data(files: StoreFileIO, location: str) -> None:
+        if location.endswith(".parquet"):
+            denied.append(location)
+            raise error
+        delete(files, location)
+
+    monkeypatch.setattr(StoreFileIO, "delete", deny_data)
+    catalog.purge_table(ORDERS)
+    left = [key for key in warehouse.objects._objects if key.startswith("shop/")]
+    assert [location.endswith(key) for location, key in zip(denied, left, strict=True)] == [True]
+    assert f"{denied[0]} is left of a purged table: not yours" in caplog.text
 
 
 def test_a_purge_leaves_a_table_that_was_renamed_meanwhile(warehouse: Warehouse) -> None:

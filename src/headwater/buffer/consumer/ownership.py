@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from functools import partial
 
 from headwater.buffer.consumer.dead_letter import write_dead_letter
@@ -25,6 +24,7 @@ from headwater.buffer.consumer.sweeper import Sweeper
 from headwater.buffer.queue.contract import Taker, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError
 from headwater.core.limits import GC_INTERVAL_S
 
@@ -137,7 +137,7 @@ class Ownership:
                 f"opened and fenced this one of group {self.group!r} (epoch {self.epoch})",
                 group=self.group,
             )
-        at = datetime.fromtimestamp(state.opened_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        at = runtime.utc_text(state.opened_ms, "milliseconds")
         when = f" at {at}" if state.opened_ms else ""
         return TakenOver(
             f"stream {self.stream.name!r}, partition {self.partition}: group {state.group!r} "

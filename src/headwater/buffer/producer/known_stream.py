@@ -7,7 +7,6 @@ first: it may say more by now, and what is new is recorded there before the call
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import Final, Protocol
 
 import msgspec
@@ -17,10 +16,7 @@ from headwater.buffer.producer.parcel import Parcel
 from headwater.buffer.records import RESERVED, VALUE
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.recording import withdrawing
-from headwater.buffer.stream.register import StreamRegister
-from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
+from headwater.buffer.stream.recording import settled_schema
 from headwater.core.errors import (
     Conflict,
     Denied,
@@ -31,12 +27,9 @@ from headwater.core.errors import (
     Unavailable,
 )
 
-REPLACING_S: Final = 30.0
-"""For whoever replaces a column's type while a producer's appends wait for how that comes out."""
 OPAQUE: Final = pa.schema([(VALUE, RESERVED[VALUE])])
 NOTHING: Final = pa.schema([])
 """Records of which nothing has to be recorded."""
-_PATIENT: Final = RetryPolicy(attempts=1 << 62, deadline_s=float("inf"))
 
 
 class Unrecorded(Exception):
@@ -113,30 +106,10 @@ class KnownStream:
             self._learn(found)
 
     async def learn_schema(self, floor: int) -> None:
-        """Learn the stream's schema, from this version on; wait for it, or withdraw it.
-
-        Whoever was to write it may have died. It can only do so while its number is free.
-        """
-        register = StreamRegister(self.stream.store, self.stream.name)
-        pauses = _PATIENT.start()
-        until_s = runtime.monotonic_s() + REPLACING_S
-        while self.stream.schema_version < floor:
-            try:
-                if runtime.monotonic_s() < until_s:
-                    found = await register.read_live(writing=True)
-                else:
-                    withdraw = functools.partial(
-                        withdrawing, floor=floor, added_ms=runtime.wall_ms()
-                    )
-                    found = await register.update_live(self.stream.id, withdraw)
-            except (Unavailable, OutcomeUnknown):
-                await pauses.pause()
-                continue
-            if found.id != self.stream.id:
-                raise NotFound(f"stream {self.stream.name!r} was deleted, and made again")
-            self._learn(found)
-            if self.stream.schema_version < floor:
-                await pauses.pause()
+        """Learn the stream's schema, from this version on; wait for it, or withdraw it."""
+        if self.stream.schema_version < floor:
+            before = self.stream.config
+            self._learn(await settled_schema(self.stream.store, before, floor, is_patient=True))
 
     def refit(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         """Records that were fitted to an older schema, under the present one, and its version."""

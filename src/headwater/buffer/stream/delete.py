@@ -47,9 +47,16 @@ class DeletedReport(msgspec.Struct):
 
 
 async def delete_stream(
-    source: str | Store, name: str, *, before_objects: BeforeObjects | None = None
+    source: str | Store,
+    name: str,
+    *,
+    stream_id: str | None = None,
+    before_objects: BeforeObjects | None = None,
 ) -> DeletedReport:
     """Delete a stream and its objects; of one that is deleted, what is left of them.
+
+    `stream_id` is that of the stream that is meant (`check_deletable`); without it, the one that
+    has the name now.
 
     `before_objects` is called once the stream says that it is deleted, and before any of its
     objects goes, for whoever keeps account of them elsewhere. What it raises leaves them there.
@@ -58,18 +65,25 @@ async def delete_stream(
     that one is touched.
     """
     async with visiting(source) as store:
-        return await _delete(store, name, before_objects)
+        return await _delete(store, name, stream_id, before_objects)
 
 
-async def check_deletable(source: str | Store, name: str) -> None:
-    """What deleting would say of a stream that is not there or cannot be told; deletes nothing."""
+async def check_deletable(source: str | Store, name: str) -> str:
+    """The id of the stream that would be deleted; raises what deleting would, and deletes nothing.
+
+    Another stream may have the name by the time a person has confirmed it: `delete_stream` takes
+    the id.
+    """
     async with visiting(source) as store:
-        await StreamRegister(store, name).read(writing=True)
+        return (await StreamRegister(store, name).read(writing=True)).id
 
 
-async def _delete(store: Store, name: str, before_objects: BeforeObjects | None) -> DeletedReport:
+async def _delete(
+    store: Store, name: str, stream_id: str | None, before_objects: BeforeObjects | None
+) -> DeletedReport:
     register = StreamRegister(store, name)
     before = await register.read(writing=True)
+    _check_id(before, before.id if stream_id is None else stream_id)
     deleted_ms = runtime.wall_ms()
 
     def delete(now: StreamConfig | None) -> StreamConfig:
@@ -146,13 +160,17 @@ async def delete_objects(store: Store, group: list[ObjectMeta], report: DeletedR
 def _same(before: StreamConfig, now: StreamConfig | None) -> StreamConfig:
     if now is None:
         raise NotFound(f"there is no stream {before.name!r}")
-    if now.id != before.id:
+    _check_id(now, before.id)
+    return now
+
+
+def _check_id(now: StreamConfig, stream_id: str) -> None:
+    if now.id != stream_id:
         raise Conflict(
-            f"stream {before.name!r} was deleted and created again meanwhile: the one that was "
-            f"meant had the id {before.id}, and nothing of the other was touched",
+            f"stream {now.name!r} was deleted and created again meanwhile: the one that was "
+            f"meant had the id {stream_id}, and nothing of the other was touched",
             current=now,
         )
-    return now
 
 
 def _cleaned(deleted: StreamConfig, now: StreamConfig | None) -> StreamConfig:

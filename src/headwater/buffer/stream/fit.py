@@ -118,7 +118,10 @@ class Fitting:
                     f"column {field.name!r} was declared as {type_text(field.type)} while these "
                     f"records were on their way, and they were not accepted: {error}"
                 ) from error
-        return pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
+        refitted = pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
+        for strict in self._strict:
+            self._check_nulls(refitted, strict)
+        return refitted
 
     def _arranged(self, records: pa.RecordBatch) -> pa.RecordBatch:
         records = _carried(records)

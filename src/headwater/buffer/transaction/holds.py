@@ -45,6 +45,15 @@ class HoldLost(Refused):
     """The transaction held nothing any more: what it uploaded may be gone. Run the job again."""
 
 
+class TypeReplaced(Refused):
+    """A type of the stream's columns was replaced, or is being, since these rows were made."""
+
+    def __init__(self, message: str, floor: int) -> None:
+        super().__init__(message)
+        self.floor = floor
+        """The schema version from which on rows are taken."""
+
+
 class Hold(msgspec.Struct, frozen=True):
     """One open transaction's."""
 
@@ -117,8 +126,7 @@ class Holder:
     async def take(self, schema_version: int = 0) -> Hold:
         """The hold, taken unless another task of the attempt already did.
 
-        `Refused` if the stream's columns have changed since this version in a way that a sink
-        cannot follow.
+        `TypeReplaced` if a type of the stream's columns was replaced since this version.
         """
         name = self._attempt.hold
         token = runtime.new_token().hex()
@@ -126,9 +134,10 @@ class Holder:
         def change(now: Holds | None) -> Holds:
             now = now or Holds()
             if 0 < schema_version < now.schema_floor:
-                raise Refused(
+                raise TypeReplaced(
                     f"{self._attempt}: a type of the stream's columns was replaced, or is being "
-                    "replaced, since its rows were made; nothing of it is written. Run it again"
+                    "replaced, since its rows were made; nothing of it is written. Run it again",
+                    now.schema_floor,
                 )
             if name in now.holds:
                 return now

@@ -6,7 +6,8 @@ are. Sealed batches are encoded on threads and uploaded beside the caller, IN_FL
 `add` waits for room. Nobody sees an upload before its transaction commits.
 
 Always holds: the hold is taken before the first upload has its id, and every id is above it; what
-is uploaded fits what the stream's register says that it carries.
+is uploaded fits what the stream's register says that it carries, in a version that no alter has
+fenced off: none can while there is a hold.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import Appender, Encoded
 from headwater.buffer.records import check_sizes
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.recording import settled_schema
 from headwater.buffer.transaction.commit import TaskUploads
-from headwater.buffer.transaction.holds import TIMEOUT_MS, Hold, Holder
+from headwater.buffer.transaction.holds import TIMEOUT_MS, Hold, Holder, TypeReplaced
 from headwater.buffer.transaction.identity import Attempt, producer_id
 from headwater.buffer.transaction.record import Upload
 from headwater.core import limits, runtime
@@ -66,6 +68,8 @@ class Uploader:
         self._producer = producer_id(attempt.application)
         self._holder = Holder(stream, attempt, timeout_ms)
         self._hold: Hold | None = None
+        self._schema_floor = 0
+        """No rows of an older version of the schema are uploaded."""
         self._renewing: asyncio.Task[None] | None = None
         self._gathered: dict[int, _Gathered] = {}
         self._gathered_bytes = 0
@@ -80,9 +84,10 @@ class Uploader:
         """Take records for one partition; `Refused` if they do not fit what the stream carries."""
         self._raise_failure()
         records = await self._fitted(records)
+        version = self._stream.schema_version
         check_sizes(records)
         for piece in split(records, self._batch_bytes):
-            await self._add(partition, piece)
+            await self._add(partition, piece, version)
 
     async def add_all(self, parts: Sequence[tuple[int, pa.RecordBatch]]) -> None:
         """Take records for several partitions."""
@@ -119,7 +124,8 @@ class Uploader:
                 raise
             return self._stream.fit(records)
 
-    async def _add(self, partition: int, piece: pa.RecordBatch) -> None:
+    async def _add(self, partition: int, piece: pa.RecordBatch, version: int) -> None:
+        """Gather records that were fitted to this version of the schema."""
         gathered = self._gathered.get(partition)
         if gathered is not None and (
             gathered.size_bytes + piece.nbytes > self._batch_bytes
@@ -128,8 +134,10 @@ class Uploader:
         ):
             await self._seal(partition)
             gathered = None
+        if 0 < version < self._schema_floor:
+            # A type was replaced: learnt when the hold was taken, for what was gathered before.
+            piece, version = self._stream.refit(piece), self._stream.schema_version
         if gathered is None:
-            version = self._stream.schema_version
             gathered = self._gathered[partition] = _Gathered([], version)
         gathered.pieces.append(piece)
         gathered.size_bytes += piece.nbytes
@@ -142,13 +150,13 @@ class Uploader:
             await self._seal(max(sizes, key=sizes.__getitem__))
 
     async def _seal(self, partition: int) -> None:
+        if self._hold is None:
+            self._hold = await self._take_hold()
+            keeping = self._holder.keep(self._hold.token)
+            self._renewing = runtime.spawn(keeping, name="headwater-hold")
         gathered = self._gathered.pop(partition)
         self._gathered_bytes -= gathered.size_bytes
         self.sealed += 1
-        if self._hold is None:
-            self._hold = await self._holder.take(gathered.schema_version)
-            keeping = self._holder.keep(self._hold.token)
-            self._renewing = runtime.spawn(keeping, name="headwater-hold")
         await self._slots.acquire()
         places = self._uploads.setdefault(partition, [])
         places.append(None)
@@ -156,6 +164,33 @@ class Uploader:
         task = runtime.spawn(flight, name=f"sink-upload-{partition}")
         self._flights.add(task)
         task.add_done_callback(self._landed)
+
+    async def _take_hold(self) -> Hold:
+        """The hold, for everything that is gathered, of whichever partition.
+
+        If a type was replaced since, rows are fitted to the present one; if an alter that was to
+        replace it does not go on, it is withdrawn. Else one that died would keep out every sink.
+        """
+        while True:
+            versions = [one.schema_version for one in self._gathered.values()]
+            try:
+                return await self._holder.take(min(filter(None, versions), default=0))
+            except TypeReplaced as replaced:
+                stream = self._stream
+                found = await settled_schema(
+                    stream.store, stream.config, replaced.floor, is_patient=False
+                )
+                self._stream = stream.with_config(found)
+                self._schema_floor = replaced.floor
+                await runtime.run_blocking(self._refit)
+
+    def _refit(self) -> None:
+        for gathered in self._gathered.values():
+            if 0 < gathered.schema_version < self._schema_floor:
+                gathered.pieces = [self._stream.refit(one) for one in gathered.pieces]
+                gathered.schema_version = self._stream.schema_version
+                gathered.size_bytes = sum(one.nbytes for one in gathered.pieces)
+        self._gathered_bytes = sum(one.size_bytes for one in self._gathered.values())
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self._slots.release()

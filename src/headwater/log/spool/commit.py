@@ -226,20 +226,32 @@ class Committer:
     def _lead(self, own: Ticket | None) -> None:
         with self._mutex:
             self._appointed = None
-        try:
-            while self._flush_next():
-                if own is not None and own.is_settled and self._handed_over():
-                    return
-        except BaseException as error:
-            self._abandon(error)
-            raise
+        while self._flush_next(own):
+            pass
 
-    def _flush_next(self) -> bool:
+    def _flush_next(self, own: Ticket | None) -> bool:
+        """Write what waits; False once nothing does, or another leads."""
         with self._flushing:
-            batch = self._next_batch()
-            if batch:
-                self._flush(batch)
-            return bool(batch)
+            try:
+                batch = self._next_batch()
+                if batch:
+                    self._flush_whole(batch)
+                is_done = own is not None and own.is_settled
+                return bool(batch) and not (is_done and self._handed_over())
+            except BaseException as error:
+                # Before another leader takes a batch: that one would be failed in place of this
+                # one, while it is written, and this one would wait for ever.
+                self._abandon(error)
+                raise
+
+    def _flush_whole(self, batch: list[Ticket]) -> None:
+        try:
+            self._flush(batch)
+        except _CHANGED_NOTHING as error:
+            # It settles each append that it refuses: how far it came with the others is not known.
+            raise OutcomeUnknown(
+                f"the log broke off: {error!r}. Open it again, and look"
+            ) from error
 
     def _next_batch(self) -> list[Ticket]:
         """What is written next; with nothing in line nobody leads any more."""

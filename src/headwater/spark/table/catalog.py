@@ -141,7 +141,7 @@ class RegisterCatalog(MetastoreCatalog):
         self._move(name, self._location(name), None)
 
     def purge_table(self, identifier: Name) -> None:
-        """Forget a table, and delete its files.
+        """Forget a table, and delete its files; one that cannot be deleted is left with a warning.
 
         `CommitFailedException`, and nothing is deleted, if the name shows something else by then:
         the table may have another name, and its files are in use.
@@ -153,7 +153,9 @@ class RegisterCatalog(MetastoreCatalog):
         for location in files:
             try:
                 table.io.delete(location)
-            except HeadwaterError as error:
+            except (HeadwaterError, OSError) as error:
+                # The table is dropped by now: a file that is left keeps no other. pyiceberg's
+                # `FileIO.delete` raises a PermissionError where a store says `Denied`.
                 _log.warning("%s is left of a purged table: %s", location, error)
 
     def rename_table(self, from_identifier: Name, to_identifier: Name) -> Table:
