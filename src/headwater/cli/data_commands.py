@@ -14,12 +14,14 @@ from headwater.cli.advice import EXIT_NO, address, command
 from headwater.cli.byte_text import bytes_words, unescaped
 from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core import portal
+from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headwater.buffer.producer import BlockingProducer
     from headwater.buffer.queue import TimeBy
+    from headwater.buffer.stream import Stream
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_csv import CsvColumns
     from headwater.cli.produce_input import Piece
@@ -135,6 +137,7 @@ def _produced(
             store, call.stream, producer_id=call.producer_id, **call.settings
         ) as producer,
     ):
+        _check_partition(call.partition, producer.stream)
         sending: FromTheStart | Resumption
         if call.resume:
             sending = Resumption(producer, call.partition, form.keyed_by)
@@ -153,6 +156,15 @@ def _produced(
             in_order=call.partition is not None or producer.stream.partitions == 1,
             interrupt=interrupt,
             view=view,
+        )
+
+
+def _check_partition(partition: int | None, stream: Stream) -> None:
+    """Before anything is read: an input without records would never come to use it."""
+    if partition is not None and partition >= stream.partitions:
+        raise Refused(
+            f"--partition is {partition}: stream {stream.name!r} has partitions 0 to "
+            f"{stream.partitions - 1}"
         )
 
 
