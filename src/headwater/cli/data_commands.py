@@ -361,7 +361,7 @@ def read(
                 view = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())
-    view.conclude(lost=reader.lost)
+    view.conclude(stream, lost=reader.lost)
     if reader.lost:
         raise typer.Exit(EXIT_NO)
     # Ctrl-C is how following ends; whoever sends another signal asked for no more.
