@@ -21,8 +21,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.consumer import read_async
+from headwater.buffer.consumer import AsyncReader, read_async
 from headwater.buffer.consumer.columns import LSN, ON_REQUEST, SHOWN
+from headwater.buffer.consumer.unreadable import GO_ON, UnreadableBatch
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.drafts import DRAFT_ROWS
 from headwater.buffer.producer.pieces import ENTITY, cut
@@ -43,6 +44,10 @@ SETTINGS: Final = (
 )
 """What the new stream takes over, besides the settings that are left to default."""
 _RESERVED: Final = [name for name in (*SHOWN, *ON_REQUEST) if name in RESERVED]
+_LEAVES_NOTHING_OUT: Final = (
+    "a copy leaves nothing out, and goes on with resume=True once the object is back; to do "
+    "without it, read what can be read and produce it into another stream"
+)
 _ANOTHER: Final = "Copy into a stream of another name"
 
 
@@ -85,7 +90,7 @@ async def copy_stream(
 
     With `resume` the new stream may be there, as a copy of this source that was cut off or is
     behind; it is made if it is not. `Refused` otherwise. `Trimmed`: the source's retention took
-    records before they were copied.
+    records before they were copied. `UnreadableBatch`: one of its batches is missing or damaged.
     """
     if source.config.consumer == "nodes":
         raise Refused(
@@ -135,7 +140,7 @@ class _Run:
                 self._source, start=begin, end=end_lsn, partition=number, columns=self._columns
             )
             async with reader:
-                while (rows := await reader.next_batch()) is not None:
+                while (rows := await _next_rows(reader)) is not None:
                     records = await self._send(rows, number, records)
         await self._producer.flush()
         return Copied(number, records - start.records, start.records, end_lsn)
@@ -153,6 +158,14 @@ class _Run:
             self._sent += piece.num_rows
             self._progress(self._sent, self._total)
         return records
+
+
+async def _next_rows(reader: AsyncReader) -> pa.RecordBatch | None:
+    try:
+        return await reader.next_batch()
+    except UnreadableBatch as error:
+        message = str(error).replace(f"or go on without it: {GO_ON}", _LEAVES_NOTHING_OUT)
+        raise UnreadableBatch(message, descriptor=error.descriptor, cause=error.cause) from error
 
 
 def used_columns(rows: pa.RecordBatch, stream: str) -> pa.RecordBatch:

@@ -14,12 +14,14 @@ from headwater.cli.advice import EXIT_NO, address, command
 from headwater.cli.byte_text import bytes_words, unescaped
 from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core import portal
+from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headwater.buffer.producer import BlockingProducer
     from headwater.buffer.queue import TimeBy
+    from headwater.buffer.stream import Stream
     from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_csv import CsvColumns
     from headwater.cli.produce_input import Piece
@@ -134,6 +136,7 @@ def _produced(
             store, call.stream, producer_id=call.producer_id, **call.settings
         )
     with ProduceView(total_bytes, quiet=typed_in) as view, producer:
+        _check_partition(call.partition, producer.stream)
         sending: FromTheStart | Resumption
         if call.resume:
             sending = Resumption(producer, call.partition, form.keyed_by)
@@ -152,6 +155,15 @@ def _produced(
             in_order=call.partition is not None or producer.stream.partitions == 1,
             interrupt=interrupt,
             view=view,
+        )
+
+
+def _check_partition(partition: int | None, stream: Stream) -> None:
+    """Before anything is read: an input without records would never come to use it."""
+    if partition is not None and partition >= stream.partitions:
+        raise Refused(
+            f"--partition is {partition}: stream {stream.name!r} has partitions 0 to "
+            f"{stream.partitions - 1}"
         )
 
 
@@ -349,7 +361,7 @@ def read(
                 view = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())
-    view.conclude(lost=reader.lost)
+    view.conclude(stream, lost=reader.lost)
     if reader.lost:
         raise typer.Exit(EXIT_NO)
     # Ctrl-C is how following ends; whoever sends another signal asked for no more.

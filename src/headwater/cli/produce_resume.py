@@ -46,6 +46,10 @@ class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     are in the input, or there are none."""
 
 
+class OtherInput(Refused):
+    """The input is not the one that earlier runs under the id sent."""
+
+
 class Resumption:
     """Turns pieces of the input into calls, without what was accepted in earlier runs."""
 
@@ -96,7 +100,7 @@ class Resumption:
     def check_whole(self) -> None:
         """Refuse an input that ended before what was accepted of it: it is another one."""
         if self._read < self.last:
-            raise Refused(
+            raise OtherInput(
                 f"the input has {self._read:,} records, and {self.last:,} of it were read before "
                 f"under this id: it is another input. {_TAKE_ANOTHER}"
             )

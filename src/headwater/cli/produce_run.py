@@ -13,7 +13,7 @@ from rich.text import Text
 from headwater.buffer.producer import Accepted, BlockingHandle, BlockingProducer, PartlyAccepted
 from headwater.cli.interrupt import Interrupt, Interrupted
 from headwater.cli.produce_input import Call, Piece
-from headwater.cli.produce_resume import Resumption
+from headwater.cli.produce_resume import OtherInput, Resumption
 from headwater.cli.stream_view import size_words
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown
@@ -245,6 +245,9 @@ class ProduceView:
 
 def show_outcome(console: Console, outcome: Outcome) -> None:
     """The closing line, and where the records stand."""
+    is_other = isinstance(outcome.error, OtherInput)
+    if is_other and not outcome.rows:
+        return  # the error says it all: nothing was sent, and what was accepted is of another input
     good = outcome.error is None and not outcome.left_rows
     if good or outcome.rows:
         _show_accepted(console, outcome, good=good)
@@ -253,7 +256,7 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     if outcome.interrupted and good:
         said = "interrupted: every whole line that was read until then is accepted"
         console.print(Text(said, style="yellow"), soft_wrap=True)
-    elif not good and (outcome.rows or outcome.resumes or outcome.unknown_rows):
+    elif not good and not is_other and (outcome.rows or outcome.resumes or outcome.unknown_rows):
         for line in _what_is_left(outcome):
             console.print(Text(line, style="yellow"), soft_wrap=True)
 

@@ -22,10 +22,13 @@ class Shown:
     records: int = 0
     interrupted: bool = False
 
-    def conclude(self, *, lost: list[Lost]) -> None:
+    def conclude(self, stream: str, *, lost: list[Lost]) -> None:
         """Say on standard error what is missing from standard output."""
         for one in lost:
-            gap = f"LSNs {one.first_lsn:,} to {one.last_lsn:,} cannot be read: {one.cause}"
+            gap = (
+                f"stream {stream!r}, partition {one.partition}: LSNs {one.first_lsn:,} to "
+                f"{one.last_lsn:,} cannot be read: {one.cause}"
+            )
             typer.secho(gap, fg=typer.colors.YELLOW, err=True)
         if not self.records and not self.interrupted:
             typer.echo("there are no records here", err=True)

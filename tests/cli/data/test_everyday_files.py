@@ -45,6 +45,14 @@ def test_csv_cells_are_what_all_of_their_column_are(invoke: Invoke, url: str, fi
     assert third == (3, *(None,) * 8)
 
 
+def test_a_csv_number_is_the_same_number_and_not_the_same_text(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    done = invoke("produce", url, "events", file("a,b\n0.10,1e5\n2.50,2\n"), "--csv")
+    assert done.exit_code == 0, done.stderr
+    assert rows(url, "a", "b") == [(0.1, 100000.0), (2.5, 2.0)]
+
+
 def test_csv_of_a_declared_stream_has_its_types(
     invoke: Invoke, url: str, make: Make, file: File
 ) -> None:
@@ -73,6 +81,75 @@ def test_a_cell_that_is_not_what_its_column_was_is_named_by_its_row(
         assert done.exit_code == 2
         assert f"row 100, column 'id': '{wrong}' is no int64" in done.stderr
         assert "99 records accepted" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted", "said"),
+    [
+        pytest.param('1,"a\n2,b\n3,c\n', 0, "row 1: a quote opens in line 2 and", id="first"),
+        pytest.param('1,x\n2,"a', 1, "row 2: a quote opens in line 3 and", id="cut in a cell"),
+        pytest.param('1,x\n2,"a""', 1, "row 2: a quote opens in line 3 and", id="cut after two"),
+        pytest.param('1,x\n\n2,"a\nb"\n3,"c', 2, "row 3: a quote opens in line 6", id="lines"),
+        # Counted, these quotes are even.
+        pytest.param('1,5" pipe\n2,"b\n3,c', 1, "row 2: a quote opens in line 3", id="inches"),
+        pytest.param('1,x\n"2\n3,c', 1, "row 2: a quote opens in line 3", id="fewer cells"),
+        pytest.param('1,"a\nb",2,"c\nd', 0, "row 1: a quote opens in line 3", id="more cells"),
+        pytest.param("1,x\n\n2,y\n6,x,y\n7,z\n", 2, "has 2 cells, and this one 3", id="more"),
+        pytest.param("1,x\n2,y\n6\n7,z\n", 2, "row 3: the line of names has 2", id="fewer"),
+        pytest.param("1,x\n2,\udcff\n3,y\n", 1, "row 2: column 'name' is not UTF-8", id="bytes"),
+    ],
+)
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_csv_that_is_wrong_is_refused_by_its_row_and_what_is_before_it_is_sent(
+    invoke: Invoke,
+    url: str,
+    file: File,
+    text: str,
+    accepted: int,
+    said: str,
+    ends: str,
+    delimiter: str,
+) -> None:
+    data = f"id,name\n{text}".replace(",", delimiter).replace("\n", ends)
+    path = file(data.encode(errors="surrogateescape"))
+    done = invoke("produce", url, "events", path, "--csv", f"--delimiter={delimiter}")
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "It was not sent, nor was what follows" in done.stderr
+    assert len(lines(url)) == accepted
+
+
+@pytest.mark.parametrize("after", [0, 1, 100])
+def test_csv_that_is_wrong_in_a_later_block_is_refused_by_its_row(
+    invoke: Invoke, url: str, file: File, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(produce_input, "BLOCK_BYTES", 64)
+    good = "id,n\n" + "".join(f"{number},x\n" for number in range(50))
+    for wrong, said in (("7,x,y\n", "row 51: the line of"), ('7,"x\n', "row 51: a quote opens in")):
+        done = invoke("produce", url, "events", file(good + wrong + "8,z\n" * after), "--csv")
+        assert done.exit_code == 2
+        assert said in done.stderr
+        assert "50 records accepted" in done.stdout
+
+
+def test_csv_without_a_line_of_names_that_ends_is_refused(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    done = invoke("produce", url, "events", file('"id,name\n1,x\n'), "--csv")
+    assert done.exit_code == 2
+    assert "has no line of names, or a quote opens in it and is not closed" in done.stderr
+    done = invoke("produce", url, "events", file(",".join(map(str, range(10_001)))), "--csv")
+    assert done.exit_code == 2
+    assert "has more than 10,000 columns" in done.stderr
+
+
+def test_the_last_line_of_csv_needs_no_end_and_a_quote_within_a_cell_is_text(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    done = invoke("produce", url, "events", file('id,n\n1,5" pipe\n2,"a ""b"""\nx,c'), "--csv")
+    assert done.exit_code == 0, done.stderr
+    assert rows(url, "id", "n") == [("1", '5" pipe'), ("2", 'a "b"'), ("x", "c")]
 
 
 @pytest.mark.parametrize("packed", ["gz", "zst", "two members"])

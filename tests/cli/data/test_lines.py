@@ -101,6 +101,15 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_opened(
     assert says in re.sub(r"[│\n ]+", " ", done.stderr)
 
 
+@pytest.mark.parametrize("more", [(), ("--producer-id=x", "--resume")])
+def test_a_partition_that_is_not_there_is_refused_also_of_no_records(
+    invoke: Invoke, url: str, file: File, more: tuple[str, ...]
+) -> None:
+    done = invoke("produce", url, "events", file(""), "--partition=7", *more)
+    assert done.exit_code == 2
+    assert "partition is 7: stream 'events' has partitions 0 to 0" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -146,7 +146,35 @@ def test_a_batch_that_is_gone_is_an_error_or_a_gap_that_is_named(
     assert "on_bad_batch" not in failed.stderr, "which is for programs"
     skipped = invoke("read", url, "events", "--skip-unreadable")
     assert (skipped.exit_code, skipped.stdout) == (1, "first\nlast\n")
-    assert "LSNs 2 to 3 cannot be read" in skipped.stderr
+    assert "stream 'events', partition 0: LSNs 2 to 3 cannot be read" in skipped.stderr
+
+
+def test_what_is_left_out_is_named_with_its_partition(
+    invoke: Invoke, url: str, make: Make, file: File, tmp_path: Path
+) -> None:
+    make("wide", partitions=2)
+    for partition in (0, 1):
+        text = "x" * 40_000 + "\ny\n"
+        invoke("produce", url, "wide", file(text), f"--partition={partition}")
+    for batch in (tmp_path / "store").glob("streams/wide/*/ingest/*/batches/*"):
+        batch.unlink()
+    skipped = invoke("read", url, "wide", "--skip-unreadable")
+    assert skipped.exit_code == 1
+    for partition in (0, 1):
+        said = f"stream 'wide', partition {partition}: LSNs 1 to 2 cannot be read"
+        assert said in skipped.stderr
+
+
+def test_a_chunk_of_another_format_is_named(
+    invoke: Invoke, url: str, file: File, tmp_path: Path
+) -> None:
+    invoke("produce", url, "events", file("a\n"))
+    chunk = max((tmp_path / "store").glob("streams/events/0/ingest/*/chunks/*"))
+    chunk.write_bytes(b"HWC3" + chunk.read_bytes()[4:])
+    failed = invoke("read", url, "events")
+    assert failed.exit_code == 2
+    assert str(chunk.relative_to(tmp_path / "store")) in failed.stderr
+    assert "the object is damaged" in failed.stderr
 
 
 def test_what_was_deleted_is_answered_with_an_option_of_the_command(

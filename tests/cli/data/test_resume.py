@@ -210,6 +210,7 @@ def test_what_cannot_be_resumed_is_said(
     assert (told.exit_code, "was used with --resume" in told.stderr) == (2, True)
     told = invoke("produce", url, "events", file("a\n"), "--producer-id=new", "--resume")
     assert (told.exit_code, "it is another input" in told.stderr) == (2, True)
+    assert (told.stdout, "the same command" in told.stderr) == ("", False)
     assert len(values(url)) == 4
 
 

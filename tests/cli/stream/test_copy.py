@@ -73,6 +73,28 @@ def test_a_copy_that_was_cut_off_goes_on(
     assert again == "✓ copied 0 records of stream orders into backup, after 100 of earlier runs\n"
 
 
+def test_a_copy_of_a_damaged_stream_advises_what_a_copy_can_do(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("x" * 40_000 + "\n")
+    done(invoke("stream", "create", url, "orders"))
+    done(invoke("produce", url, "orders", str(lines)))
+    root = Path(url.removeprefix("file://"))
+    [batch] = root.glob("streams/orders/0/ingest/*/batches/*")
+    kept = batch.read_bytes()
+    batch.write_bytes(kept[:100] + bytes([kept[100] ^ 1]) + kept[101:])
+    command = ("stream", "copy", url, "orders", url, "backup")
+    said = error_of(invoke(*command))
+    assert batch.name in said
+    assert "a copy leaves nothing out, and goes on with --resume" in said
+    assert "--skip-unreadable shows what follows" not in said
+    assert "on_bad_batch" not in said
+    assert "resume=True" not in said
+    batch.write_bytes(kept)
+    assert "copied 1 records" in done(invoke(*command, "--resume"))
+
+
 def test_what_cannot_be_copied_is_refused(invoke: Invoke, filled: str) -> None:
     command = ("stream", "copy", filled)
     assert "'nowhere'" in error_of(invoke(*command, "nowhere", filled, "backup"))

@@ -95,8 +95,7 @@ class PartitionReading:
                 await check_retained(self._stream, self._partition, found)
             if self._options.on_bad_batch == "raise":
                 raise found
-            gone = found.descriptor
-            self._options.lost.append(Lost(gone.first_lsn, gone.last_lsn, found.cause))
+            self._leave_out(found.descriptor, found.cause)
             self.skip()
         return None
 
@@ -104,9 +103,12 @@ class PartitionReading:
         """Nothing from this batch on has LSNs: as good as the end, where that is asked for."""
         if self._options.follow or self._options.on_bad_batch == "raise":
             raise error
-        gone = error.descriptor
-        self._options.lost.append(Lost(gone.first_lsn, gone.last_lsn, str(error)))
+        self._leave_out(error.descriptor, str(error))
         self.is_over = True
+
+    def _leave_out(self, gone: Descriptor, cause: str) -> None:
+        lost = Lost(gone.first_lsn, gone.last_lsn, cause, self._partition)
+        self._options.lost.append(lost)
 
     def skip(self) -> None:
         """Go on after the next batch."""

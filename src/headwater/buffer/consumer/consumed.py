@@ -30,6 +30,7 @@ class Lost(msgspec.Struct, frozen=True):
     first_lsn: int
     last_lsn: int
     cause: str
+    partition: int = 0
 
 
 def described_calls(descriptor: Descriptor, rows: int) -> Calls:

@@ -51,7 +51,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lost(self) -> Lost:
         """The range of LSNs, and why nobody can read it."""
-        return Lost(self.first_lsn, self.last_lsn, self.cause)
+        return Lost(self.first_lsn, self.last_lsn, self.cause, self.partition)
 
 
 async def write_dead_letter(

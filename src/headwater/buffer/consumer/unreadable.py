@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from headwater.buffer.queue.contract import Descriptor
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, NotSupported
+
+GO_ON: Final = 'on_bad_batch="dead_letter" keeps a note of it and delivers what follows'
+"""What whoever reads can do without the batch."""
 
 
 class UnreadableBatch(Damaged):
@@ -42,7 +45,6 @@ def unreadable(
     message = (
         f"stream {stream!r}, partition {partition}: batch {descriptor.sequence} with LSNs "
         f"{descriptor.first_lsn}–{descriptor.last_lsn} at {descriptor.location} cannot be read. "
-        f'{cause}. {cure}; or go on without it: on_bad_batch="dead_letter" keeps a note of it and '
-        "delivers what follows."
+        f"{cause}. {cure}; or go on without it: {GO_ON}."
     )
     return UnreadableBatch(message, descriptor=descriptor, cause=cause)

@@ -317,7 +317,8 @@ def _parse(view: memoryview) -> Chunk:
             )
         if magic[:3] == MAGIC[:3]:
             raise NotSupported(
-                f"chunk format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater."
+                f"chunk format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater, if a "
+                "newer version wrote it; if none did, the object is damaged: restore it."
             )
         raise Corrupt(f"this is no chunk: it begins with {magic!r}, not {MAGIC!r}")
     if length != len(view) - OVERHEAD_BYTES or length > limits.CHUNK_MAX_BYTES:

@@ -30,7 +30,7 @@ from headwater.buffer.queue.native.records import (
 )
 from headwater.core import limits
 from headwater.core.elapsed import Moment
-from headwater.core.errors import Corrupt, NotFound, RolledBack, Trimmed
+from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack, Trimmed
 from headwater.store import Object, Register, Store, Version
 
 _NUMBER: Final = re.compile(r"[0-9]{20}")
@@ -138,8 +138,8 @@ class Chunks:
         """A chunk from its object."""
         try:
             chunk = decode_chunk(found.data, queue_id=self.queue_id, number=number)
-        except Corrupt as error:
-            raise Corrupt(f"{self.key(number)}: {error}") from error
+        except (Corrupt, NotSupported) as error:
+            raise type(error)(f"{self.key(number)}: {error}") from error
         return Held(chunk, found.version, found.meta.modified_ms)
 
     async def get(self, number: int) -> Held | None:
