@@ -60,10 +60,14 @@ _OF_PROGRAMS: Final = (
         "--skip-unreadable shows what follows, and names what is missing",
     ),
     (
-        "goes on with resume=True once the object is back; to do without it, read what can be read "
-        "and produce it into another stream",
-        "goes on with --resume once the object is back; to do without it, pipe headwater read "
-        "--skip-unreadable --format arrow into headwater produce --arrow, with another stream",
+        (
+            "goes on with resume=True once the object is back; to do without it, read what can be "
+            "read and produce it into another stream"
+        ),
+        (
+            "goes on with --resume once the object is back; to do without it, pipe headwater read "
+            "--skip-unreadable --format arrow into headwater produce --arrow, with another stream"
+        ),
     ),
     ('start="earliest" begins there', "--start earliest begins there"),
     ("(produce_arrow, produce_rows)", "(--json, --csv, --parquet, --arrow)"),

@@ -335,8 +335,7 @@ def read(
     from headwater.cli.read_run import read_all
     from headwater.cli.standard_streams import output_has_gone
 
-    if format not in FORMATS:
-        raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
+    _check_format(format)
     by = _time_by(time_by)
     store = open_with_options(url, option)
     home = portal.shared()
@@ -367,6 +366,11 @@ def read(
     # Ctrl-C is how following ends; whoever sends another signal asked for no more.
     if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
         raise typer.Exit(interrupt.exit_status)
+
+
+def _check_format(text: str) -> None:
+    if text not in FORMATS:
+        raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
 
 
 def _time_by(text: str) -> TimeBy:
