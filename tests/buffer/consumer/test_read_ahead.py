@@ -12,7 +12,7 @@ from headwater.buffer.consumer.read_ahead import ReadAhead
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import from_values
 from headwater.core import runtime
-from headwater.core.errors import Refused, Unavailable
+from headwater.core.errors import Corrupt, Refused, Unavailable
 from tests.store.scripted import virtual
 
 
@@ -118,16 +118,30 @@ async def test_a_batch_above_the_bound_is_fetched_all_the_same() -> None:
 @virtual
 async def test_a_failure_stays_at_its_place_until_it_was_told_and_is_tried_again_then() -> None:
     fetches = Fetches()
-    fetches.errors = {1: [Unavailable("once")]}
+    fetches.errors = {1: [Corrupt("once")]}
     ahead = ReadAhead(fetches)
     ahead.add(described(n) for n in range(3))
     await runtime.sleep(5)
     assert await take(ahead) == 0
-    assert isinstance(await ahead.first(), Unavailable)
-    assert isinstance(await ahead.first(), Unavailable)
+    assert isinstance(await ahead.first(), Corrupt)
+    assert isinstance(await ahead.first(), Corrupt)
     ahead.try_first_again()
     assert [await take(ahead), await take(ahead)] == [1, 2]
     assert sorted(fetches.begun) == [0, 1, 1, 2]
+
+
+@virtual
+async def test_a_store_that_failed_before_the_batch_was_asked_for_is_asked_again() -> None:
+    fetches = Fetches()
+    fetches.errors = {1: [Unavailable("early"), Unavailable("still")]}
+    ahead = ReadAhead(fetches)
+    ahead.add(described(n) for n in range(2))
+    await runtime.sleep(500)
+    assert await take(ahead) == 0
+    outcome = await ahead.first()
+    assert str(outcome) == "still"
+    ahead.try_first_again()
+    assert await take(ahead) == 1
 
 
 @virtual

@@ -19,7 +19,7 @@ from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
-from headwater.core.errors import Refused
+from headwater.core.errors import Refused, Unavailable
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
 
 After = Callable[[int | None, int], Awaitable[list[Descriptor]]]
@@ -39,6 +39,14 @@ class _Slot:
     def size_bytes(self) -> int:
         """What the batch takes: decoded, it may be larger than it was in the store."""
         return max(self.descriptor.size_bytes, self.decoded_bytes)
+
+    @property
+    def failed_unseen(self) -> bool:
+        """Whether the store failed while no caller waited: it may answer by now."""
+        task = self.task
+        if task is None or not task.done() or task.cancelled():
+            return False
+        return isinstance(task.result(), Unavailable)
 
     async def fetched(self, fetch: Fetch) -> Outcome:
         """The batch, or why there is none: whatever that is, it is told in its turn."""
@@ -113,6 +121,8 @@ class ReadAhead:
 
     async def first(self) -> Outcome:
         """Wait for the first batch, or for the error of fetching it. It stays where it is."""
+        if self._slots[0].failed_unseen:
+            self.try_first_again()
         self._begin_more()
         task = self._slots[0].task
         assert task is not None
