@@ -192,8 +192,11 @@ class Surroundings:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing goes wrong: then nobody is told anything but answers."""
-        return self.gentle or self.network.calm
+        """Whether nothing goes wrong: then nobody is told anything but answers.
+
+        A process that is halted while clocks are set finds the time of its requests over.
+        """
+        return (self.gentle and not self.hazards.clocks) or self.network.calm
 
     def may_expire(self, at_ms: int, bytes_after: int) -> bool:
         """Whether any collector may let such a batch go, by the store's clock, not its own.
