@@ -121,6 +121,32 @@ def test_an_interrupted_caller_cancels_too(monkeypatch: pytest.MonkeyPatch) -> N
         assert ended == [True]
 
 
+def test_a_signal_that_another_thread_received_ends_the_waiting() -> None:
+    """Or one that came just before the waiting began: it ends no system call of the main thread."""
+    ended = []
+
+    async def signalled() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), 5)
+        except TimeoutError:
+            ended.append("waited to the end")
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    def handler(_: int, __: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with Portal() as home, pytest.raises(KeyboardInterrupt):
+            home.call(signalled())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended == ["cancelled"]
+
+
 def test_the_callers_context_goes_along() -> None:
     word = contextvars.ContextVar("word", default="none")
 

@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 # What does not end within this, once cancelled, is left behind: the thread ends with the process.
 CLOSE_WAIT_S: Final = 10.0
+# A signal's handler runs at most this much later, however long its thread has to wait.
+SIGNAL_WAIT_S: Final = 0.2
 
 
 class Portal:
@@ -140,8 +142,18 @@ class _Errand(Generic[T]):
         A signal's handler may raise in here. A lock then stays as it was; a condition, which is
         what `result()` waits on, may be left released within its own `with`, and hides what was
         raised.
+
+        Waits in pieces, because Python runs handlers between two steps of the main thread: a
+        signal that arrives just before that thread begins to wait for a lock does not end the
+        waiting, and its handler would run when the result comes.
         """
-        return self._ended.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        deadline_s = None if timeout_s is None else runtime.monotonic_s() + timeout_s
+        while True:
+            left_s = SIGNAL_WAIT_S if deadline_s is None else deadline_s - runtime.monotonic_s()
+            if self._ended.acquire(timeout=max(0.0, min(left_s, SIGNAL_WAIT_S))):
+                return True
+            if deadline_s is not None and left_s <= SIGNAL_WAIT_S:
+                return False
 
     def start(self) -> None:
         self._task = runtime.spawn(self._coroutine, name="errand")
