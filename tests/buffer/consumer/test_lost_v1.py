@@ -7,6 +7,7 @@ anybody counted it leaves whatever follows without numbers.
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from headwater.buffer.consumer import (
     ConsumedBatch,
@@ -17,8 +18,10 @@ from headwater.buffer.consumer import (
     list_dead_letters,
     read_async,
 )
+from headwater.buffer.consumer.fetch import FetchHandle
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream, create_stream
+from headwater.core.errors import Corrupt
 from headwater.store import MemoryBackend, Store
 from tests.buffer.consumer.produced import produce
 from tests.buffer.native.given import at_time
@@ -182,6 +185,21 @@ async def test_an_empty_batch_that_is_damaged_is_not_delivered(data: str) -> Non
     found = await some_of(passing, 3)
     assert [batch.entries for batch in found] == [[b"0"], [], [b"2"]]
     assert [letter.sequence for letter in await list_dead_letters(stream)] == [1]
+
+
+@virtual
+async def test_an_empty_batch_that_cannot_be_read_is_not_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only one that is gone is: it was counted while it was there."""
+    stream, (batch,) = await given(1)
+
+    async def damaged(*_: object, **__: object) -> None:
+        raise Corrupt("the object is not what was stored")
+
+    monkeypatch.setattr(stream.store, "get", damaged)
+    with pytest.raises(UnreadableBatch, match="not what was stored"):
+        await FetchHandle.of(stream, 0).fetch(structs.replace(batch, rows=0))
 
 
 @pytest.mark.parametrize("data", ["00 00000000 0100", "28b52ffd2000010000 01 00000000 0100"])

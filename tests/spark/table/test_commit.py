@@ -14,6 +14,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.transforms import IdentityTransform
 
 from headwater.core import portal, runtime
 from headwater.core.backoff import RetryPolicy
@@ -348,6 +349,45 @@ def test_files_of_a_column_that_is_gone_are_refused(warehouse: Warehouse) -> Non
         update.delete_column("name")
     with pytest.raises(FilesRefused, match="lost columns"):
         commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert stored(catalog) == []
+
+
+def partitioned(catalog: RegisterCatalog) -> None:
+    with catalog.load_table(ORDERS).update_spec() as update:
+        update.add_field("name", IdentityTransform(), "name_part")
+
+
+def required(catalog: RegisterCatalog) -> None:
+    with catalog.load_table(ORDERS).update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("name", required=True)
+
+
+CHANGES = [(partitioned, "was partitioned since"), (required, "requires the columns name since")]
+
+
+@pytest.mark.parametrize(("change", "why"), CHANGES)
+def test_files_that_a_changed_table_cannot_hold_are_refused(
+    warehouse: Warehouse, change: Callable[[RegisterCatalog], None], why: str
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    files = written(catalog, [1])
+    change(catalog)
+    with pytest.raises(FilesRefused, match=why):
+        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    assert stored(catalog) == []
+
+
+@pytest.mark.parametrize(("change", "why"), CHANGES)
+def test_a_table_that_changes_during_the_commit_is_looked_at_again(
+    warehouse: Warehouse, change: Callable[[RegisterCatalog], None], why: str
+) -> None:
+    catalog = warehouse.catalog()
+    made(catalog)
+    files = written(catalog, [1])
+    late = raced(warehouse, lambda: change(catalog))
+    with pytest.raises(FilesRefused, match=why):
+        commit(late, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -78,6 +79,27 @@ def test_a_sweeper_that_stood_still_leaves_what_was_committed_meanwhile(
     gone = there - metadata_files(warehouse)
     assert gone <= {meta.key for meta in before}
     assert stored(warehouse.catalog()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_commit_sweeps_what_was_there_before_it(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that others commit between this commit and its sweep."""
+    monkeypatch.setattr(sweeps, "SWEEP_EVERY", 3)
+    monkeypatch.setattr(commits, "sweep", partial(sweep, grace_ms=-1_000_000))
+    catalog = warehouse.catalog()
+    made(catalog)
+    for version in range(2):
+        append(catalog, [version], "query", version, keep=1)
+
+    class Followed(RegisterCatalog):
+        def commit_table(self, table: Any, requirements: Any, updates: Any) -> Any:
+            done = super().commit_table(table, requirements, updates)
+            append(catalog, [3], "other", 0)
+            return done
+
+    append(warehouse.catalog(kind=Followed), [2], "query", 2, keep=1)
+    assert stored(warehouse.catalog()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("ahead_h", [-1000, 3, 1000])

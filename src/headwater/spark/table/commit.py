@@ -24,7 +24,12 @@ from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.update import TableUpdate, ValidatableTableRequirement
+from pyiceberg.table.update import (
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    TableUpdate,
+    ValidatableTableRequirement,
+)
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.core import portal, runtime
@@ -202,6 +207,11 @@ def _append(table: Table, files: list[Written], token: Token, keep_snapshots: in
     if expired:
         ExpireSnapshots(transaction).by_ids(expired).commit()
     require_same_floor(transaction)
+    # The files were compared with this schema and these partitions, and with no later ones.
+    transaction._requirements += (
+        AssertCurrentSchemaId(current_schema_id=stored.current_schema_id),
+        AssertDefaultSpecId(default_spec_id=stored.default_spec_id),
+    )
     before = _before(table)
     _tidy(transaction.commit_transaction(), before)
     rows = sum(file.record_count for file in added)

@@ -18,8 +18,10 @@ from pyiceberg.io.pyarrow import (
     pyarrow_to_schema,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import index_by_id
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
+from pyiceberg.types import NestedField
 
 from headwater.core.errors import Refused
 from headwater.spark.files import Written
@@ -35,7 +37,7 @@ class FilesRefused(Refused):
 
 
 def check_belong(table: Table, files: list[Written]) -> None:
-    """Refuse files of another table, of columns that are gone, or that may have been removed."""
+    """Refuse files of another table, of another shape, or that may have been removed."""
     name, uuid = ".".join(table.name()), str(table.metadata.table_uuid)
     floor = table.metadata.properties.get(FLOOR, "")
     for file in files:
@@ -47,17 +49,42 @@ def check_belong(table: Table, files: list[Written]) -> None:
                 f"was dropped and created again since (UUID {written_for or 'unknown'}, now "
                 f"{uuid}). Nothing was committed; write the rows again"
             )
-        gone = _field_ids(footer) - set(table.schema().field_ids)
-        if gone:
-            raise FilesRefused(
-                f"{name} has lost columns since {file.location} was written (field ids "
-                f"{', '.join(map(str, sorted(gone)))}). Nothing was committed; write the rows again"
-            )
+        _check_shape(table, file, index_by_id(pyarrow_to_schema(footer.schema.to_arrow_schema())))
         if file.location.rpartition("/")[2].partition(".")[0] <= floor:
             raise FilesRefused(
                 f"{file.location} may have been removed: remove_orphans was run with a smaller "
                 "older_than_hours than this job took. Nothing was committed; write the rows again"
             )
+
+
+def _check_shape(table: Table, file: Written, columns: dict[int, NestedField]) -> None:
+    """Refuse files without partitions in a partitioned table, without columns that it requires, or
+    with columns that it has not."""
+    name = ".".join(table.name())
+    if not table.spec().is_unpartitioned():
+        raise FilesRefused(
+            f"{name} was partitioned since {file.location} was written, which has no partition. "
+            "Nothing was committed; write to a table that is not partitioned"
+        )
+    held = index_by_id(table.schema())
+    gone = columns.keys() - held.keys()
+    if gone:
+        raise FilesRefused(
+            f"{name} has lost columns since {file.location} was written (field ids "
+            f"{', '.join(map(str, sorted(gone)))}). Nothing was committed; write the rows again"
+        )
+    top = {field.field_id for field in table.schema().fields}
+    nullable = sorted(
+        field.name
+        for number, field in held.items()
+        if field.required and (number in top or number in columns)
+        if number not in columns or not columns[number].required
+    )
+    if nullable:
+        raise FilesRefused(
+            f"{name} requires the columns {', '.join(nullable)} since {file.location} was written, "
+            "which may have nulls there. Nothing was committed; write the rows again"
+        )
 
 
 def described(table: Table, files: list[Written]) -> list[DataFile]:
@@ -90,7 +117,3 @@ def _described(table: Table, file: Written) -> DataFile:
 
 def _footer(file: Written) -> Any:
     return pq.read_metadata(pa.BufferReader(file.footer))
-
-
-def _field_ids(footer: Any) -> set[int]:
-    return set(pyarrow_to_schema(footer.schema.to_arrow_schema()).field_ids)
