@@ -209,8 +209,8 @@ def _append(table: Table, files: list[Written], token: Token, keep_snapshots: in
     require_same_floor(transaction)
     # The files were compared with this schema and these partitions, and with no later ones.
     transaction._requirements += (
-        AssertCurrentSchemaId(current_schema_id=stored.current_schema_id),
-        AssertDefaultSpecId(default_spec_id=stored.default_spec_id),
+        AssertCurrentSchemaId.model_validate({"current-schema-id": stored.current_schema_id}),
+        AssertDefaultSpecId.model_validate({"default-spec-id": stored.default_spec_id}),
     )
     before = _before(table)
     _tidy(transaction.commit_transaction(), before)
