@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from decimal import Context, Decimal
+from decimal import Context, Decimal, InvalidOperation
 from typing import Final
 
 import pyarrow as pa
@@ -40,6 +40,8 @@ _NO_NUMBERS: Final = (b"NaN", b"Inf")
 _PLAIN: Final = frozenset(
     {pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.string()}
 )
+_EXPONENT_MAX: Final = 400
+"""Doubles have exponents from -324 to 308."""
 _WIDE: Final = Context(prec=2_000, Emin=-100_000, Emax=100_000)
 
 
@@ -130,7 +132,10 @@ def are_exact(numbers: list[bytes]) -> bool:
 
 def is_exact(number: str) -> bool:
     """Whether a double holds a decimal number: written in as many digits, it is the same."""
-    return is_exact_decimal(Decimal(number), float(number))
+    try:
+        return is_exact_decimal(Decimal(number), float(number))
+    except InvalidOperation:
+        return False  # an exponent that not even a Decimal holds
 
 
 def is_exact_decimal(number: Decimal, near: float) -> bool:
@@ -140,6 +145,8 @@ def is_exact_decimal(number: Decimal, near: float) -> bool:
         return False
     if Decimal(repr(near)) == number:
         return True
+    if abs(number.adjusted()) > _EXPONENT_MAX:
+        return False
     distance = _WIDE.subtract(Decimal(near), number).copy_abs()
     return _WIDE.multiply(distance, Decimal(2)) <= _WIDE.scaleb(Decimal(1), exponent)
 

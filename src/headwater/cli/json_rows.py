@@ -13,7 +13,7 @@ import binascii
 import re
 from collections.abc import Callable
 from datetime import datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +25,16 @@ from headwater.cli.json_columns import is_exact_decimal
 from headwater.core.errors import Refused
 
 _DECODER: Final = msgspec.json.Decoder(dict[str, Any])
-_EXACT_DECODER: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise Refused(f"has {text}, whose exponent is out of range: write it as text") from None
+
+
+_EXACT_DECODER: Final = msgspec.json.Decoder(dict[str, Any], float_hook=_decimal)
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BASE64: Final = "base64"
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from headwater.buffer.producer.given import check_pandas_index
 from headwater.buffer.records import KEY
 from headwater.cli.interrupt import Interrupt
 from headwater.cli.produce_csv import CsvColumns
@@ -247,12 +248,14 @@ def _parquet(name: Source) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(name) as file:
+        check_pandas_index(file.schema_arrow)
         yield from file.iter_batches(batch_size=_PARQUET_ROWS)
 
 
 def _arrow(name: Source) -> Iterator[pa.RecordBatch]:
     if not isinstance(name, str):
         with pa.ipc.open_stream(name) as piped:
+            check_pandas_index(piped.schema)
             yield from piped
         return
     with pa.OSFile(name) as source:
@@ -260,10 +263,12 @@ def _arrow(name: Source) -> Iterator[pa.RecordBatch]:
         source.seek(0)
         if is_file:
             with pa.ipc.open_file(source) as file:
+                check_pandas_index(file.schema)
                 for number in range(file.num_record_batches):
                     yield file.get_batch(number)
         else:
             with pa.ipc.open_stream(source) as stream:
+                check_pandas_index(stream.schema)
                 yield from stream
 
 

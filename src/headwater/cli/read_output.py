@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -125,7 +125,9 @@ class Lines(Output):
         column = batch.column(self._values[0])
         texts = _texts(column)
         if texts is not None and not texts.null_count:
-            return column.to_pylist() if texts is not column else _encoded(texts)
+            lines = column.to_pylist() if texts is not column else _encoded(texts)
+            self._refuse_null_text(batch, lines, "value")
+            return lines
         return self._with_text(batch, [_raw(value) for value in python_values(column)], "value")
 
     def _with_text(
@@ -138,8 +140,19 @@ class Lines(Output):
                 "tells from an empty one: give it a text (--null TEXT, also ''), or take "
                 "another --format"
             )
+        self._refuse_null_text(batch, given, what)
         null = self._null or b""
         return [null if one is None else one for one in given]
+
+    def _refuse_null_text(
+        self, batch: pa.RecordBatch, given: Sequence[bytes | None], what: str
+    ) -> None:
+        """Refuse a value that reads as null. With --null '' empty values are meant to."""
+        if self._null and not self._on_screen and self._null in given:
+            raise Refused(
+                f"{_place_of(batch, given.index(self._null))} has the text of --null for its "
+                f"{what}: give another --null, or take another --format"
+            )
 
     def _refuse(self, batch: pa.RecordBatch, lines: list[bytes], part: bytes, what: str) -> None:
         for row, line in enumerate(lines):
@@ -182,6 +195,13 @@ class Csv(Output):
         self._writer = csv.CSVWriter(sink, self._schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_columns == 1 and batch.column(0).null_count:
+            row = batch.column(0).is_null().to_pylist().index(True)
+            raise Refused(
+                f"{_place_of(batch, row)} has null in the only column, which would be an empty "
+                "line, and readers of CSV skip those: add a column (--columns "
+                f"{batch.schema.names[0]},{_LSN}), or take another --format"
+            )
         columns = [
             column if column.type == field.type else _cells(column)
             for column, field in zip(batch.columns, self._schema, strict=True)

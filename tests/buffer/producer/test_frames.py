@@ -94,6 +94,20 @@ def test_frames_of_pandas_go_in_and_come_out(tmp_path: Path) -> None:
     assert pandas.isna(found["at"][1])
 
 
+def test_an_index_of_pandas_is_a_plain_count_or_refused(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "frames")
+    frame = pandas.DataFrame({"id": [4, 5, 6, 7]})
+    with BlockingProducer.open(url, "frames") as producer:
+        producer.produce_arrow(frame).result()
+        producer.produce_arrow(pa.Table.from_pandas(frame[:2])).result()
+        for ranged in (frame[1:], frame[::2], frame.rename_axis(index="row")):
+            with pytest.raises(Refused, match=r"reset_index\(\) first"):
+                producer.produce_arrow(pa.Table.from_pandas(ranged))
+    assert headwater.read(url, "frames").to_table().num_rows == 6
+
+
 @pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("ns", "Europe/Berlin")])
 @pytest.mark.parametrize("nested", [False, True])
 def test_nanoseconds_are_carried_where_nothing_is_lost(

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -218,6 +219,11 @@ def test_lines_that_would_be_read_as_others_are_refused(invoke: Invoke, url: str
     assert "LSN 2 has null for its value" in told.stderr
     assert invoke("read", url, "events", "--null=NULL").stdout == "\nNULL\nc\n"
     assert invoke("read", url, "events", "--null=").stdout == "\n\nc\n"
+    alike = invoke("read", url, "events", "--null=c")
+    assert (alike.exit_code, "LSN 3 has the text of --null for its value" in alike.stderr) == (
+        2,
+        True,
+    )
     keyed = invoke("read", url, "events", "--start=3", "--key-separator=:")
     assert (keyed.exit_code, "LSN 3 has null for its key" in keyed.stderr) == (2, True)
     blocking.create_stream(url, "more")
@@ -229,3 +235,31 @@ def test_lines_that_would_be_read_as_others_are_refused(invoke: Invoke, url: str
     told = invoke("read", url, "more", "--key-separator=:")
     assert "LSN 2 has the separator in its key" in told.stderr
     assert invoke("read", url, "more", "--format=json").exit_code == 0
+
+
+def test_a_null_in_the_only_column_of_csv_is_refused(invoke: Invoke, url: str, file: File) -> None:
+    """It would be an empty line, which readers of CSV skip."""
+    assert invoke("produce", url, "events", file("a,b\n1,x\n,y\n3,z\n"), "--csv").exit_code == 0
+    told = invoke("read", url, "events", "--columns=a", "--format=csv")
+    assert (told.exit_code, "null in the only column" in told.stderr) == (2, True)
+    both = invoke("read", url, "events", "--columns=a,b", "--format=csv").stdout
+    assert both == '"a","b"\n1,"x"\n,"y"\n3,"z"\n'
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_range_that_is_an_index_of_pandas_is_not_left_out(
+    invoke: Invoke, url: str, tmp_path: Path, kind: str
+) -> None:
+    index = {"kind": "range", "name": "id", "start": 1, "stop": 4, "step": 1}
+    table = pa.table({"v": ["a", "b", "c"]})
+    pandas = {b"pandas": msgspec.json.encode({"index_columns": [index], "columns": []})}
+    path = tmp_path / "input"
+    with path.open("wb") as file:
+        if kind == "parquet":
+            pq.write_table(table.replace_schema_metadata(pandas), file)
+        else:
+            with pa.ipc.new_file(file, table.replace_schema_metadata(pandas).schema) as writer:
+                writer.write_table(table)
+    told = invoke("produce", url, "events", str(path), f"--{kind}")
+    assert (told.exit_code, "the index 'id' of pandas is a range" in told.stderr) == (2, True)
+    assert rows(url, "_lsn") == []

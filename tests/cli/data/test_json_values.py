@@ -30,6 +30,8 @@ DIGITS = "0.1234567890123456789"
         (DIGITS, f"{DIGITS} is no double"),
         ("1e400", "is no double"),
         ("1e-400", "is no double"),
+        ("1e-320000", "is no double"),
+        ("1e999999999", "is no double"),
         ("9007199254740993.5", "is no double"),
         ("[1.5, 9007199254740993]", "9007199254740993"),
         (f'{{"x": [{DIGITS}]}}', f"{DIGITS} is no double"),
@@ -48,6 +50,16 @@ def test_a_number_that_cannot_be_held_is_named_by_its_line(
     assert "nor was what follows" in done.stderr
     if before:
         assert [row["id"] for row in lines(url, columns=["id"])] == list(range(before))
+
+
+def test_an_exponent_beyond_all_bounds_is_named_by_its_line(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    text = '{"id":1}\n{"id":2,"n":1e999999999999999999999}\n'
+    done = invoke("produce", url, "events", file(text), "--json")
+    assert done.exit_code == 2
+    assert "line 2 has 1e999999999999999999999, whose exponent is out of range" in done.stderr
+    assert [row["id"] for row in lines(url, columns=["id"])] == [1]
 
 
 def test_a_double_is_taken_for_the_number_that_it_is_written_as(

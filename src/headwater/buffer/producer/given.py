@@ -64,6 +64,7 @@ def keys_are_text() -> Refused:
 def arrow_table(data: Any) -> pa.RecordBatch | pa.Table:
     """Columns as pyarrow has them, from whatever has Arrow's C interface: a frame or a result."""
     if isinstance(data, pa.RecordBatch | pa.Table):
+        check_pandas_index(data.schema)
         return data
     if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
         raise Refused(
@@ -72,9 +73,29 @@ def arrow_table(data: Any) -> pa.RecordBatch | pa.Table:
             f"{type(data).__name__}; for a list of dicts there is produce_rows"
         )
     try:
-        return pa.table(data)
+        table = pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise Refused(f"the columns of a {type(data).__name__} cannot be read: {error}") from error
+    check_pandas_index(table.schema)
+    return table
+
+
+def check_pandas_index(schema: pa.Schema) -> None:
+    """Refuse an index that is a range and no plain count.
+
+    Arrow keeps a range in the metadata alone, and no column has its values: they would be lost.
+    """
+    if b'"range"' not in (schema.metadata or {}).get(b"pandas", b""):
+        return
+    for index in schema.pandas_metadata.get("index_columns", ()):
+        if isinstance(index, dict) and index.get("kind") == "range":
+            name, start, step = index.get("name"), index.get("start"), index.get("step")
+            if name is not None or start != 0 or step != 1:
+                title = "" if name is None else f" {name!r}"
+                raise Refused(
+                    f"the index{title} of pandas is a range from {start} in steps of {step}, which "
+                    "no column holds: reset_index() first, or reset_index(drop=True)"
+                )
 
 
 def checked_metadata(metadata: Any) -> bytes | None:
