@@ -37,6 +37,17 @@ _DECIMAL_DIGITS: Final = 100
 _FIRST_LINES: Final = 256
 """Lines that decide the types where no schema is declared; the rest of their block is read fast."""
 
+_JSON_KINDS: Final[dict[type, str]] = {
+    bool: "true or false",
+    bytes: "bytes",
+    dict: "objects",
+    float: "numbers",
+    int: "numbers",
+    list: "lists",
+    str: "text",
+}
+"""What the values of a line are, in the words of JSON."""
+
 
 class JsonRows:
     """Turns blocks of lines into tables of the same columns throughout."""
@@ -201,6 +212,9 @@ class JsonRows:
                 raise Refused(f"column {name!r}: {error}") from error
         if known is not None and pa.types.is_decimal(known):
             values = [_decimal_text(value) for value in values]
+        if known is not None and pa.types.is_integer(known):
+            # Beside 1.0, Arrow would take the whole numbers of the column for doubles.
+            values = [_whole(value) for value in values]
         try:
             found = pa.array(values)
         except OverflowError as error:
@@ -209,7 +223,9 @@ class JsonRows:
                 "decimal(38, 0) for it"
             ) from error
         except pa.ArrowException as error:
-            raise Refused(f"column {name!r}: {error}") from error
+            kinds = sorted({_JSON_KINDS[type(value)] for value in values if value is not None})
+            mixed = f" has {' and '.join(kinds)}, and a column has one type" if kinds[1:] else ""
+            raise Refused(f"column {name!r}{mixed or f': {error}'}") from error
         if pa.types.is_null(found.type):
             return pa.nulls(len(values), self._types.get(name, pa.null()))
         found = exact_cast(found, typed_as(found.type, known, may_drop=not self._is_declared))
@@ -262,6 +278,10 @@ def _decimal_text(value: Any) -> Any:
         return format(value, "f") if abs(value.adjusted()) < _DECIMAL_DIGITS else str(value)
     is_number = isinstance(value, float | int) and not isinstance(value, bool)
     return str(value) if is_number else value
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:

@@ -62,6 +62,24 @@ def test_an_exponent_beyond_all_bounds_is_named_by_its_line(
     assert [row["id"] for row in lines(url, columns=["id"])] == [1]
 
 
+def test_a_whole_number_is_taken_beside_one_with_a_point(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("whole", schema={"i": "int64"})
+    text = '{"i":7}\n{"i":1.0}\n{"i":9007199254740993}\n{"i":1.5}\n'
+    done = invoke("produce", url, "whole", file(text), "--json")
+    assert (done.exit_code, "line 4: column 'i': 1.5" in done.stderr) == (2, True)
+    assert [row["i"] for row in lines(url, "whole", columns=["i"])] == [7, 1, 9007199254740993]
+
+
+def test_values_of_two_kinds_are_named_in_the_words_of_json(
+    invoke: Invoke, url: str, file: File
+) -> None:
+    done = invoke("produce", url, "events", file('{"a":"1"}\n{"a":1}\n'), "--json")
+    assert done.exit_code == 2
+    assert "line 2: column 'a' has numbers and text, and a column has one type" in done.stderr
+
+
 def test_a_double_is_taken_for_the_number_that_it_is_written_as(
     invoke: Invoke, url: str, file: File
 ) -> None:
