@@ -15,7 +15,7 @@ from headwater.buffer.queue.native import (
 from headwater.buffer.queue.native.chunk import Chunk, Owner, decode_chunk, encode_chunk
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.core import runtime
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 from headwater.store import MemoryBackend, Store
 from headwater.store.backend import Backend
 
