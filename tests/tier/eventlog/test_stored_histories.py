@@ -17,7 +17,6 @@ from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown
 from headwater.core.lease import FloorAge, FloorClock, Lease
 from headwater.tier import TierCache
-from headwater.tier.cache import dump_all
 from headwater.tier.eventlog.stored import compactor
 from headwater.tier.eventlog.stored.appender import Attempt, StoredAppender
 from headwater.tier.eventlog.stored.event_object import is_by
@@ -25,7 +24,7 @@ from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, FloorKeeper, SnapshotName
 from headwater.tier.eventlog.stored.following import Following
 from headwater.tier.eventlog.stored.snapshots import store_snapshot
-from headwater.tier.snapshot import Snapshot, encode_snapshot
+from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.planted import expect_noticed
 from tests.torture.eventlog_scenarios import (
     SCENARIOS,

@@ -32,12 +32,12 @@ from headwater.core.errors import (
 )
 from headwater.core.lease import FloorClock
 from headwater.tier.cache import TierCache
+from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.items import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor
 from headwater.tier.eventlog.stored.log import StoredEventLog
 from headwater.tier.eventlog.stored.snapshots import load_snapshot, snapshot_key, store_snapshot
-from headwater.tier.events import decode_event
 
 DELETES_AT_ONCE = 16
 
