@@ -42,14 +42,11 @@ class DemoProcess:
     log: Path
     lives: int = 0
     process: subprocess.Popen[bytes] | None = None
-    log_start_bytes: int = 0
-    """Where the log of this life begins."""
 
     def start(self) -> None:
         """Begin a life, in a group of its own: whatever it starts ends with it."""
         self.lives += 1
         with self.log.open("ab") as log:
-            self.log_start_bytes = log.tell()
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, *self.arguments],
                 stdin=subprocess.DEVNULL,
@@ -69,12 +66,6 @@ class DemoProcess:
     def was_killed(self) -> bool:
         """Whether it ended by SIGKILL."""
         return self.process is not None and self.process.poll() == -signal.SIGKILL
-
-    def failed_with(self, text: str) -> bool:
-        """Whether it ended with an error, and its log of this life contains `text`."""
-        if self.process is None or self.process.poll() in (None, 0):
-            return False
-        return text.encode() in self.log.read_bytes()[self.log_start_bytes :]
 
     @property
     def is_done(self) -> bool:

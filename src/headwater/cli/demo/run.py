@@ -38,10 +38,6 @@ DUCKDB: Final = Package("duckdb", (1, 4), "demo", why="the demo's question to th
 POLL_S: Final = 0.1
 # Spark starts twice, on a busy machine, beyond the time given for the work.
 SPARE_S: Final = 300.0
-SLOW_WORKER: Final = "Python worker failed to connect back"
-"""Spark gives a Python worker ten seconds to start. No setting changes that, and a busy machine
-needs more: the job is started again."""
-JOB_LIVES_MAX: Final = 6
 STATEMENT: Final = (
     "SELECT product, count(*), sum(cents) / 100 FROM orders GROUP BY product ORDER BY product"
 )
@@ -74,7 +70,6 @@ class Demo:
         self._stored_tail = Tail(self._folder / STORED)
         self.accepted = dict.fromkeys(PRODUCERS, 0)
         self.stored = 0
-        self._job_was_killed = False
 
     @property
     def total(self) -> int:
@@ -116,7 +111,6 @@ class Demo:
                     "nothing is added"
                 )
         self._strike()
-        self._retry_slow_start()
         # Each is asked, also after one that is not done: a failure is told at once.
         done = [one.is_done for one in (*self.producers.values(), self.job)]
         return all(done)
@@ -131,22 +125,11 @@ class Demo:
                 "and started again"
             )
             victim.start()
-        if not self._job_was_killed and self.job.was_killed:
-            self._job_was_killed = True
+        if self.job.lives == 1 and self.job.was_killed:
             self.job.kill()
             self._say(
                 f"[yellow]the PySpark job killed with {self.stored:,} orders in the table[/yellow]"
                 ", after the table's commit and before Spark's own, and started again"
-            )
-            self.job.start()
-
-    def _retry_slow_start(self) -> None:
-        """Start the job again if the machine was too busy for Spark's limit."""
-        if self.job.lives < JOB_LIVES_MAX and self.job.failed_with(SLOW_WORKER):
-            self.job.kill()
-            self._say(
-                "this machine is too busy to start Spark's Python worker within Spark's limit of "
-                "10 s: the PySpark job is started again"
             )
             self.job.start()
 
