@@ -32,7 +32,7 @@ T = TypeVar("T")
 HIDE: Final = "SPARK_HIDE_TRACEBACK"
 
 
-def plain(method: Callable[P, T]) -> Callable[P, T]:
+def plain_errors(method: Callable[P, T]) -> Callable[P, T]:
     """What Spark calls in a worker: its errors are shown by their sentence alone."""
     if inspect.isgeneratorfunction(method):
 

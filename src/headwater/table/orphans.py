@@ -30,11 +30,11 @@ from pyiceberg.table import Table
 from headwater.core import portal, runtime
 from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
 from headwater.core.runtime import encode_ulid
-from headwater.spark.files import Place
-from headwater.spark.table.commit import in_doubt, require_same_floor
-from headwater.spark.table.data_files import FLOOR
-from headwater.spark.table.target import checked_target
 from headwater.store import ObjectMeta
+from headwater.store.locations import FileRoot
+from headwater.table.commit import in_doubt, require_same_floor
+from headwater.table.data_files import FLOOR
+from headwater.table.reference import table_reference
 
 OLDER_THAN_HOURS: Final = 72.0
 OLDER_THAN_LEAST_HOURS: Final = 24.0
@@ -46,7 +46,7 @@ _HOUR_MS: Final = 3_600_000
 _OURS: Final = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\.parquet")
 
 
-class Orphans(NamedTuple):
+class OrphanFiles(NamedTuple):
     """Files that no snapshot names."""
 
     locations: list[str]
@@ -61,7 +61,7 @@ def remove_orphans(
     store_options: Mapping[str, str] | None = None,
     older_than_hours: float = OLDER_THAN_HOURS,
     dry_run: bool = False,
-) -> Orphans:
+) -> OrphanFiles:
     """Remove data files that `to_table` wrote so long ago and that are in no snapshot; which.
 
     Give more hours than the longest job takes from its first file to its commit: one that takes
@@ -72,14 +72,16 @@ def remove_orphans(
             f"older_than_hours is {older_than_hours:g}: it is {OLDER_THAN_LEAST_HOURS:g} at least, "
             "because a job that is still running has files that no snapshot names yet"
         )
-    target = checked_target(table, warehouse, catalog, store_options or {})
+    target = table_reference(table, warehouse, catalog, store_options or {})
     first = target.load()
-    return removed(target.load, first, target.place(first), older_than_hours, dry_run=dry_run)
+    return remove_orphan_files(
+        target.load, first, target.place(first), older_than_hours, dry_run=dry_run
+    )
 
 
-def removed(
-    loaded: Callable[[], Table], first: Table, place: Place, hours: float, *, dry_run: bool
-) -> Orphans:
+def remove_orphan_files(
+    loaded: Callable[[], Table], first: Table, place: FileRoot, hours: float, *, dry_run: bool
+) -> OrphanFiles:
     """Remove the orphans of a table that was just loaded; which those are."""
     location = first.location().rstrip("/")
     now_ms = runtime.wall_ms() if dry_run else portal.shared().call(_store_ms(place, location))
@@ -90,7 +92,7 @@ def removed(
         orphans = _unnamed(old, _with_floor(loaded, first, max(map(_id, orphans))))
         portal.shared().call(_remove(place, orphans))
     locations = [place.location(meta.key) for meta in orphans]
-    return Orphans(locations, sum(meta.size_bytes for meta in orphans))
+    return OrphanFiles(locations, sum(meta.size_bytes for meta in orphans))
 
 
 def _with_floor(loaded: Callable[[], Table], first: Table, floor: str) -> Table:
@@ -120,7 +122,7 @@ def _with_floor(loaded: Callable[[], Table], first: Table, floor: str) -> Table:
     raise Contended("nothing was removed: others kept committing")
 
 
-async def _store_ms(place: Place, location: str) -> int:
+async def _store_ms(place: FileRoot, location: str) -> int:
     """What time it is by the store's clock, of which an object that it just wrote tells."""
     store, key = place.store(), place.key(f"{location}/metadata/{CLOCK}")
     with contextlib.suppress(OutcomeUnknown):  # an older time is a time as well
@@ -128,7 +130,7 @@ async def _store_ms(place: Place, location: str) -> int:
     return await store.now_ms(key)
 
 
-async def _files(place: Place, folder: str, before_ms: int) -> list[ObjectMeta]:
+async def _files(place: FileRoot, folder: str, before_ms: int) -> list[ObjectMeta]:
     """The data files of ours that are older than that by the store's clock and by their ids."""
     newest = encode_ulid(max(0, before_ms) << 80)
     return [
@@ -138,7 +140,7 @@ async def _files(place: Place, folder: str, before_ms: int) -> list[ObjectMeta]:
     ]
 
 
-async def _remove(place: Place, orphans: list[ObjectMeta]) -> None:
+async def _remove(place: FileRoot, orphans: list[ObjectMeta]) -> None:
     for meta in orphans:
         await place.store().delete(meta.key)
 

@@ -1,6 +1,7 @@
-"""How pyiceberg reads and writes files: through a store, as everything else here.
+"""pyiceberg's file access, through a store.
 
-So any store's address works, credentials stay names, and a file is durable when it is closed.
+Every store address works, credentials stay outside of table metadata, and a file is durable once it
+is closed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pyiceberg.typedef import EMPTY_DICT, Properties
 from headwater.core import portal
 from headwater.core.errors import Denied, NotFound
 from headwater.core.limits import MIB
-from headwater.spark.files import Place
 from headwater.store import ByteRange, Store
+from headwater.store.locations import FileRoot
 
 WHOLE_BYTES_MAX: Final = 8 * MIB
 """A file up to this size is fetched at once; of a larger one the ranges that are read."""
@@ -29,11 +30,11 @@ class StoreFileIO(FileIO):
         self,
         properties: Properties = EMPTY_DICT,
         *,
-        place: Place | None = None,
+        place: FileRoot | None = None,
         store: Store | None = None,
     ) -> None:
         super().__init__(properties)
-        self.place = place or Place.at(properties[WAREHOUSE])
+        self.place = place or FileRoot.at(properties[WAREHOUSE])
         self._store = store
 
     @property

@@ -1,4 +1,7 @@
-"""What is called by its short name, and loaded when it is called: not everybody has pyiceberg."""
+"""Iceberg tables from Spark: `to_table` and `read_table`.
+
+pyiceberg is imported when one of them is called, because it is an extra of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from headwater.core.limits import MIB
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from headwater.spark.table.commit import Commit
+    from headwater.table.commit import Commit
+
 
 FILE_BYTES: Final = 64 * MIB
 KEEP_SNAPSHOTS: Final = 100
@@ -54,21 +58,21 @@ def to_table(
     `store_options`: of the store, such as an endpoint; never a credential.
     """
     # The first import of pyiceberg: it says how to install what is missing.
-    from headwater.spark.table.target import checked_target
+    from headwater.table.reference import table_reference
 
     if keep_snapshots < 1:
         raise Refused("keep_snapshots is at least 1: the newest snapshot is the table")
-    target = checked_target(table, warehouse, catalog, store_options or {})
-    from headwater.spark.table import writing
+    target = table_reference(table, warehouse, catalog, store_options or {})
+    from headwater.spark import table_io
 
-    options = writing.WriteOptions(dict(properties or {}), evolve, keep_snapshots, file_bytes)
+    options = table_io.TableOptions(dict(properties or {}), evolve, keep_snapshots, file_bytes)
     if df.isStreaming:
         if txn_app_id is not None or txn_version is not None:
             raise Refused(
                 "txn_app_id and txn_version are for batches: a query has an id and numbers of its "
                 "own, which its checkpoint keeps"
             )
-        return writing.start(
+        return table_io.start_query(
             df,
             target,
             options,
@@ -80,7 +84,7 @@ def to_table(
         raise Refused("txn_app_id and txn_version belong together: give both or neither")
     if checkpoint_location or query_name or trigger:
         raise Refused("checkpoint_location, query_name and trigger are for streaming DataFrames")
-    return writing.write(df, target, options, txn_app_id, txn_version or 0)
+    return table_io.write_batch_to_table(df, target, options, txn_app_id, txn_version or 0)
 
 
 def read_table(
@@ -98,9 +102,9 @@ def read_table(
     The DataFrame shows the table as it is when this is called, or at `snapshot_id`. `warehouse`,
     `catalog` and `store_options` are those of `to_table`.
     """
-    from headwater.spark.table.target import checked_target
+    from headwater.table.reference import table_reference
 
-    target = checked_target(table, warehouse, catalog, store_options or {})
-    from headwater.spark.table import reading
+    target = table_reference(table, warehouse, catalog, store_options or {})
+    from headwater.spark import table_io
 
-    return reading.table_as_dataframe(spark, target, snapshot_id, columns)
+    return table_io.table_as_dataframe(spark, target, snapshot_id, columns)

@@ -94,7 +94,7 @@ class NameWasUsed(Conflict):
     """Another table had this name before: its files may be in the folder of the name."""
 
 
-class _Unsettled(Exception):
+class _RenameUnderWay(Exception):
     """A rename is under way: it is finished first."""
 
     def __init__(self, pointer: TablePointer) -> None:
@@ -102,11 +102,11 @@ class _Unsettled(Exception):
         self.pointer = pointer
 
 
-class _Taken(Exception):
+class _NameTaken(Exception):
     """The new name's pointer changed since the rename began."""
 
 
-class _Moved(Exception):
+class _PointerMoved(Exception):
     """The old name's pointer changed since it was read."""
 
 
@@ -150,7 +150,7 @@ class Pointers:
 
         def change(now: TablePointer | None) -> TablePointer:
             if now is not None and not now.is_settled:
-                raise _Unsettled(now)
+                raise _RenameUnderWay(now)
             present = None if now is None else now.metadata_location
             if present != expected:
                 raise Conflict(f"table {name} is at {present}", current=present)
@@ -162,7 +162,7 @@ class Pointers:
             try:
                 await self._table(name).update(change)
                 return
-            except _Unsettled as met:
+            except _RenameUnderWay as met:
                 await self._settle_for_another(name, met.pointer)
             except OutcomeUnknown as unknown:
                 # A metadata file has a name of its own: where the pointer shows it, it was moved.
@@ -219,7 +219,7 @@ class Pointers:
             left = msgspec.structs.replace(
                 pointer, changes=pointer.changes + 1, leaving=Departure(new, _changes(target))
             )
-            with contextlib.suppress(_Moved):
+            with contextlib.suppress(_PointerMoved):
                 await self._replace(name, pointer, left)
                 return left
         raise Contended(f"table {name}: not renamed: it or {new} kept changing")
@@ -234,16 +234,16 @@ class Pointers:
                 assert now is not None
                 return now
             if _changes(now) != departure.to_changes:
-                raise _Taken
+                raise _NameTaken
             arrival = Arrival(name, left.changes)
             return TablePointer(left.metadata_location, _changes(now) + 1, arrived=arrival)
 
         try:
             await self._table(departure.to).update(arrive)
             return True
-        except _Taken:
+        except _NameTaken:
             stays = TablePointer(left.metadata_location, left.changes + 1)
-            with contextlib.suppress(_Moved):
+            with contextlib.suppress(_PointerMoved):
                 await self._replace(name, left, stays)
                 return False
         # Others finished it, one way or the other, and the old pointer says which.
@@ -274,7 +274,7 @@ class Pointers:
         await self._table(arrival.name).update(free)
         # Only now: as long as the old pointer says that its table leaves, this says that it came.
         settled = msgspec.structs.replace(pointer, changes=pointer.changes + 1, arrived=None)
-        with contextlib.suppress(_Moved):
+        with contextlib.suppress(_PointerMoved):
             await self._replace(name, pointer, settled)
 
     async def _settle_for_another(self, name: str, pointer: TablePointer) -> None:
@@ -293,7 +293,7 @@ class Pointers:
     async def _replace(self, name: str, before: TablePointer, after: TablePointer) -> None:
         def change(now: TablePointer | None) -> TablePointer:
             if now != before:
-                raise _Moved
+                raise _PointerMoved
             return after
 
         await self._table(name).update(change)

@@ -1,16 +1,21 @@
-"""One snapshot for each micro-batch, and never a second one.
+"""Commits: one snapshot for each version of an application, and never a second one.
+
+A snapshot's summary names who wrote it: an application and its version, or a streaming query and
+its batch. Snapshots expire, so the last version of each application is also a property of the
+table, changed by the same commit. Versions of one application only grow: a version at or below the
+last one is in the table already.
 
 A writer that is refused, or does not know whether it was, reads the table again and looks for its
-token before it tries once more. pyiceberg's own retry does not look: it puts a refused commit on
-top of the winner's, and where the winner is a twin (a replayed batch, a query that runs twice) the
-rows are there twice. So it is off, whatever the table's properties say.
+token before it tries again. pyiceberg's own retry does not look: it puts a refused commit on top of
+the winner's, and if the winner is a duplicate (a replayed batch, a query that runs twice) the rows
+are in the table twice. So that retry is switched off, whatever the table's properties say.
 
 Always holds:
 
-- once an attempt may have landed, the answer is that it did, that another's did, or
+- once an attempt may have landed, the answer is that it did, that another writer's did, or
   `OutcomeUnknown`: no later error replaces it;
-- files go into the table that they were written for, known by its UUID, and no file goes into a
-  table whose orphans were removed after it was written (`orphans.py`).
+- files are added only to the table that they were written for, known by its UUID, and never to a
+  table whose orphans were removed after the files were written (`orphans.py`).
 """
 
 from __future__ import annotations
@@ -33,13 +38,99 @@ from pyiceberg.table.update import (
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.core import portal, runtime
-from headwater.core.errors import Contended, OutcomeUnknown, Unavailable
+from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
 from headwater.core.retry import RetryPolicy
-from headwater.spark.table import token as tokens
-from headwater.spark.table.data_files import FLOOR, Written, check_belong, described
-from headwater.spark.table.sweep import is_due, listed, sweep
-from headwater.spark.table.token import Landed, Token
 from headwater.store import ObjectMeta
+from headwater.table.data_files import FLOOR, WrittenFile, check_belong, to_data_files
+from headwater.table.sweep import is_sweep_due, list_metadata_files, sweep
+
+APP: Final = "headwater.query-id"
+VERSION: Final = "headwater.batch-id"
+WRITER: Final = "headwater.writer"
+LAST: Final = "headwater.last-batch."
+APPS_MAX: Final = 100
+FORGET_AFTER_MS: Final = 30 * 24 * 3600 * 1000
+"""Of more applications than APPS_MAX, those that have been silent for so long are forgotten."""
+
+
+class CommitToken(NamedTuple):
+    """What is written once: version `version` of application `app`."""
+
+    app: str
+    version: int
+    writer: str
+    """This attempt alone: tells one's own commit from that of a twin."""
+    is_repeatable: bool = True
+    """Whether anybody may come back with the same version, and it is worth remembering."""
+    is_query: bool = False
+    """A streaming query repeats its last version and none before it."""
+
+    def summary(self) -> dict[str, str]:
+        """What the snapshot says."""
+        return {APP: self.app, VERSION: str(self.version), WRITER: self.writer}
+
+
+class Landed(NamedTuple):
+    """The version is in the table already."""
+
+    snapshot_id: int | None
+    """None if that snapshot has expired."""
+    is_ours: bool | None
+    """Whether this very attempt made it; None if that can no longer be told."""
+
+
+def find_commit(metadata: TableMetadata, token: CommitToken) -> Landed | None:
+    """Whether a version is in the table, by its snapshots or the property that outlives them.
+
+    `Refused` where a query comes with an older one than its last: its checkpoint went back, and its
+    micro-batches are cut anew, so that there are other rows under the number than those stored.
+    """
+    kept = metadata.properties.get(f"{LAST}{token.app}")
+    last = None if kept is None else _parsed(kept)
+    if token.is_query and last is not None and token.version < last.version:
+        raise Refused(
+            f"micro-batch {token.version} of query {token.app}: the table has its micro-batch "
+            f"{last.version} already. Its checkpoint is an older copy, or another run of it has "
+            "come further. Nothing of this one is written: stop one of the two, or give the query "
+            "a new checkpoint_location"
+        )
+    for snapshot in reversed(metadata.snapshots):
+        said = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        if said.get(APP) == token.app and said.get(VERSION) == str(token.version):
+            return Landed(snapshot.snapshot_id, said.get(WRITER) == token.writer)
+    if last is None or last.version < token.version:
+        return None
+    is_ours = last.writer == token.writer if last.version == token.version else None
+    return Landed(None, is_ours)
+
+
+class _LastVersion(NamedTuple):
+    version: int
+    committed_ms: int
+    writer: str
+
+
+def _parsed(text: str) -> _LastVersion:
+    version, committed_ms, writer = text.split(" ", 2)
+    return _LastVersion(int(version), int(committed_ms), writer)
+
+
+def remember_version(
+    metadata: TableMetadata, token: CommitToken, now_ms: int
+) -> tuple[dict[str, str], set[str]]:
+    """The properties to set, and those to remove so that they stay few."""
+    if not token.is_repeatable:
+        return {}, set()
+    name = f"{LAST}{token.app}"
+    others = {
+        key: _parsed(value).committed_ms
+        for key, value in metadata.properties.items()
+        if key.startswith(LAST) and key != name
+    }
+    surplus = sorted(others, key=others.__getitem__)[: max(0, len(others) + 1 - APPS_MAX)]
+    silent = {key for key in surplus if others[key] < now_ms - FORGET_AFTER_MS}
+    return {name: f"{token.version} {now_ms} {token.writer}"}, silent
+
 
 _log: Final = logging.getLogger("headwater")
 
@@ -69,8 +160,8 @@ class Commit(NamedTuple):
 def commit(
     catalog: Catalog,
     name: str,
-    files: list[Written],
-    token: Token,
+    files: list[WrittenFile],
+    token: CommitToken,
     *,
     keep_snapshots: int,
 ) -> Commit | Landed:
@@ -85,7 +176,7 @@ def commit(
     while True:
         with in_doubt(name, unknown):
             table = catalog.load_table(name)
-            landed = tokens.find(table.metadata, token)
+            landed = find_commit(table.metadata, token)
             if landed is not None and landed.is_ours:
                 return Commit(landed.snapshot_id, _rows(table, files), len(files), was_there=False)
             if landed is not None:
@@ -188,16 +279,18 @@ class _Transaction(Transaction):
         return self._applied[1]
 
 
-def _append(table: Table, files: list[Written], token: Token, keep_snapshots: int) -> Commit:
+def _append(
+    table: Table, files: list[WrittenFile], token: CommitToken, keep_snapshots: int
+) -> Commit:
     stored = table.metadata
     kept = {**stored.properties, **WHILE_COMMITTING}
     table.metadata = stored.model_copy(update={"properties": kept})
-    added = described(table, files)
+    added = to_data_files(table, files)
     transaction = _Transaction(table)
     with transaction.update_snapshot(snapshot_properties=token.summary()).merge_append() as append:
         for file in added:
             append.append_data_file(file)
-    remembered, forgotten = tokens.remember(stored, token, runtime.wall_ms())
+    remembered, forgotten = remember_version(stored, token, runtime.wall_ms())
     if remembered:
         transaction.set_properties(remembered)
     if forgotten:
@@ -220,7 +313,7 @@ def _append(table: Table, files: list[Written], token: Token, keep_snapshots: in
 def _before(table: Table) -> list[ObjectMeta]:
     """The metadata files that a sweep after this commit may look at."""
     try:
-        return listed(table) if is_due(table) else []
+        return list_metadata_files(table) if is_sweep_due(table) else []
     except Exception as error:
         _log.warning(
             "%s: obsolete metadata stays until the next sweep: %s", ".".join(table.name()), error
@@ -248,5 +341,5 @@ def _expired(metadata: TableMetadata, keep_snapshots: int) -> list[int]:
     return [one.snapshot_id for one in surplus if one.snapshot_id not in held]
 
 
-def _rows(table: Table, files: list[Written]) -> int:
-    return sum(file.record_count for file in described(table, files))
+def _rows(table: Table, files: list[WrittenFile]) -> int:
+    return sum(file.record_count for file in to_data_files(table, files))

@@ -23,8 +23,8 @@ from typing import Final
 from pyiceberg.table import Table
 
 from headwater.core import portal
-from headwater.spark.table.file_io import StoreFileIO
 from headwater.store import ObjectMeta
+from headwater.table.file_io import StoreFileIO
 
 SWEEP_EVERY: Final = 50
 """Commits between sweeps of a table."""
@@ -34,13 +34,13 @@ SWEPT_MAX: Final = 1_000
 _OURS: Final = re.compile(r"snap-[^/]+\.avro|[^/]+-m\d+\.avro|\d+-[^/]+\.metadata\.json")
 
 
-def is_due(table: Table) -> bool:
+def is_sweep_due(table: Table) -> bool:
     """Whether it is the turn of the next commit. Commits of a table of format 1 have no numbers."""
     number = table.metadata.next_sequence_number()
     return number > 0 and number % SWEEP_EVERY == 0
 
 
-def listed(table: Table) -> list[ObjectMeta]:
+def list_metadata_files(table: Table) -> list[ObjectMeta]:
     """The metadata files there are, for a sweep after the commit that follows."""
     files = table.io
     if not isinstance(files, StoreFileIO):

@@ -1,15 +1,18 @@
-"""The columns of a DataFrame: Kafka's for opaque values, a stream's own for typed ones.
+"""The streams of a reader or writer, and the columns of the DataFrame that reads them.
 
     opaque   key, value, topic, partition, offset, timestamp, timestampType; on request headers,
              ingestionTimestamp, metadata
     typed    the columns of the rows, then the same ones with a leading underscore: _key, _topic, …
 
-Names with an underscore belong to Headwater in every stream, so they never meet a typed column.
-Only by name, through the option `columns`: _operation, _collection, _kind, _rid, _refresh_records.
+Names with an underscore are reserved for Headwater in every stream, so they never collide with a
+typed column. Only by name, through the option `columns`: _operation, _collection, _kind, _rid,
+_refresh_records.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,9 +20,24 @@ import msgspec
 import pyarrow as pa
 
 from headwater.buffer.records import HEADERS_TYPE
-from headwater.buffer.stream import Stream
-from headwater.core.errors import Refused
+from headwater.buffer.stream import Stream, open_several, open_stream, stream_names
+from headwater.core.errors import HeadwaterError, NotFound, Refused
 from headwater.spark.options import ReadOptions
+from headwater.spark.source.offset import StreamPartition
+from headwater.store import Store
+
+
+async def named_stream(store: Store, name: str, *, writing: bool = False) -> Stream:
+    """The stream; opens no consumer."""
+    try:
+        return await open_stream(store, name, writing=writing)
+    except NotFound as error:
+        known = ", ".join((await stream_names(store))[:10]) or "none"
+        raise NotFound(
+            f"there is no stream {name!r} at {store.url} (streams there: {known}). To make it: "
+            f"headwater stream create {shlex.quote(store.url)} {name}"
+        ) from error
+
 
 PLACED: Final[dict[str, pa.DataType]] = {
     "topic": pa.string(),
@@ -43,7 +61,7 @@ ON_REQUEST: Final[dict[str, pa.DataType]] = {
 }
 
 
-class Shape(msgspec.Struct, frozen=True):
+class SourceSchema(msgspec.Struct, frozen=True):
     """What the rows of a stream are made of."""
 
     typed: tuple[tuple[str, object], ...] = ()
@@ -83,11 +101,11 @@ class Shape(msgspec.Struct, frozen=True):
         return list(self._offered(options)[1])
 
 
-def shape_of(streams: Sequence[Stream], options: ReadOptions) -> Shape:
+def source_schema(streams: Sequence[Stream], options: ReadOptions) -> SourceSchema:
     """The one shape that all streams of a query have."""
     shapes = {stream.name: _shape_of_one(stream, options) for stream in streams}
     if not shapes:
-        return Shape()
+        return SourceSchema()
     (first_name, first), *others = shapes.items()
     for name, shape in others:
         if shape.typed != first.typed:
@@ -100,7 +118,7 @@ def shape_of(streams: Sequence[Stream], options: ReadOptions) -> Shape:
     )
 
 
-def check_given(streams: Sequence[Stream], names: list[str], options: ReadOptions) -> None:
+def check_user_schema(streams: Sequence[Stream], names: list[str], options: ReadOptions) -> None:
     """Refuse a schema given by hand that has a column which no stream has: it would be null."""
     known: dict[str, None] = {}
     for stream in streams:
@@ -118,7 +136,7 @@ def check_given(streams: Sequence[Stream], names: list[str], options: ReadOption
         )
 
 
-def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
+def _shape_of_one(stream: Stream, options: ReadOptions) -> SourceSchema:
     asked = options.value_format
     if stream.schema is not None:
         if asked == "raw":
@@ -126,7 +144,7 @@ def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
                 f"valueFormat=raw: stream {stream.name!r} carries columns and has no opaque "
                 "values: leave the option out"
             )
-        return Shape(_typed(stream.schema))
+        return SourceSchema(_typed(stream.schema))
     if asked == "arrow":
         why = (
             "is in the published v1 format, which carries opaque values alone"
@@ -136,12 +154,46 @@ def _shape_of_one(stream: Stream, options: ReadOptions) -> Shape:
             else "carries nothing yet: declare its columns (headwater stream alter)"
         )
         raise Refused(f"valueFormat=arrow: stream {stream.name!r} {why}")
-    return Shape(is_known=stream.is_opaque)
+    return SourceSchema(is_known=stream.is_opaque)
 
 
 def _typed(schema: pa.Schema) -> tuple[tuple[str, object], ...]:
     return tuple((field.name, field.type) for field in schema)
 
 
-def _words(shape: Shape) -> str:
+def _words(shape: SourceSchema) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in shape.typed) or "opaque values"
+
+
+async def subscribed_streams(store: Store, options: ReadOptions) -> list[Stream]:
+    """The streams, by name. Opens no consumer."""
+    if options.subscribe_pattern is not None:
+        return await _matching(store, re.compile(options.subscribe_pattern))
+    return [await named_stream(store, name) for name in sorted(options.subscribe or options.assign)]
+
+
+def parts_of(
+    streams: Sequence[Stream], options: ReadOptions
+) -> list[tuple[Stream, StreamPartition]]:
+    """Their partitions: those that were assigned, or all."""
+    found: list[tuple[Stream, StreamPartition]] = []
+    for stream in streams:
+        numbers = options.assign.get(stream.name) or range(stream.partitions)
+        beyond = [number for number in numbers if number >= stream.partitions]
+        if beyond:
+            raise Refused(
+                f"assign: stream {stream.name!r} has partitions 0 to {stream.partitions - 1}, not "
+                f"{beyond[0]}"
+            )
+        found += [(stream, StreamPartition(stream.name, number)) for number in numbers]
+    return found
+
+
+async def _matching(store: Store, pattern: re.Pattern[str]) -> list[Stream]:
+    names = [name for name in await stream_names(store) if pattern.fullmatch(name)]
+    streams = []
+    for found in (await open_several(store, names)).values():
+        if isinstance(found, HeadwaterError):
+            raise found
+        streams.append(found)
+    return streams

@@ -1,23 +1,26 @@
-"""Places that options ask for, looked up: where a reading begins, and where a batch read ends."""
+"""Where a read begins and ends by its options, and the errors for records that are gone."""
 
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from headwater.buffer.consumer import Place, UnreadableBatch
-from headwater.core.errors import Refused, Trimmed
+from headwater.buffer.queue import Descriptor
+from headwater.buffer.stream import Stream
+from headwater.buffer.stream.config import FOR_EVER
+from headwater.core.errors import Refused, RolledBack, Trimmed
 from headwater.spark.options import ReadOptions, TimeBound
-from headwater.spark.options.offsets import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
+from headwater.spark.options.values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
 from headwater.spark.source.feed import Bounds, Feed
-from headwater.spark.source.loss import lost_before
-from headwater.spark.source.offset import Part
+from headwater.spark.source.offset import StreamPartition
 
 LOG: Final = logging.getLogger("headwater.spark")
 
 
-def check_named(options: ReadOptions, parts: Iterable[Part]) -> None:
+def check_named(options: ReadOptions, parts: Iterable[StreamPartition]) -> None:
     """Bounds for each partition, if any: those of all that are read, and of no other."""
     named: dict[str, Any] = {
         "startingOffsets": options.starting_offsets,
@@ -30,11 +33,13 @@ def check_named(options: ReadOptions, parts: Iterable[Part]) -> None:
         _check_named(name, bounds, parts)
 
 
-def _check_named(name: str, offsets: Any, parts: Iterable[Part]) -> None:
+def _check_named(name: str, offsets: Any, parts: Iterable[StreamPartition]) -> None:
     if not isinstance(offsets, Mapping):
         return
     wanted = set(parts)
-    given = {Part(stream, number) for stream, numbers in offsets.items() for number in numbers}
+    given = {
+        StreamPartition(stream, number) for stream, numbers in offsets.items() for number in numbers
+    }
     for missing in sorted(wanted - given):
         cure = "" if name.endswith("ByTimestamp") else ", with -2 for the earliest"
         raise Refused(f"{name} says nothing of {missing}: name all{cure}")
@@ -55,7 +60,7 @@ async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Plac
         return await _place(feed, bounds, default if asked is None else asked)
     except Trimmed:
         wanted = Place(-1, asked[feed.part.stream][feed.part.partition])
-        loss = lost_before(feed.part, wanted, bounds.oldest, options.url)
+        loss = data_loss_before(feed.part, wanted, bounds.oldest, options.url)
         if options.fail_on_data_loss:
             raise loss from None
         LOG.warning("%s", loss)
@@ -102,3 +107,44 @@ async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> Place:
     if lsn == OLDEST_OFFSET:
         return bounds.oldest
     return bounds.latest if lsn == NEWEST_OFFSET else await feed.at_lsn(lsn)
+
+
+def data_loss_before(part: StreamPartition, wanted: Place, oldest: Place, url: str) -> Trimmed:
+    """A query wants to go on at a place that is gone."""
+    gone = oldest.lsn - wanted.lsn
+    return Trimmed(
+        f"{part}: data loss. Wanted from offset {wanted.lsn} on, and the oldest retained record is "
+        f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream, and went "
+        "with its retention, or were truncated, before this query read them. "
+        + _cure(url, part.stream),
+        floor=oldest.lsn,
+    )
+
+
+def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trimmed:
+    """A batch went while a task was about to read it."""
+    kept_ms = stream.config.retention_ms
+    kept = "for ever" if kept_ms == FOR_EVER else f"for {kept_ms / 3_600_000:,.1f} h"
+    return Trimmed(
+        f"{StreamPartition(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
+        f"{lost.last_lsn}, which went with the retention (the stream keeps what is acknowledged "
+        f"{kept}) while they were to be read. " + _cure(stream.store.url, stream.name),
+        floor=lost.last_lsn + 1,
+    )
+
+
+def beyond_the_end(part: StreamPartition, wanted: Place, end: Place, whose: str) -> RolledBack:
+    """A query wants to go on at a place that the stream has not come to."""
+    return RolledBack(
+        f"{part}: {whose} is at offset {wanted.lsn}, and the next record of the stream will be "
+        f"{end.lsn}: the stream was restored to an earlier state, or records that were accepted "
+        "are gone. Put back what is missing; or give the query a new checkpoint, a groupId of its "
+        "own, and the startingOffsets to read from"
+    )
+
+
+def _cure(url: str, stream: str) -> str:
+    return (
+        "To go on with what is left: failOnDataLoss=false. To keep more from here on: headwater "
+        f"stream alter {shlex.quote(url)} {stream} --set retention=30d"
+    )

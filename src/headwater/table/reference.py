@@ -1,4 +1,4 @@
-"""Which table is meant, and where it stands."""
+"""Which table is meant, and in which catalog."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from headwater.core.errors import NotFound, Refused
-from headwater.spark.files import Place
-from headwater.spark.table.catalog import RegisterCatalog
+from headwater.store.locations import FileRoot
+from headwater.table.catalog import RegisterCatalog
 
 
-class Target(NamedTuple):
+class TableReference(NamedTuple):
     """A table, and how to find it. It is pickled to wherever a micro-batch is driven from."""
 
     table: str
@@ -40,11 +40,11 @@ class Target(NamedTuple):
         except NoSuchTableError as error:
             raise NotFound(f"there is no table {self.table}") from error
 
-    def place(self, table: Table) -> Place:
+    def place(self, table: Table) -> FileRoot:
         """Where the files of the table stand."""
         if isinstance(table.catalog, RegisterCatalog):
             return table.catalog.place
-        return Place.of_table(table.location(), **self.store_options)
+        return FileRoot.of_table(table.location(), **self.store_options)
 
 
 @functools.cache
@@ -53,21 +53,21 @@ def _register_catalog(warehouse: str) -> RegisterCatalog:
     return RegisterCatalog("headwater", warehouse=warehouse)
 
 
-def checked_target(
+def table_reference(
     table: str,
     warehouse: str | None,
     catalog: Mapping[str, str] | str | None,
     store_options: Mapping[str, str],
-) -> Target:
+) -> TableReference:
     """What was asked for, or why it cannot be."""
     if "." not in table:
         raise Refused(f"{table!r}: a table stands in a namespace; write it as namespace.table")
     if (warehouse is None) == (catalog is None):
         raise Refused("name a warehouse (s3://bucket/prefix) or a catalog of pyiceberg, not both")
     if warehouse is not None:
-        warehouse = Place.at(warehouse, **store_options).url
+        warehouse = FileRoot.at(warehouse, **store_options).url
     known = catalog if catalog is None or isinstance(catalog, str) else dict(catalog)
-    return Target(table, warehouse, known, dict(store_options))
+    return TableReference(table, warehouse, known, dict(store_options))
 
 
 def load(
@@ -78,4 +78,4 @@ def load(
     store_options: Mapping[str, str] | None = None,
 ) -> Table:
     """Load a table with pyiceberg: to scan it, read its history or pass it to Polars."""
-    return checked_target(table, warehouse, catalog, store_options or {}).load()
+    return table_reference(table, warehouse, catalog, store_options or {}).load()

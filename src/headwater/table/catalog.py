@@ -1,12 +1,12 @@
-"""A pyiceberg catalog that needs nothing but a store: no server, no database, no lock.
+"""A pyiceberg catalog that needs only a store: no server, no database, no lock.
 
     catalog = RegisterCatalog("orders", warehouse="s3://bucket/warehouse")
 
-A commit writes a metadata file under a name of its own, and then moves the table's pointer to it
-by one conditional write.
+A commit writes a new metadata file and then moves the table's pointer to it by one conditional
+write.
 
 Always holds: `CommitFailedException` means that the commit did not land and never will, because
-pyiceberg then deletes what it wrote for it; what cannot be told is `CommitStateUnknownException`.
+pyiceberg then deletes what it wrote for it. An unknown outcome is `CommitStateUnknownException`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,6 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
-try:
-    from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
-except ModuleNotFoundError as error:
-    # The first import of pyiceberg wherever headwater.table is imported.
-    raise ModuleNotFoundError(
-        f"Iceberg tables need pyiceberg ({error}): pip install 'pyiceberg>=0.12,<0.13'",
-        name=error.name,
-    ) from error
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
@@ -54,10 +46,19 @@ from headwater.core.errors import (
     OutcomeUnknown,
     Refused,
 )
-from headwater.spark.files import Place
-from headwater.spark.table.file_io import StoreFileIO
-from headwater.spark.table.pointers import NameWasUsed, Pointers
 from headwater.store import Store
+from headwater.store.locations import FileRoot
+from headwater.table.file_io import StoreFileIO
+from headwater.table.pointers import NameWasUsed, Pointers
+
+try:
+    from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
+except ModuleNotFoundError as error:
+    # The first import of pyiceberg wherever headwater.table is imported.
+    raise ModuleNotFoundError(
+        f"Iceberg tables need pyiceberg ({error}): pip install 'pyiceberg>=0.12,<0.13'",
+        name=error.name,
+    ) from error
 
 _log: Final = logging.getLogger("headwater")
 
@@ -74,7 +75,7 @@ class RegisterCatalog(MetastoreCatalog):
         if WAREHOUSE not in properties:
             raise Refused("a catalog in a store needs its address: warehouse=s3://bucket/prefix")
         super().__init__(name, **properties)
-        self.place = Place.at(properties[WAREHOUSE])
+        self.place = FileRoot.at(properties[WAREHOUSE])
         # What pyiceberg puts files under, and shows: without options.
         implementation = f"{StoreFileIO.__module__}.{StoreFileIO.__qualname__}"
         self.properties = {**properties, WAREHOUSE: self.place.base, PY_IO_IMPL: implementation}

@@ -1,8 +1,8 @@
-"""Data files as a snapshot names them, and whether they belong into a table at all.
+"""Data files: as a snapshot names them, and whether they may be added to a table.
 
-A file says which table it was written for: the UUID is in its footer, and its columns are known by
-the field ids there. A name does not do: while a job writes, the table may be dropped and created
-again, and other columns then have the same ids.
+A file says which table it was written for: the table's UUID is in its footer, with the field ids of
+its columns. The table's name is not enough: while a job writes, the table may be dropped and
+created again, and other columns then have the same field ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyiceberg.types import NestedField
 
 from headwater.core import portal
 from headwater.core.errors import HeadwaterError, Refused
-from headwater.spark.files import Place
+from headwater.store.locations import FileRoot
 
 TABLE_UUID: Final = b"headwater.table-uuid"
 """Key of a data file's metadata."""
@@ -33,7 +33,7 @@ FLOOR: Final = "headwater.orphan-floor"
 """Property of a table: files whose ids are not above it may have been removed as orphans."""
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """A data file that is in the store, and in no snapshot yet."""
 
     location: str
@@ -45,7 +45,7 @@ class FilesRefused(Refused):
     """The files do not belong into the table any more. Nothing of them was committed."""
 
 
-def check_belong(table: Table, files: list[Written]) -> None:
+def check_belong(table: Table, files: list[WrittenFile]) -> None:
     """Refuse files of another table, of another shape, or that may have been removed."""
     name, uuid = ".".join(table.name()), str(table.metadata.table_uuid)
     floor = table.metadata.properties.get(FLOOR, "")
@@ -66,7 +66,7 @@ def check_belong(table: Table, files: list[Written]) -> None:
             )
 
 
-def _check_shape(table: Table, file: Written, columns: dict[int, NestedField]) -> None:
+def _check_shape(table: Table, file: WrittenFile, columns: dict[int, NestedField]) -> None:
     """Refuse files without partitions in a partitioned table, without columns that it requires, or
     with columns that it has not."""
     name = ".".join(table.name())
@@ -96,12 +96,12 @@ def _check_shape(table: Table, file: Written, columns: dict[int, NestedField]) -
         )
 
 
-def described(table: Table, files: list[Written]) -> list[DataFile]:
+def to_data_files(table: Table, files: list[WrittenFile]) -> list[DataFile]:
     """The files as a snapshot names them, with the statistics that let readers skip them."""
     return [_described(table, file) for file in files]
 
 
-def _described(table: Table, file: Written) -> DataFile:
+def _described(table: Table, file: WrittenFile) -> DataFile:
     metadata = _footer(file)
     # By the file's own columns: those of the table may be called otherwise by now.
     schema = pyarrow_to_schema(metadata.schema.to_arrow_schema())
@@ -124,11 +124,11 @@ def _described(table: Table, file: Written) -> DataFile:
     )
 
 
-def _footer(file: Written) -> Any:
+def _footer(file: WrittenFile) -> Any:
     return pq.read_metadata(pa.BufferReader(file.footer))
 
 
-def discard(place: Place, files: list[Written]) -> list[str]:
+def discard_files(place: FileRoot, files: list[WrittenFile]) -> list[str]:
     """Remove files that no snapshot names; those that could not be removed."""
     store = place.store()
     left = []
