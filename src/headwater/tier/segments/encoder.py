@@ -19,9 +19,8 @@ from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
-from headwater.log.record.columns import COMMIT_TIMESTAMP
-from headwater.log.record.group import Group
-from headwater.log.spool.conform import filled, merged
+from headwater.log.record.group import COMMIT_TIMESTAMP, Group
+from headwater.log.spool.codec import filled, merge_schemas
 from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate
@@ -166,7 +165,7 @@ class SegmentEncoder:
         columns, given = self._plan.columns, group.records.schema
         if columns is None or group.lost is not None or given == columns:
             return group
-        if merged(columns, given) != columns:
+        if merge_schemas(columns, given) != columns:
             return group
         return replace(group, records=filled(group.records, columns, given=given))
 
