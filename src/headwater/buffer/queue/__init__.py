@@ -11,37 +11,37 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import (
+        AppendedBatch,
         Appender,
         BelowFloor,
         Collected,
         Collector,
         Counters,
         Descriptor,
-        Looker,
         NewBatch,
-        Placed,
+        ProducerState,
+        QueueConsumer,
+        QueueReader,
         QueueState,
-        Resumed,
         Retention,
-        Taker,
         TimeBy,
         Uncounted,
     )
 
 __all__ = [
+    "AppendedBatch",
     "Appender",
     "BelowFloor",
     "Collected",
     "Collector",
     "Counters",
     "Descriptor",
-    "Looker",
     "NewBatch",
-    "Placed",
+    "ProducerState",
+    "QueueConsumer",
+    "QueueReader",
     "QueueState",
-    "Resumed",
     "Retention",
-    "Taker",
     "TimeBy",
     "Uncounted",
 ]
@@ -49,7 +49,6 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "contract": "Appender BelowFloor Collected Collector Counters Descriptor Looker NewBatch "
-        "Placed QueueState Resumed Retention Taker TimeBy Uncounted",
+        "contract": "Appender BelowFloor Collected Collector Counters Descriptor QueueReader NewBatch AppendedBatch QueueState ProducerState Retention QueueConsumer TimeBy Uncounted",
     },
 )

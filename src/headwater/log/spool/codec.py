@@ -19,9 +19,8 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.buffer import arrow_stream
-from headwater.buffer.extension_names import has_names, without_names
+from headwater.buffer.arrow_stream import check_valid, has_names, without_names
 from headwater.buffer.records import VALUE
-from headwater.buffer.soundness import check_sound
 from headwater.core.errors import Bug, Corrupt, Refused
 from headwater.core.limits import LOG_GROUP_BYTES, TIER_MERGE_COLUMNS
 from headwater.log.record.change import DEFAULT_TERM, ChangeRecord, group_of
@@ -144,7 +143,7 @@ class GroupFrame:
             stream = memoryview(body.frame)[HEAD_BYTES:-CRC_BYTES]
             body.records = arrow_stream.read_back(stream)
         except Corrupt as error:
-            check_sound(records)
+            check_valid(records)
             raise Refused(f"these records could not be read afterwards: {error}") from error
         body.given = records.schema if given is None else given
         return body

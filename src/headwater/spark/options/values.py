@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from headwater.buffer.consumer.reading import time_us_of
+from headwater.buffer.consumer.positions import time_us_of
 from headwater.buffer.layout import check_group_name, check_stream_name
 from headwater.buffer.stream.settings import parse_duration_ms, parse_size_bytes
 from headwater.core.errors import Refused

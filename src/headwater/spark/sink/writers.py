@@ -28,9 +28,9 @@ from headwater.buffer.compression import Compression
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction import (
     Appending,
-    Attempt,
-    Committer,
+    CommitAttempt,
     TaskUploads,
+    TransactionCommitter,
     Uploader,
     check_batch_bytes,
     check_timeout_ms,
@@ -53,7 +53,7 @@ is told by the tasks, and one that was made again has its columns recorded by th
 class TaskCommitMessage(WriterCommitMessage):
     """What a task tells the driver."""
 
-    def __init__(self, attempt: Attempt, uploads: TaskUploads) -> None:
+    def __init__(self, attempt: CommitAttempt, uploads: TaskUploads) -> None:
         self.attempt = attempt
         self.uploads = uploads
 
@@ -70,7 +70,7 @@ def write_task(
     options: WriteOptions,
     columns: SinkColumns,
     schema: StructType,
-    attempt: Attempt,
+    attempt: CommitAttempt,
     batches: Iterator[pa.RecordBatch],
 ) -> TaskCommitMessage:
     """Upload whatever the task is given."""
@@ -116,7 +116,9 @@ async def open_target(options: WriteOptions) -> Stream:
     return await named_stream(shared_store(options.url), options.topic, writing=True)
 
 
-async def _uploader(options: WriteOptions, stream: Stream, attempt: Attempt, task: int) -> Uploader:
+async def _uploader(
+    options: WriteOptions, stream: Stream, attempt: CommitAttempt, task: int
+) -> Uploader:
     compression = options.compression
     return Uploader(
         stream,
@@ -147,7 +149,7 @@ class _OpenAppending(NamedTuple):
 _kept: dict[tuple[str, str, str], _OpenAppending] = {}
 
 
-def take_appending(stream: Stream, attempt: Attempt) -> Appending:
+def take_appending(stream: Stream, attempt: CommitAttempt) -> Appending:
     """The query's own, for one commit; nobody else has it meanwhile."""
     found = _kept.pop(_key(stream, attempt), None)
     # Another configuration may have more partitions.
@@ -156,7 +158,7 @@ def take_appending(stream: Stream, attempt: Attempt) -> Appending:
     return found.appending
 
 
-async def keep_appending(stream: Stream, attempt: Attempt, appending: Appending) -> None:
+async def keep_appending(stream: Stream, attempt: CommitAttempt, appending: Appending) -> None:
     """Leave it for the query's next commit."""
     _kept[_key(stream, attempt)] = _OpenAppending(stream, appending)
     while len(_kept) > OPEN_APPENDINGS_MAX:
@@ -168,7 +170,7 @@ def forget_appendings() -> None:
     _kept.clear()
 
 
-def _key(stream: Stream, attempt: Attempt) -> tuple[str, str, str]:
+def _key(stream: Stream, attempt: CommitAttempt) -> tuple[str, str, str]:
     return stream.store.url, stream.id, attempt.application
 
 
@@ -195,9 +197,9 @@ class BatchWriter(DataSourceArrowWriter):
         prepare_target(options, self._columns, schema)
         token = runtime.new_token().hex()
         if options.txn_app_id is None or options.txn_version is None:
-            self._attempt = Attempt.of_job(token)
+            self._attempt = CommitAttempt.of_job(token)
         else:
-            self._attempt = Attempt.of_version(options.txn_app_id, options.txn_version, token)
+            self._attempt = CommitAttempt.of_version(options.txn_app_id, options.txn_version, token)
 
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -248,36 +250,42 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if attempt is not None:
             shared().call(_abort(self._options, attempt, _uploads(messages)))
 
-    def _task_attempt(self) -> Attempt:
+    def _task_attempt(self) -> CommitAttempt:
         context = task_context()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
             raise Bug(f"a task of a streaming query without {QUERY_ID} or {BATCH_ID}")
         run = context.getLocalProperty(RUN_ID) or self._token
-        return Attempt.of_query(query, int(batch), run)
+        return CommitAttempt.of_query(query, int(batch), run)
 
 
-async def _commit(options: WriteOptions, attempt: Attempt, tasks: Sequence[TaskUploads]) -> None:
+async def _commit(
+    options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
+) -> None:
     stream = await open_target(options)
     timeout_ms = options.sink_timeout_ms
     if not attempt.follows_on:
-        await Committer(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
+        await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
         return
     appending = take_appending(stream, attempt)
-    await Committer(stream, attempt, timeout_ms=timeout_ms, appending=appending).commit(tasks)
+    await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms, appending=appending).commit(
+        tasks
+    )
     await keep_appending(stream, attempt, appending)
 
 
-async def _abort(options: WriteOptions, attempt: Attempt, tasks: Sequence[TaskUploads]) -> None:
+async def _abort(
+    options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
+) -> None:
     stream = await open_target(options)
-    await Committer(stream, attempt, timeout_ms=options.sink_timeout_ms).abort(tasks)
+    await TransactionCommitter(stream, attempt, timeout_ms=options.sink_timeout_ms).abort(tasks)
 
 
 def _uploads(messages: Messages) -> list[TaskUploads]:
     return [one.uploads for one in messages if isinstance(one, TaskCommitMessage)]
 
 
-def _attempt_of(messages: Messages, batch_id: int) -> Attempt | None:
+def _attempt_of(messages: Messages, batch_id: int) -> CommitAttempt | None:
     found = {one.attempt for one in messages if isinstance(one, TaskCommitMessage)}
     if len(found) > 1 or any(one.version != batch_id for one in found):
         raise Bug(f"micro-batch {batch_id}: its tasks belong to {sorted(map(str, found))}")

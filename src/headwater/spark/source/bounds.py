@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.consumer import Place, UnreadableBatch
+from headwater.buffer.consumer import QueuePosition, UnreadableBatch
 from headwater.buffer.queue import Descriptor
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.config import FOR_EVER
+from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed
 from headwater.spark.options import ReadOptions, TimeBound
 from headwater.spark.options.values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
@@ -47,7 +47,7 @@ def _check_named(name: str, offsets: Any, parts: Iterable[StreamPartition]) -> N
         raise Refused(f"{name} names {other}, which is not read here")
 
 
-async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Place:
+async def starting_place(feed: Feed, options: ReadOptions, default: str) -> QueuePosition:
     """Where a reading begins that begins anew."""
     bounds = await feed.bounds()
     if options.starting_time is not None:
@@ -59,7 +59,7 @@ async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Plac
     try:
         return await _place(feed, bounds, default if asked is None else asked)
     except Trimmed:
-        wanted = Place(-1, asked[feed.part.stream][feed.part.partition])
+        wanted = QueuePosition(-1, asked[feed.part.stream][feed.part.partition])
         loss = data_loss_before(feed.part, wanted, bounds.oldest, options.url)
         if options.fail_on_data_loss:
             raise loss from None
@@ -67,7 +67,7 @@ async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Plac
         return bounds.oldest
 
 
-async def ending_place(feed: Feed, options: ReadOptions) -> Place:
+async def ending_place(feed: Feed, options: ReadOptions) -> QueuePosition:
     """Where a batch read ends."""
     bounds = await feed.bounds()
     if options.ending_time is not None:
@@ -79,14 +79,14 @@ async def ending_place(feed: Feed, options: ReadOptions) -> Place:
         return bounds.oldest  # everything that was asked for is gone; the start says so
 
 
-async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> Place | None:
+async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> QueuePosition | None:
     try:
         return await feed.at_time(bound.of(*feed.part), bound.by)
     except UnreadableBatch as error:
         if options.on_bad_batch == "fail":
             raise
         # It is passed over when its turn comes, or noted; here it is no obstacle.
-        return Place(error.descriptor.sequence, error.descriptor.first_lsn)
+        return QueuePosition(error.descriptor.sequence, error.descriptor.first_lsn)
 
 
 def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
@@ -98,7 +98,7 @@ def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
     )
 
 
-async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> Place:
+async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> QueuePosition:
     if offsets == EARLIEST:
         return bounds.oldest
     if offsets == LATEST:
@@ -109,7 +109,9 @@ async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> Place:
     return bounds.latest if lsn == NEWEST_OFFSET else await feed.at_lsn(lsn)
 
 
-def data_loss_before(part: StreamPartition, wanted: Place, oldest: Place, url: str) -> Trimmed:
+def data_loss_before(
+    part: StreamPartition, wanted: QueuePosition, oldest: QueuePosition, url: str
+) -> Trimmed:
     """A query wants to go on at a place that is gone."""
     gone = oldest.lsn - wanted.lsn
     return Trimmed(
@@ -124,7 +126,7 @@ def data_loss_before(part: StreamPartition, wanted: Place, oldest: Place, url: s
 def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trimmed:
     """A batch went while a task was about to read it."""
     kept_ms = stream.config.retention_ms
-    kept = "for ever" if kept_ms == FOR_EVER else f"for {kept_ms / 3_600_000:,.1f} h"
+    kept = "for ever" if kept_ms == UNLIMITED else f"for {kept_ms / 3_600_000:,.1f} h"
     return Trimmed(
         f"{StreamPartition(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
         f"{lost.last_lsn}, which went with the retention (the stream keeps what is acknowledged "
@@ -133,7 +135,9 @@ def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) ->
     )
 
 
-def beyond_the_end(part: StreamPartition, wanted: Place, end: Place, whose: str) -> RolledBack:
+def beyond_the_end(
+    part: StreamPartition, wanted: QueuePosition, end: QueuePosition, whose: str
+) -> RolledBack:
     """A query wants to go on at a place that the stream has not come to."""
     return RolledBack(
         f"{part}: {whose} is at offset {wanted.lsn}, and the next record of the stream will be "

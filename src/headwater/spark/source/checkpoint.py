@@ -20,8 +20,8 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.consumer import Place, TakenOver
-from headwater.buffer.consumer.group import OtherQuery, Step
+from headwater.buffer.consumer import QueuePosition, TakenOver
+from headwater.buffer.consumer.group import OtherQuery, QueryStep
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source.feed import Feed, PositionClaim
@@ -45,7 +45,7 @@ class Membership:
         return self._owns.get(stream, False)
 
     async def join(
-        self, feeds: Iterable[Feed], start: Mapping[StreamPartition, Place], query: str
+        self, feeds: Iterable[Feed], start: Mapping[StreamPartition, QueuePosition], query: str
     ) -> None:
         """Own or follow what was not joined before.
 
@@ -69,7 +69,9 @@ class Membership:
         except Fenced as error:
             raise self._explained(error) from error
 
-    async def commit(self, feed: Feed, place: Place, *, query: str, step: Step) -> None:
+    async def commit(
+        self, feed: Feed, place: QueuePosition, *, query: str, step: QueryStep
+    ) -> None:
         """Acknowledge, or keep the position."""
         try:
             await feed.commit(self._group, place, query=query, step=step)
@@ -90,7 +92,7 @@ class Membership:
         return False
 
     async def _own(
-        self, feeds: list[Feed], start: Mapping[StreamPartition, Place], query: str
+        self, feeds: list[Feed], start: Mapping[StreamPartition, QueuePosition], query: str
     ) -> bool:
         """Open the consumers: the first one alone, because it decides between two that race."""
         first, *rest = sorted(feeds, key=lambda feed: feed.part)
@@ -104,7 +106,7 @@ class Membership:
         await gather_limited(self._own_one(feed, start[feed.part], query) for feed in rest)
         return True
 
-    async def _own_one(self, feed: Feed, start: Place, query: str) -> None:
+    async def _own_one(self, feed: Feed, start: QueuePosition, query: str) -> None:
         try:
             await feed.own(self._group, start, query=query, take_over=self._take_over)
         except OtherQuery:
@@ -159,7 +161,7 @@ async def gather_limited(questions: Iterable[Awaitable[Any]]) -> list[Any]:
     return answers
 
 
-BEFORE_ALL: Final = Step(0, closed=True)
+BEFORE_ALL: Final = QueryStep(0, closed=True)
 CURE: Final = (
     "To go on where the group stands, give the query a new checkpoint; to read again, a new "
     "checkpoint, a groupId of its own and startingOffsets"

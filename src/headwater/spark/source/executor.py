@@ -19,16 +19,15 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatch
-from headwater.buffer.consumer.columns import Columns
+from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.consumer.dead_letter import write_dead_letter
-from headwater.buffer.consumer.delivery import check_retained
-from headwater.buffer.consumer.read_ahead import ReadAhead
+from headwater.buffer.consumer.delivery import ReadAhead, check_retained
+from headwater.buffer.conversion import Inexact, exact_cast
 from headwater.buffer.queue import Descriptor
 from headwater.buffer.records import INGESTED, TIMESTAMP, operation_names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import decode_config
-from headwater.buffer.stream.deleted import telling_of_deletion
-from headwater.buffer.widening import Inexact, exact_cast
+from headwater.buffer.stream.handle import explain_deletion
 from headwater.core import portal
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import MIB
@@ -83,7 +82,7 @@ class RowBuilder:
         ]
         self._carried = None
         if self._carried_names or shows_all:
-            self._carried = Columns(
+            self._carried = ReaderColumns(
                 typed if len(typed) else None,
                 self._carried_names or [TIMESTAMP],
                 version=version,
@@ -238,7 +237,7 @@ class SliceFetcher:
 
     async def _next(self) -> BatchSlice | None:
         wanted = self._slices[self._done]
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             found = await self._ahead.first()
             if not isinstance(found, ConsumedBatch):
                 if not isinstance(found, UnreadableBatch):

@@ -10,12 +10,18 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
-from headwater.buffer.consumer import GroupRegister, Ownership, Place, place_at_time, shipped
-from headwater.buffer.consumer.group import NO_STEP, GroupPosition, Step
+from headwater.buffer.consumer import (
+    GroupRegister,
+    Ownership,
+    QueuePosition,
+    compact_descriptor,
+    position_at_time,
+)
+from headwater.buffer.consumer.group import NO_STEP, GroupPosition, QueryStep
 from headwater.buffer.queue import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
-from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.buffer.stream.handle import explain_deletion
 from headwater.core.errors import Refused, RolledBack, Trimmed
 from headwater.core.limits import LOOK_BATCHES
 from headwater.spark.source.offset import StreamPartition
@@ -25,8 +31,8 @@ from headwater.spark.source.slices import Slice, slices_until
 class Bounds(NamedTuple):
     """What is retained."""
 
-    oldest: Place
-    latest: Place
+    oldest: QueuePosition
+    latest: QueuePosition
     """The place after the last record."""
 
 
@@ -35,7 +41,7 @@ class QueueOwner(NamedTuple):
 
     group: str
     """Empty if nobody ever did."""
-    acked: Place
+    acked: QueuePosition
 
 
 class PositionClaim(NamedTuple):
@@ -43,7 +49,7 @@ class PositionClaim(NamedTuple):
 
     query: str
     """The token of the checkpoint that was started last; empty if there is none."""
-    step: Step
+    step: QueryStep
     """The last micro-batch that it has planned, if this partition counts them."""
 
 
@@ -58,10 +64,10 @@ class Feed(Protocol):
     async def bounds(self) -> Bounds:
         """The oldest and the latest place."""
 
-    async def at_lsn(self, lsn: int) -> Place:
+    async def at_lsn(self, lsn: int) -> QueuePosition:
         """The place before a record that is retained, or after the last one."""
 
-    async def at_time(self, time_us: int, by: TimeBy) -> Place | None:
+    async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
         """The place before the first record of a time or a later one; None if there is none."""
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
@@ -73,7 +79,7 @@ class Feed(Protocol):
     async def owner(self) -> QueueOwner:
         """Who owns the partition. Opens nothing."""
 
-    async def place_of(self, group: str) -> Place | None:
+    async def place_of(self, group: str) -> QueuePosition | None:
         """How far a group has come; None if it is not known."""
 
     @property
@@ -81,14 +87,18 @@ class Feed(Protocol):
         """What no other partition is called, also none of a stream that has the name later."""
 
     async def begin(
-        self, group: str, place: Place, *, together: Mapping[str, Place] | None = None
-    ) -> Place:
+        self,
+        group: str,
+        place: QueuePosition,
+        *,
+        together: Mapping[str, QueuePosition] | None = None,
+    ) -> QueuePosition:
         """Where a group begins: here, unless it has begun; and in all partitions it begins with."""
 
-    async def begun_together(self, group: str) -> Mapping[str, Place]:
+    async def begun_together(self, group: str) -> Mapping[str, QueuePosition]:
         """Where a group begins in the partitions it began with, as far as this one was told."""
 
-    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
+    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
         """Become the owner; everything before `start` is processed."""
 
     async def check(self) -> None:
@@ -97,13 +107,15 @@ class Feed(Protocol):
     async def claim_of(self, group: str) -> PositionClaim:
         """Whose the group's position is."""
 
-    async def claim(self, group: str, place: Place, query: str) -> None:
+    async def claim(self, group: str, place: QueuePosition, query: str) -> None:
         """The group's position is this query's from here on; `OtherQuery` if it has moved on."""
 
-    async def count(self, group: str, query: str, step: Step) -> None:
+    async def count(self, group: str, query: str, step: QueryStep) -> None:
         """The query has so many micro-batches in its checkpoint, and is about to read the last."""
 
-    async def commit(self, group: str, place: Place, *, query: str, step: Step) -> None:
+    async def commit(
+        self, group: str, place: QueuePosition, *, query: str, step: QueryStep
+    ) -> None:
         """Everything before this place is processed, by a query that has planned so many."""
 
 
@@ -120,17 +132,18 @@ class BufferFeed:
         self._gives_up = gives_up
         self._looker = stream.looker(partition)
         self._ownership: Ownership | None = None
-        self._catching_up: Place | None = None
+        self._catching_up: QueuePosition | None = None
         """What another group acknowledged beyond where this one stands, while it owns the queue."""
 
     async def bounds(self) -> Bounds:
         """What is retained at this moment."""
         state = await self._state()
         return Bounds(
-            Place(state.floor_sequence, state.floor_lsn), Place(state.next_sequence, state.next_lsn)
+            QueuePosition(state.floor_sequence, state.floor_lsn),
+            QueuePosition(state.next_sequence, state.next_lsn),
         )
 
-    async def at_lsn(self, lsn: int) -> Place:
+    async def at_lsn(self, lsn: int) -> QueuePosition:
         """`Trimmed`, with the oldest LSN as its floor, or `Refused` if it lies ahead."""
         state = await self._state()
         if lsn < state.floor_lsn:
@@ -141,26 +154,26 @@ class BufferFeed:
             )
         sequence = None
         if lsn < state.next_lsn:
-            async with telling_of_deletion(self._stream):
+            async with explain_deletion(self._stream):
                 sequence = await self._looker.sequence_at_lsn(lsn)
-        return Place(state.next_sequence if sequence is None else sequence, lsn)
+        return QueuePosition(state.next_sequence if sequence is None else sequence, lsn)
 
-    async def at_time(self, time_us: int, by: TimeBy) -> Place | None:
+    async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
         """Reads one batch at most."""
-        async with telling_of_deletion(self._stream):
-            return await place_at_time(self._stream, self._partition, time_us, by)
+        async with explain_deletion(self._stream):
+            return await position_at_time(self._stream, self._partition, time_us, by)
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
         """Descriptors from the queue, without the batches that ride in it."""
         found = await self._after(sequence - 1, limit)
-        return [Slice.whole(shipped(descriptor)) for descriptor in found]
+        return [Slice.whole(compact_descriptor(descriptor)) for descriptor in found]
 
     async def owner(self) -> QueueOwner:
         """As the queue says."""
         state = await self._state()
-        return QueueOwner(state.group, Place(state.acked_sequence, state.acked_lsn))
+        return QueueOwner(state.group, QueuePosition(state.acked_sequence, state.acked_lsn))
 
-    async def place_of(self, group: str) -> Place | None:
+    async def place_of(self, group: str) -> QueuePosition | None:
         """The register's, or the queue's own if the group owns it: whichever is ahead.
 
         Where a truncation put the queue's position and nothing was acknowledged since, the
@@ -168,7 +181,9 @@ class BufferFeed:
         """
         kept = await self._register(group).read()
         state = await self._state()
-        acked = Place(state.acked_sequence, state.acked_lsn) if state.group == group else None
+        acked = (
+            QueuePosition(state.acked_sequence, state.acked_lsn) if state.group == group else None
+        )
         if kept is None:
             return acked
         place = await self._placed(kept)
@@ -181,17 +196,25 @@ class BufferFeed:
         return f"{self.stream_id}/{self._partition}"
 
     async def begin(
-        self, group: str, place: Place, *, together: Mapping[str, Place] | None = None
-    ) -> Place:
+        self,
+        group: str,
+        place: QueuePosition,
+        *,
+        together: Mapping[str, QueuePosition] | None = None,
+    ) -> QueuePosition:
         """Kept in the group's register, once."""
         return await self._placed(await self._register(group).begin(place, together=together))
 
-    async def begun_together(self, group: str) -> Mapping[str, Place]:
+    async def begun_together(self, group: str) -> Mapping[str, QueuePosition]:
         """From the group's register."""
         kept = await self._register(group).read()
-        return {} if kept is None else {key: Place(*found) for key, found in kept.together.items()}
+        return (
+            {}
+            if kept is None
+            else {key: QueuePosition(*found) for key, found in kept.together.items()}
+        )
 
-    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
+    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
         """Open the queue's consumer."""
         owner = await self.owner()
         register = self._register(group)
@@ -230,20 +253,22 @@ class BufferFeed:
         return (
             PositionClaim("", NO_STEP)
             if kept is None
-            else PositionClaim(kept.query, Step(kept.step, kept.closed))
+            else PositionClaim(kept.query, QueryStep(kept.step, kept.closed))
         )
 
-    async def claim(self, group: str, place: Place, query: str) -> None:
+    async def claim(self, group: str, place: QueuePosition, query: str) -> None:
         """In the group's register, an owner's too."""
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             await self._register(group).claim(place, query)
 
-    async def count(self, group: str, query: str, step: Step) -> None:
+    async def count(self, group: str, query: str, step: QueryStep) -> None:
         """In the group's register, an owner's too."""
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             await self._register(group).count(query, step)
 
-    async def commit(self, group: str, place: Place, *, query: str, step: Step) -> None:
+    async def commit(
+        self, group: str, place: QueuePosition, *, query: str, step: QueryStep
+    ) -> None:
         """An owner acknowledges whole batches; what goes beyond them stands in the register.
 
         The register comes before the queue: whichever is ahead counts, so nothing is read twice
@@ -251,7 +276,7 @@ class BufferFeed:
         """
         caught_up = self._catching_up is None or place >= self._catching_up
         register = self._register(group)
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             await register.advance(place, behind=not caught_up, query=query, step=step)
         if caught_up:
             self._catching_up = None
@@ -261,7 +286,7 @@ class BufferFeed:
     async def _after(self, sequence: int, limit: int) -> list[Descriptor]:
         while True:
             try:
-                async with telling_of_deletion(self._stream):
+                async with explain_deletion(self._stream):
                     return await self._looker.after(sequence, limit)
             except Uncounted as error:
                 if self._ownership is None or not self._gives_up:
@@ -269,21 +294,21 @@ class BufferFeed:
                 await self._ownership.give_up(error)
 
     async def _state(self) -> QueueState:
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             return await self._looker.state()
 
-    async def _placed(self, kept: GroupPosition) -> Place:
+    async def _placed(self, kept: GroupPosition) -> QueuePosition:
         """A kept position with its LSN, which followers without a query leave out."""
         if kept.lsn is not None:
-            return Place(kept.next_sequence, kept.lsn)
+            return QueuePosition(kept.next_sequence, kept.lsn)
         state = await self._state()
         if kept.next_sequence >= state.next_sequence:
-            return Place(kept.next_sequence, state.next_lsn)
+            return QueuePosition(kept.next_sequence, state.next_lsn)
         if kept.next_sequence < state.floor_sequence:
             # Which record it was nobody knows any more; that it is gone is all that matters.
-            return Place(kept.next_sequence, 1)
+            return QueuePosition(kept.next_sequence, 1)
         (found,) = await self._after(kept.next_sequence - 1, 1)
-        return Place(found.sequence, found.first_lsn)
+        return QueuePosition(found.sequence, found.first_lsn)
 
     def _register(self, group: str) -> GroupRegister:
         return GroupRegister(self._stream, self._partition, group)
@@ -296,7 +321,7 @@ PENDING_BATCHES_MAX: Final = 65_536
 class PendingBatches:
     """Slices from a place on, without a gap."""
 
-    def __init__(self, feed: Feed, start: Place) -> None:
+    def __init__(self, feed: Feed, start: QueuePosition) -> None:
         self.feed = feed
         self._start = start
         self._asked = start
@@ -316,11 +341,11 @@ class PendingBatches:
         """About how many stored bytes they are."""
         return sum(one.size_bytes for one in self._slices)
 
-    def begins_at(self, start: Place) -> bool:
+    def begins_at(self, start: QueuePosition) -> bool:
         """Whether everything from here on is known, as far as anything is."""
         return self._asked == start
 
-    def begin_at(self, start: Place, *, instead_of: Place | None = None) -> None:
+    def begin_at(self, start: QueuePosition, *, instead_of: QueuePosition | None = None) -> None:
         """What lies before is done; a start elsewhere is looked for anew.
 
         `instead_of` is the place that was asked for, where what follows it is lost.
@@ -351,7 +376,7 @@ class PendingBatches:
                 break
         return found_any
 
-    async def all_until(self, end: Place) -> list[Slice]:
+    async def all_until(self, end: QueuePosition) -> list[Slice]:
         """The slices up to a place that was there once, learned of where they are not known."""
         while self.end < end:
             found = await self.feed.more(self.end.sequence, LOOK_BATCHES)
@@ -364,7 +389,7 @@ class PendingBatches:
             self._add(found)
         return self.until(end)
 
-    def until(self, end: Place | None) -> list[Slice]:
+    def until(self, end: QueuePosition | None) -> list[Slice]:
         """The slices up to a place."""
         return list(self._slices) if end is None else slices_until(self._slices, end)
 
@@ -372,7 +397,7 @@ class PendingBatches:
         for one in found:
             self._slices.append(one.cut(self._start.lsn, one.end_lsn))
         if found:
-            self.end = Place(found[-1].sequence + 1, found[-1].end_lsn)
+            self.end = QueuePosition(found[-1].sequence + 1, found[-1].end_lsn)
 
     def _has(self, rows: int | None, size_bytes: int | None) -> bool:
         if rows is not None and self.rows >= rows:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.queue import Descriptor
 from headwater.spark.source.offset import StreamPartition
 
@@ -62,10 +62,10 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         rows = self.descriptor.rows
         return self.descriptor.size_bytes * self.take // rows if rows else 0
 
-    def place_at(self, lsn: int) -> Place:
+    def place_at(self, lsn: int) -> QueuePosition:
         """The place before a record of this batch, or after its last one: in the next batch."""
         is_over = lsn > self.descriptor.last_lsn
-        return Place(self.sequence + 1 if is_over else self.sequence, lsn)
+        return QueuePosition(self.sequence + 1 if is_over else self.sequence, lsn)
 
     def cut(self, first_lsn: int, end_lsn: int) -> Slice:
         """The rows of this slice that lie between two LSNs."""
@@ -129,9 +129,9 @@ def share_limit(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[in
     return given
 
 
-def end_by_rows(slices: Sequence[Slice], rows: int) -> Place | None:
+def end_by_rows(slices: Sequence[Slice], rows: int) -> QueuePosition | None:
     """The place after so many rows; None if that is before the first."""
-    end: Place | None = None
+    end: QueuePosition | None = None
     for one in slices:
         if one.take > rows:
             return one.place_at(one.first_lsn + rows) if rows else end
@@ -142,7 +142,7 @@ def end_by_rows(slices: Sequence[Slice], rows: int) -> Place | None:
 
 def ends_by_bytes(
     waiting: Sequence[Sequence[Slice]], size_bytes: int, *, turn: int = 0
-) -> list[Place | None]:
+) -> list[QueuePosition | None]:
     """The places after whole batches that fit; within one, if it alone is more than that.
 
     Batches stay whole because each micro-batch that has a part of one fetches all of it.
@@ -178,13 +178,13 @@ def _that_fit(slices: Sequence[Slice], size_bytes: int) -> int:
     return len(slices)
 
 
-def _after(slices: Sequence[Slice]) -> Place | None:
+def _after(slices: Sequence[Slice]) -> QueuePosition | None:
     return slices[-1].place_at(slices[-1].end_lsn) if slices else None
 
 
 def micro_batch_ends(
     waiting: Sequence[Sequence[Slice]], limits: Limits, *, turn: int = 0
-) -> list[Place | None]:
+) -> list[QueuePosition | None]:
     """Where each partition's part of a micro-batch ends; None where nothing is taken."""
     if limits.rows is not None:
         rows = share_limit(limits.rows, [sum(one.take for one in s) for s in waiting], turn=turn)
@@ -198,7 +198,7 @@ def micro_batch_ends(
     return [_after(slices) for slices in waiting]
 
 
-def slices_until(slices: Iterable[Slice], end: Place | None) -> list[Slice]:
+def slices_until(slices: Iterable[Slice], end: QueuePosition | None) -> list[Slice]:
     """The slices up to a place; none up to None."""
     if end is None:
         return []

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.buffer.records import HEADERS_TYPE
-from headwater.buffer.stream import Stream, open_several, open_stream, stream_names
+from headwater.buffer.stream import Stream, open_stream, open_streams, stream_names
 from headwater.core.errors import HeadwaterError, NotFound, Refused
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.offset import StreamPartition
@@ -192,7 +192,7 @@ def parts_of(
 async def _matching(store: Store, pattern: re.Pattern[str]) -> list[Stream]:
     names = [name for name in await stream_names(store) if pattern.fullmatch(name)]
     streams = []
-    for found in (await open_several(store, names)).values():
+    for found in (await open_streams(store, names)).values():
         if isinstance(found, HeadwaterError):
             raise found
         streams.append(found)
