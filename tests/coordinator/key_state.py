@@ -8,8 +8,8 @@ from typing import Any
 
 from headwater.coordinator import (
     CoordinatorConfig,
-    Froze,
-    Stamped,
+    DeltaView,
+    FrozenDelta,
     WriteCoordinator,
 )
 
@@ -58,8 +58,8 @@ class KeyDelta:
     def estimate_size(self) -> int:
         return self._size
 
-    def freeze(self) -> Froze[Rows, Rows, Context]:
-        return Froze(self._rows, self._rows, self._context)
+    def freeze(self) -> FrozenDelta[Rows, Rows, Context]:
+        return FrozenDelta(self._rows, self._rows, self._context)
 
     def reader(self) -> Rows:
         return self._rows
@@ -67,7 +67,7 @@ class KeyDelta:
 
 @dataclass
 class Gate:
-    """Holds a flusher until it is opened, and tells that it came."""
+    """Holds a flusher until it is opened, and signals its arrival."""
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,20 +78,20 @@ class Gate:
 
 
 class KeyFlusher:
-    """Keeps rows in a dictionary; fails and waits as it is told to."""
+    """Keeps rows in a dictionary; fails and waits when a test says so."""
 
     def __init__(self) -> None:
         self.kept: Rows = {}
-        self.flushed: list[Stamped[Rows]] = []
+        self.flushed: list[DeltaView[Rows]] = []
         self.storage_flushes = 0
         self.gate: Gate | None = None
         self.errors: list[Exception] = []
         """Raised by the next calls, one each."""
 
-    async def flush_delta(self, frozen: Rows, epochs: range) -> Rows:
+    async def flush_delta(self, frozen: Rows, write_epochs: range) -> Rows:
         await self._come()
         self.kept = {**self.kept, **frozen}
-        self.flushed.append(Stamped(frozen, epochs))
+        self.flushed.append(DeltaView(frozen, write_epochs))
         return self.kept
 
     async def flush_storage(self) -> None:
@@ -110,7 +110,7 @@ Coordinator = WriteCoordinator[Put, int, Rows, Rows, Rows]
 
 
 def quiet(**changed: Any) -> CoordinatorConfig:
-    """Nothing is flushed unless somebody asks for it."""
+    """Nothing is flushed unless a test requests it."""
     settings = {
         "queue_capacity": 100,
         "flush_interval_s": HOUR_S,
@@ -126,7 +126,7 @@ def coordinator(
     context: Context | None = None,
     **changed: Any,
 ) -> Coordinator:
-    """One that is not started."""
+    """A coordinator that is not started."""
     return WriteCoordinator(
         quiet(**changed),
         channels or ["default"],
