@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.frame import Ending, encode_frame, scan
 from headwater.store import MemoryBackend, Register, Sequence, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
@@ -43,12 +42,6 @@ async def _written_sequence() -> dict[str, bytes]:
     return {meta.key: bytes((await store.get(meta.key)).data) async for meta in store.list()}
 
 
-def _written_frames() -> bytes:
-    first = encode_frame(b"first", number=1, synced=0, offset=0, salt=b"salt")
-    second = encode_frame(b"", number=5, synced=1, offset=len(first), salt=b"salt")
-    return first + second
-
-
 def test_a_register_is_written_and_read_as_it_always_was() -> None:
     golden = (HERE / "register.1.json").read_bytes()
     with runtime.installed(FixedRuntime()):
@@ -76,14 +69,3 @@ def test_a_sequence_is_written_and_read_as_it_always_was() -> None:
         return await sequence.floor(), [entry.payload for entry in await sequence.read(2)]
 
     assert asyncio.run(read()) == (2, [b"\x00\xff"])
-
-
-def test_frames_are_written_and_read_as_they_always_were() -> None:
-    golden = (HERE / "frames.1").read_bytes()
-    assert _written_frames() == golden
-    found = scan(golden, salt=b"salt")
-    assert found.ending is Ending.CLEAN
-    assert [(frame.number, bytes(frame.payload)) for frame in found.frames] == [
-        (1, b"first"),
-        (5, b""),
-    ]

@@ -37,7 +37,7 @@ SEQUENCE_HISTORY: Final = 256
 REGISTER_ATTEMPTS: Final = 64
 SEQUENCE_ATTEMPTS: Final = 256
 
-# Frames: a payload above this would be refused on read, so it is refused on write.
+# Frames of a spool: a payload above this would be refused on read, so it is refused on write.
 FRAME_PAYLOAD_MAX_BYTES: Final = 256 * MIB
 
 # Requests.
