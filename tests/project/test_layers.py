@@ -91,7 +91,7 @@ def test_a_banned_name_is_found_under_any_alias(tmp_path: Path, source: str, lin
     [
         ("headwater/core/a.py", "import random, time\n\nx = time.time()\n"),
         ("headwater/store/a.py", "import obstore\nfrom headwater.core import X\n"),
-        ("headwater/store/a.py", "from headwater.store.keys import Key\nfrom . import keys\n"),
+        ("headwater/store/a.py", "from headwater.store.objects import Key\nfrom . import keys\n"),
         ("headwater/spark/a.py", "from pyspark.sql import DataFrame\nimport headwater.node\n"),
         ("headwater/cli/a.py", "from headwater import Producer\n"),
         ("headwater/testing/a.py", "import random\nfrom headwater.cli import X\n"),

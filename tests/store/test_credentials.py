@@ -16,7 +16,7 @@ from headwater.core.errors import Denied, HeadwaterError, Refused
 from headwater.core.retry import RetryPolicy
 from headwater.core.settings import Secret
 from headwater.store import Store, open_store
-from headwater.store.credentials import read_profile
+from headwater.store.address import read_profile
 
 MARKER = "wJalrXUtnFEMImarker"
 KEY_ID, TOKEN = "AKIAmarkerKEYID", "FwoGZmarkerTOKEN"

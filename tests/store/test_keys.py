@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.core.errors import BadKey
 from headwater.core.limits import KEY_MAX_BYTES, KEY_MAX_SEGMENTS, KEY_SEGMENT_MAX_BYTES
 from headwater.store import check_key, check_prefix
-from headwater.store.keys import RESERVED_SEGMENT
+from headwater.store.objects import RESERVED_SEGMENT
 
 ALPHABET = string.ascii_letters + string.digits + "._=-"
 segments = st.text(ALPHABET, min_size=1, max_size=20).filter(lambda s: s not in (".", ".."))

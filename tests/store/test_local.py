@@ -14,8 +14,8 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Conflict, NotFound
 from headwater.store import IF_ABSENT, ByteRange, Store
-from headwater.store.keys import RESERVED_SEGMENT
 from headwater.store.local import ABANDONED_AFTER_MS
+from headwater.store.objects import RESERVED_SEGMENT
 from tests.store.directory import backend_at, in_chunks, keys, unfinished
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headwater.core.disk import OsDisk
 from headwater.core.errors import NotFound, NotSupported
 from headwater.store import IF_ABSENT, LocalBackend, MemoryBackend, Store
-from headwater.store.keys import RESERVED_SEGMENT
+from headwater.store.objects import RESERVED_SEGMENT
 from headwater.testing import FaultyDisk, simulate
 from tests.store.directory import backend_at, keys, unfinished
 

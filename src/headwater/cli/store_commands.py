@@ -18,7 +18,7 @@ from headwater.core.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from headwater.store import Store
-    from headwater.store.conformance import Report
+    from headwater.store.conformance import StoreReport
 
 store_app = HeadwaterTyper(
     help="Check an object store, and look into one.",
@@ -59,7 +59,7 @@ def check(
     # Before anything is shown: an address that is refused may hold a credential.
     opened = open_with_options(url, option)
 
-    async def run(view: CheckView) -> Report:
+    async def run(view: CheckView) -> StoreReport:
         async with opened as store:
             return await check_store(
                 store,
@@ -168,7 +168,7 @@ def _name_and_value(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _status(report: Report) -> int:
+def _status(report: StoreReport) -> int:
     if report.safe:
         return 0
     return EXIT_NO if report.named("fail") else EXIT_COULD_NOT_RUN

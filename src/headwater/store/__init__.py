@@ -26,14 +26,22 @@ if TYPE_CHECKING:
         Backend,
         Condition,
         IfAbsent,
+        MemoryBackend,
         PreconditionFailed,
         Unreachable,
     )
-    from headwater.store.conformance import Report, check_store
-    from headwater.store.keys import check_key, check_prefix
+    from headwater.store.conformance import StoreReport, check_store
     from headwater.store.local import LocalBackend
-    from headwater.store.memory import MemoryBackend
-    from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Parts, Version
+    from headwater.store.objects import (
+        ByteRange,
+        Object,
+        ObjectMeta,
+        Page,
+        Parts,
+        Version,
+        check_key,
+        check_prefix,
+    )
     from headwater.store.register import Register, Revision
     from headwater.store.sequence import Entry, Sequence
     from headwater.store.store import Store
@@ -54,10 +62,10 @@ __all__ = [
     "Parts",
     "PreconditionFailed",
     "Register",
-    "Report",
     "Revision",
     "Sequence",
     "Store",
+    "StoreReport",
     "StoreStats",
     "Unreachable",
     "Version",
@@ -72,12 +80,11 @@ __getattr__, __dir__ = exports(
     {
         "address": "open_store",
         "attempts": "OperationStats StoreStats",
-        "backend": "Backend Condition IF_ABSENT IfAbsent PreconditionFailed Unreachable",
-        "conformance": "Report check_store",
-        "keys": "check_key check_prefix",
+        "backend": "Backend Condition IF_ABSENT IfAbsent MemoryBackend PreconditionFailed "
+        "Unreachable",
+        "conformance": "StoreReport check_store",
         "local": "LocalBackend",
-        "memory": "MemoryBackend",
-        "objects": "ByteRange Object ObjectMeta Page Parts Version",
+        "objects": "ByteRange Object ObjectMeta Page Parts Version check_key check_prefix",
         "register": "Register Revision",
         "sequence": "Entry Sequence",
         "store": "Store",

@@ -109,7 +109,9 @@ class AttemptTimedOut(OutcomeUnknown):
     """An attempt took too long."""
 
 
-def gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool) -> HeadwaterError:
+def attempts_exhausted(
+    key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool
+) -> HeadwaterError:
     """What a caller is told when attempts or time are used up."""
     tries = f"after {budget.used} attempts"
     if maybe_landed:
@@ -126,7 +128,7 @@ def still_unknown(key: str, error: Refused) -> OutcomeUnknown:
     )
 
 
-def taken_by(
+def conflict_with(
     key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
 ) -> Conflict | None:
     """What a refused write is told if what is there contradicts its condition; else None."""
@@ -146,7 +148,7 @@ def too_large(key: str, size_bytes: int) -> LimitExceeded:
     )
 
 
-def unordered(key: str, after: str) -> NotSupported:
+def listing_out_of_order(key: str, after: str) -> NotSupported:
     """A listing that cannot be gone on with."""
     return NotSupported(
         f"this store lists {key} after {after}; Headwater needs listings in the order of keys"

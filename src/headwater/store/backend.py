@@ -1,27 +1,19 @@
-"""What a kind of storage must be able to do: one attempt at one request, honestly reported.
+"""The seam of object stores, and its simplest implementation, which keeps objects in memory.
 
-A backend never retries and never interprets. `Store` does both, once, for all of them.
-
-What a backend's write may raise, and what each means:
-
-- `PreconditionFailed`: the store said no to a condition. Usually somebody else's content is
-  there. It may also be one's own write (an intermediary sent it twice). `compared` says that the
-  store looked at the condition (412); a 409 may mean that a concurrent request was under way and
-  the key is still absent.
-- `Unreachable`: the request was never sent.
-- `Unavailable`, `Throttled`: the store did not take the request. A gateway may say so after
-  the store behind it took it, so a write that gets one may have landed.
-- `OutcomeUnknown`: the response was lost.
-- `Refused` and its kinds: the request cannot work; nothing landed.
+A backend sends each request once. Retries, time-outs and the settling of unknown outcomes
+are in `Store`, so that all backends share them and a test can put a failing backend below.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Final
 
-from headwater.core.errors import Conflict, Unavailable
+from headwater.core import runtime
+from headwater.core.errors import Conflict, NotFound, Unavailable
+from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store.objects import (
     Buffer,
     ByteRange,
@@ -105,3 +97,67 @@ class Backend(ABC):
 
     async def close(self) -> None:  # noqa: B027  most backends hold nothing
         """Give back what the backend holds."""
+
+
+class MemoryBackend(Backend):
+    """Objects of this process, gone with it."""
+
+    scheme = "memory"
+    is_local = True
+
+    def __init__(self, *, versions_by_content: bool = False) -> None:
+        """With `versions_by_content` equal bytes have equal versions, as S3's ETags do."""
+        self._versions_by_content = versions_by_content
+        self._objects: dict[str, Object] = {}
+        self._writes = 0
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+        found = self._find(key)
+        if byte_range is None:
+            return found
+        start, end = byte_range.resolve(found.meta.size_bytes)
+        return Object(found.meta, found.data[start:end])
+
+    async def head(self, key: str) -> ObjectMeta:
+        return self._find(key).meta
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        current = self._objects.get(key)
+        if isinstance(condition, IfAbsent):
+            if current is not None:
+                raise PreconditionFailed(f"{key} exists", compared=True)
+        elif condition is not None and (current is None or current.version != condition):
+            raise PreconditionFailed(f"{key} is not at the expected version", compared=True)
+        self._writes += 1
+        content = bytes(data)
+        version = Version(e_tag=self._e_tag(content))
+        meta = ObjectMeta(key, len(content), version, runtime.wall_ms())
+        self._objects[key] = Object(meta, content)
+        return version
+
+    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
+        return await self.put(key, b"".join([bytes(chunk) async for chunk in chunks]))
+
+    async def delete(self, key: str) -> None:
+        self._objects.pop(key, None)
+
+    async def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
+        keys = sorted(key for key in self._objects if key.startswith(prefix) and key > start_after)
+        for first in range(0, len(keys), LIST_PAGE_KEYS):
+            page = keys[first : first + LIST_PAGE_KEYS]
+            yield [self._objects[key].meta for key in page if key in self._objects]
+
+    async def folders(self, prefix: str) -> Names:
+        below = (key[len(prefix) :] for key in self._objects if key.startswith(prefix))
+        return [*{name for name, slash, _ in (key.partition("/") for key in below) if slash}]
+
+    def _e_tag(self, content: bytes) -> str:
+        if self._versions_by_content:
+            return hashlib.blake2b(content, digest_size=16).hexdigest()
+        return f"m{self._writes}"
+
+    def _find(self, key: str) -> Object:
+        found = self._objects.get(key)
+        if found is None:
+            raise NotFound(f"{key} does not exist")
+        return found

@@ -42,7 +42,7 @@ from headwater.store.conformance_checks import (
     Violation,
     for_each,
 )
-from headwater.store.keys import check_prefix
+from headwater.store.objects import check_prefix
 from headwater.store.store import Store
 
 Status = Literal["pass", "fail", "skipped", "unfinished"]
@@ -74,7 +74,7 @@ class OperationReport(msgspec.Struct, frozen=True):
     p99_ms: float
 
 
-class Report(msgspec.Struct, frozen=True):
+class StoreReport(msgspec.Struct, frozen=True):
     """A run of the suite. Requests and cost count from when the store was opened."""
 
     url: str
@@ -141,7 +141,7 @@ async def check_store(
     repeat: int = 1,
     only: Collection[str] | None = None,
     report: Watcher | None = None,
-) -> Report:
+) -> StoreReport:
     """Run the suite in a fresh folder below `prefix` and say whether the store is safe.
 
     `repeat` runs for_each race so often, up to its first failure. `only` names the checks to run.
@@ -160,7 +160,7 @@ async def check_store(
         results = await run.checks()
     finally:
         left_behind = await run.clean_up()
-    return Report(
+    return StoreReport(
         url=store.url,
         prefix=folder,
         checks=results,

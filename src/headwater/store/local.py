@@ -44,9 +44,9 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
-from headwater.store.keys import RESERVED_SEGMENT
 from headwater.store.local_listing import ChangesUnderWay, LocalListing, next_page
 from headwater.store.objects import (
+    RESERVED_SEGMENT,
     Buffer,
     ByteRange,
     Names,

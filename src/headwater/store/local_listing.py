@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from headwater.core.disk import Disk
 from headwater.core.errors import BadKey, DiskFailed, HeadwaterError, NotFound
 from headwater.core.limits import LIST_PAGE_KEYS
-from headwater.store.keys import check_key
-from headwater.store.objects import ObjectMeta, Page
+from headwater.store.objects import ObjectMeta, Page, check_key
 
 
 class ChangesUnderWay:

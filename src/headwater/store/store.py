@@ -27,11 +27,11 @@ from headwater.store.attempts import (
     AttemptTimedOut,
     SlowWarning,
     StoreStats,
-    gave_up,
+    attempts_exhausted,
+    conflict_with,
+    listing_out_of_order,
     still_unknown,
-    taken_by,
     too_large,
-    unordered,
 )
 from headwater.store.backend import (
     IF_ABSENT,
@@ -40,8 +40,17 @@ from headwater.store.backend import (
     PreconditionFailed,
     Unreachable,
 )
-from headwater.store.keys import check_key, check_prefix
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
+from headwater.store.objects import (
+    Buffer,
+    ByteRange,
+    Object,
+    ObjectMeta,
+    Page,
+    Parts,
+    Version,
+    check_key,
+    check_prefix,
+)
 
 T = TypeVar("T")
 Bytes = bytes | memoryview
@@ -172,7 +181,7 @@ class Store:
                         if meta.key <= asked:
                             continue  # some stores ignore where to start
                         if meta.key <= after:
-                            raise unordered(meta.key, after)
+                            raise listing_out_of_order(meta.key, after)
                         after = meta.key
                         yield meta
                     budget = self._policy.start()
@@ -346,7 +355,7 @@ class Store:
             )
         return True
 
-    _taken_by = staticmethod(taken_by)
+    _taken_by = staticmethod(conflict_with)
 
     async def _put_in_parts(self, key: str, data: Bytes) -> Version:
         part = limits.MULTIPART_PART_BYTES
@@ -381,7 +390,7 @@ class Store:
                 # A refused condition where none was made is a server's way of saying "busy".
                 maybe_landed |= write and not isinstance(error, Unreachable)
                 if not await self._pause(operation, budget, error):
-                    raise gave_up(key, budget, error, maybe_landed) from error
+                    raise attempts_exhausted(key, budget, error, maybe_landed) from error
             except Refused as error:
                 if maybe_landed:
                     raise still_unknown(key, error) from error

@@ -17,7 +17,7 @@ from headwater.store.conformance import check_store
 from headwater.testing.disk import Crashed, CrashKind, DiskFaultRates, FaultyDisk
 from headwater.testing.disk_explore import Explored, explore
 from headwater.testing.memory_wal import MemoryWal
-from headwater.testing.sim import Event, Outcome, Process, SimRuntime, Simulation, simulate
+from headwater.testing.sim import Event, Process, SimRuntime, Simulation, SimulationResult, simulate
 from headwater.testing.store import Faults, FaultyStore
 from headwater.testing.torture import Scenario, run_scenarios
 
@@ -31,11 +31,11 @@ __all__ = [
     "FaultyDisk",
     "FaultyStore",
     "MemoryWal",
-    "Outcome",
     "Process",
     "Scenario",
     "SimRuntime",
     "Simulation",
+    "SimulationResult",
     "check_store",
     "explore",
     "run_scenarios",

@@ -40,7 +40,7 @@ _NAME_MAX_BYTES: Final = 255
 _KEEP_RATES: Final = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 
-class Standing(Enum):
+class ChangeState(Enum):
     """How far a change has come."""
 
     PENDING = "not synced"
@@ -54,7 +54,7 @@ class Write:
 
     offset: int
     data: bytes
-    standing: Standing = Standing.PENDING
+    standing: ChangeState = ChangeState.PENDING
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class Cut:
     """A file brought to a size."""
 
     size_bytes: int
-    standing: Standing = Standing.PENDING
+    standing: ChangeState = ChangeState.PENDING
 
 
 @dataclass(slots=True, eq=False)
@@ -92,21 +92,21 @@ class FileNode:
         """What a sync does that tells the truth."""
         self.safe_mtime_ns = self.mtime_ns
         for change in self.changes:
-            if change.standing is Standing.PENDING:
-                change.standing = Standing.SAFE
-        while self.changes and self.changes[0].standing is Standing.SAFE:
+            if change.standing is ChangeState.PENDING:
+                change.standing = ChangeState.SAFE
+        while self.changes and self.changes[0].standing is ChangeState.SAFE:
             _apply(self.safe, self.changes.pop(0))
 
     def give_up(self) -> None:
         """What a sync does that fails: the pages are taken for clean, and are not on the disk."""
         for change in self.changes:
-            if change.standing is Standing.PENDING:
-                change.standing = Standing.GIVEN_UP
+            if change.standing is ChangeState.PENDING:
+                change.standing = ChangeState.GIVEN_UP
 
     def evict(self) -> None:
         """Read from the disk again what only the memory held, and was taken for clean."""
         self.live = bytearray(self.safe)
-        self.changes = [c for c in self.changes if c.standing is not Standing.GIVEN_UP]
+        self.changes = [c for c in self.changes if c.standing is not ChangeState.GIVEN_UP]
         for change in self.changes:
             _apply(self.live, change)
 
@@ -115,14 +115,14 @@ class FileNode:
         content, reach = bytearray(self.safe), 0
         keep = random.choice(_KEEP_RATES)
         for change in self.changes:
-            if change.standing is Standing.SAFE:
+            if change.standing is ChangeState.SAFE:
                 _apply(content, change)
                 if isinstance(change, Cut):
                     reach = min(reach, change.size_bytes)
                 continue
             if isinstance(change, Write):
                 reach = max(reach, change.offset + len(change.data))
-            if change.standing is Standing.PENDING:
+            if change.standing is ChangeState.PENDING:
                 _apply_some(content, change, keep, random)
         if reach > len(content) and random.random() < 0.25:
             _resize(content, random.randint(len(content), reach))
@@ -151,7 +151,7 @@ class NameChange:
     sets: tuple[tuple[FolderNode, str, Node | None], ...]
     needs: NameChange | None = None
     """For a rename, the change that gave the file the name from which it moves."""
-    standing: Standing = Standing.PENDING
+    standing: ChangeState = ChangeState.PENDING
 
     def touches(self, folder: FolderNode) -> bool:
         """Whether a name in this folder is among them."""
@@ -165,7 +165,7 @@ class NameChange:
         """This change will survive, and so will what it needs."""
         change: NameChange | None = self
         while change is not None:
-            change.standing = Standing.SAFE
+            change.standing = ChangeState.SAFE
             change = change.needs
 
 
@@ -246,15 +246,17 @@ class Tree:
     def make_safe(self, folder: FolderNode) -> None:
         """What a folder's sync does that tells the truth."""
         for change in self._changes:
-            if change.standing is Standing.PENDING and (self.journaled or change.touches(folder)):
+            if change.standing is ChangeState.PENDING and (
+                self.journaled or change.touches(folder)
+            ):
                 change.make_safe()
         self._fold()
 
     def give_up(self, folder: FolderNode) -> None:
         """What a folder's sync does that fails."""
         for change in self._changes:
-            if change.standing is Standing.PENDING and change.touches(folder):
-                change.standing = Standing.GIVEN_UP
+            if change.standing is ChangeState.PENDING and change.touches(folder):
+                change.standing = ChangeState.GIVEN_UP
 
     def files(self) -> Iterator[FileNode]:
         """Every file that has a name, once."""
@@ -297,7 +299,10 @@ class Tree:
         tree = copy.deepcopy(self)
         for node in tree.files():
             node.handles = 0
-            if any(c.standing is Standing.GIVEN_UP for c in node.changes) and random.random() < 0.5:
+            if (
+                any(c.standing is ChangeState.GIVEN_UP for c in node.changes)
+                and random.random() < 0.5
+            ):
                 node.evict()
         tree._count({id(node): node for node in _walk(tree.root)}.values())
         return tree
@@ -327,7 +332,7 @@ class Tree:
         waiting: list[NameChange] = []
         held: set[tuple[int, str]] = set()
         for change in self._changes:
-            if change.standing is Standing.SAFE and not held & change.slots():
+            if change.standing is ChangeState.SAFE and not held & change.slots():
                 for folder, name, node in change.sets:
                     folder.safe.pop(name, None)
                     if node is not None:
@@ -340,16 +345,16 @@ class Tree:
 
     def _kept(self, random: Random) -> list[NameChange]:
         if self.journaled:
-            safe = [i for i, c in enumerate(self._changes) if c.standing is Standing.SAFE]
+            safe = [i for i, c in enumerate(self._changes) if c.standing is ChangeState.SAFE]
             end = random.randint(safe[-1] + 1 if safe else 0, len(self._changes))
             changes = self._changes[:end]
-            return [c for c in changes if c.standing is not Standing.GIVEN_UP]
+            return [c for c in changes if c.standing is not ChangeState.GIVEN_UP]
         keep = random.choice(_KEEP_RATES)
         needed: set[int] = set()
         kept = []
         for change in reversed(self._changes):
-            by_chance = change.standing is Standing.PENDING and random.random() < keep
-            if change.standing is Standing.SAFE or by_chance or id(change) in needed:
+            by_chance = change.standing is ChangeState.PENDING and random.random() < keep
+            if change.standing is ChangeState.SAFE or by_chance or id(change) in needed:
                 kept.append(change)
                 needed.add(id(change.needs))
         return kept[::-1]

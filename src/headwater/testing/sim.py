@@ -207,7 +207,7 @@ def _show(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T]):
+class SimulationResult(Generic[T]):
     """What a simulation came to."""
 
     seed: int
@@ -371,7 +371,7 @@ def simulate(
     max_virtual_s: float = MAX_VIRTUAL_S,
     stall_max_s: float = STALL_MAX_S,
     replay: str = REPLAY,
-) -> Outcome[T]:
+) -> SimulationResult[T]:
     """Run `main` and whatever it starts, in virtual time, in the order of `seed`.
 
     When `main` returns, what it left running is cancelled and may clean up. Whatever `main`
@@ -396,7 +396,7 @@ def simulate(
     except BaseException as error:
         error.add_note(simulation.note(replay))
         raise
-    return Outcome(
+    return SimulationResult(
         seed=seed,
         value=value,
         fingerprint=simulation.fingerprint(),

@@ -15,7 +15,7 @@ from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredMani
 from headwater.buffer.queue.v1.side_object import QueueView, SideObject, SideState, check_front
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.store import Object, Store
-from headwater.store.attempts import taken_by
+from headwater.store.attempts import conflict_with
 from headwater.testing import Scenario
 from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
@@ -53,7 +53,7 @@ def _refused_says(nothing_landed: bool) -> Any:
     """The same of every refused write, however it was refused and whatever was sent before."""
 
     def taken(key: str, current: Object | None, condition: Any, **_: bool) -> Conflict | None:
-        return taken_by(key, current, condition, nothing_landed=nothing_landed)
+        return conflict_with(key, current, condition, nothing_landed=nothing_landed)
 
     return staticmethod(taken)
 

@@ -31,7 +31,7 @@ from headwater.buffer.transaction.record import (
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, LimitExceeded, Refused
 from headwater.store import Store
-from headwater.store.memory import MemoryBackend
+from headwater.store.backend import MemoryBackend
 from headwater.testing import SimRuntime
 from tests.buffer.transaction.given import (
     DAY_S,

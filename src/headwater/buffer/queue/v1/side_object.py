@@ -19,7 +19,7 @@ from headwater.core.errors import Contended, NotFound, Refused, RolledBack
 from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import decode_ulid, ulid_time_ms
 from headwater.store import Register, Store
-from headwater.store.keys import check_key
+from headwater.store.objects import check_key
 
 _SUFFIX: Final = ".batch"
 _SEGMENT: Final = re.compile(r"([0-9]{20})(?:-([0-9]{20})-([0-9a-f]{24}))?(?:-[0-9a-f]{32})?")
