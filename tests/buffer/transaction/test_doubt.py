@@ -169,7 +169,7 @@ async def test_a_record_that_cannot_be_read_leaves_a_commit_in_doubt() -> None:
     backend, stream = await doubtful()
     attempt = micro_batch(0)
     committer, done = await in_doubt(backend, stream, attempt, backend_stays_away(backend))
-    with pytest.raises(OutcomeUnknown, match="looking what became of it failed"):
+    with pytest.raises(OutcomeUnknown, match="reading what became of it failed"):
         await committer.commit(done)
     backend.is_away = False
     await backend.land()

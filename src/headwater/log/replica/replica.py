@@ -407,11 +407,11 @@ class Replica:
 
     async def _heed(self, term: int) -> None:
         if await self._holdings.heed(term):
-            self.readers.tell()
+            self.readers.notify()
 
     def _set_phase(self, state: ReplicaPhase) -> None:
         self._phase = state
-        self.readers.tell()
+        self.readers.notify()
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:

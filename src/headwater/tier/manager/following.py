@@ -165,7 +165,7 @@ class FollowedPartition:
         if self.stopped is not None:
             self.stopped = None
             self._metrics.partitions_stopped -= 1
-        self._waiters.tell()
+        self._waiters.notify()
 
     def reaches_to(self, high_water_mark: int, since_offset: int) -> None:
         """Know how far the log goes; `since_offset` was applied when that was asked."""
@@ -180,7 +180,7 @@ class FollowedPartition:
         elif self.high_water_mark is None:
             self.high_water_mark = high_water_mark
             self.problem = None
-        self._waiters.tell()
+        self._waiters.notify()
 
     def snapshot(self, log_id: uuid.UUID) -> Snapshot:
         """All that is known at this moment, as a value: a copy, whatever is applied afterwards."""
@@ -209,7 +209,7 @@ class FollowedPartition:
             self._move_to(item.next_offset)
         else:
             self._take_failure(item)
-        self._waiters.tell()
+        self._waiters.notify()
         return not self.is_stopped
 
     def _take_event(self, item: EventDelivered) -> None:

@@ -397,7 +397,7 @@ class TopicMetadataManager:
     def _end(self, why: HeadwaterError) -> None:
         if self._over is None:
             self._over = why
-        self._waiters.tell()
+        self._waiters.notify()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = runtime.spawn(coroutine, name=f"tier-metadata-{name}")
