@@ -98,7 +98,7 @@ class HastyStore(Store):
     """Takes a 409 for a conflict, though the key is absent."""
 
     @staticmethod
-    def _taken_by(
+    def _conflict_with(
         key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
     ) -> Conflict:
         kind = AlreadyExists if condition is IF_ABSENT else Conflict

@@ -156,7 +156,7 @@ async def test_only_what_is_damaged_is_written_over() -> None:
     with pytest.raises(NotFound):
         await register.replace_damaged(1)
     await register.update(lambda _: 1)
-    with pytest.raises(Refused, match="can be read"):
+    with pytest.raises(Refused, match="can be decoded"):
         await register.replace_damaged(2)
     await store.put("r", b"{")
     await Register(store, "r", int).replace_damaged(3)

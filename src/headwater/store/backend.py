@@ -27,13 +27,13 @@ from headwater.store.objects import (
 
 
 class PreconditionFailed(Conflict):
-    """The store refused a condition; only looking tells why."""
+    """The store refused a condition; only a read shows why."""
 
     def __init__(self, message: str, *, compared: bool = False) -> None:
         super().__init__(message)
         self.compared = compared
-        """Whether the store compared the condition with what is there, and so carried nothing out.
-        A 409 does not say that: a copy of this request may be the one that was under way."""
+        """Whether the store compared the condition with the present content, and so did nothing.
+        A 409 does not say that: the concurrent request may be a copy of this one."""
 
 
 class Unreachable(Unavailable):
@@ -41,7 +41,7 @@ class Unreachable(Unavailable):
 
 
 class IfAbsent:
-    """Write only if the key is not there."""
+    """Write only if the key is absent."""
 
     def __repr__(self) -> str:
         return "IF_ABSENT"
@@ -52,27 +52,27 @@ Condition = None | IfAbsent | Version
 
 
 class Backend(ABC):
-    """One attempt at one request."""
+    """Sends each request once."""
 
     scheme: str
-    """How addresses of this kind begin: `memory`, `file`, `s3`, `gs`, `az`."""
+    """The scheme of its addresses: `memory`, `file`, `s3`, `gs`, `az`."""
     is_local: bool = False
-    """Whether a request costs no network: waits are then short and flushes frequent."""
+    """Whether requests need no network: waits are then short and flushes frequent."""
 
     @abstractmethod
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
-        """The object, or the part of it; `NotFound` if there is none."""
+        """The object, or a part of it; `NotFound` if absent."""
 
     @abstractmethod
     async def head(self, key: str) -> ObjectMeta:
-        """What the object is, without its bytes."""
+        """The object's metadata; `NotFound` if absent."""
 
     @abstractmethod
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         """Write the whole object if the condition holds."""
 
     async def put_parts(self, key: str, parts: Parts) -> Version:
-        """Write the whole object from where its bytes stand."""
+        """Write the whole object from its parts."""
         return await self.put(key, parts.together())
 
     @abstractmethod
@@ -81,26 +81,26 @@ class Backend(ABC):
 
     @abstractmethod
     async def delete(self, key: str) -> None:
-        """Remove the object; removing an absent one succeeds."""
+        """Delete the object; deleting an absent one succeeds."""
 
     @abstractmethod
     def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
-        """Pages of what stands under the folder `prefix` ("" for all) above `start_after`."""
+        """Pages of the objects below the folder `prefix` ("" for all) above `start_after`."""
 
     @abstractmethod
     async def folders(self, prefix: str) -> Names:
-        """The names of the folders that stand directly under the folder `prefix`, in any order."""
+        """The names of the folders directly below the folder `prefix`, in any order."""
 
     def clock_ms(self) -> int | None:
-        """The time by the clock that gives objects theirs, if it can be asked without a write."""
+        """The clock of objects' times, if it can be read without a write."""
         return None
 
-    async def close(self) -> None:  # noqa: B027  most backends hold nothing
-        """Give back what the backend holds."""
+    async def close(self) -> None:  # noqa: B027  most backends have nothing to close
+        """Close connections and other resources."""
 
 
 class MemoryBackend(Backend):
-    """Objects of this process, gone with it."""
+    """Objects in this process's memory."""
 
     scheme = "memory"
     is_local = True

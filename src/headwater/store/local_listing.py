@@ -22,7 +22,8 @@ from headwater.store.objects import ObjectMeta, Page, check_key
 
 
 class ChangesUnderWay:
-    """At most one change a path: whoever makes it holds the key's lock."""
+    """The name changes of this process that are not synced yet. At most one change for each path,
+    because its writer holds the key's lock."""
 
     def __init__(self) -> None:
         self._changes: dict[str, _Change] = {}
@@ -103,7 +104,7 @@ class LocalListing:
 
     def _holds_object(self, folder: str) -> bool:
         keys = self._keys_in(folder)
-        # A file at hand saves the way into the folders beside it, which may hold very many.
+        # A file here answers the question without reading the folders, which may be very large.
         if not all(key.endswith("/") for key in keys):
             return True
         return any(self._holds_object(key) for key in keys)

@@ -100,8 +100,8 @@ async def _not_fenced(self: V1Consumer) -> StoredManifest:
 @pytest.mark.parametrize(
     "bug",
     [
-        pytest.param(Bug(Store, "_taken_by", _refused_says(False)), id="clean-412-in-doubt"),
-        pytest.param(Bug(Store, "_taken_by", _refused_says(True)), id="every-conflict-clean"),
+        pytest.param(Bug(Store, "_conflict_with", _refused_says(False)), id="clean-412-in-doubt"),
+        pytest.param(Bug(Store, "_conflict_with", _refused_says(True)), id="every-conflict-clean"),
         pytest.param(Bug(V1Appender, "_settle", _append_again), id="blind-re-append"),
         pytest.param(Bug(V1Appender, "_settle_passed", _gone_is_not_landed), id="dequeued-unseen"),
     ],
