@@ -81,7 +81,7 @@ async def test_409_for_ever_with_the_key_absent_ends_without_a_guess() -> None:
 async def test_the_same_bytes_without_a_token_may_be_anybodys() -> None:
     backend, store = given()
     await backend.inner.put("a", b"same")
-    with pytest.raises(OutcomeUnknown, match="no token"):
+    with pytest.raises(OutcomeUnknown, match="without a token"):
         await store.put_if_absent("a", b"same", token=None)
 
 

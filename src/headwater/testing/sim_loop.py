@@ -1,12 +1,12 @@
-"""An event loop that owns time and order: virtual seconds, and a seeded choice of who runs next.
+"""An event loop with virtual time, in which a seed decides which task runs next.
 
 Always holds:
 
-- steps of tasks run in any order the seed draws; plain callbacks keep the order among
-  themselves in which they were scheduled, as asyncio promises, but tasks may run in between;
-- no order ever depends on an address or a string's hash: the same seed gives the same run in
+- steps of tasks run in an order that the seed decides; plain callbacks run in the order in which
+  they were scheduled, as asyncio promises, but tasks may run in between;
+- no order depends on an address or on the hash of a string: the same seed gives the same run in
   every process;
-- a handle of a killed group never runs, whoever scheduled it;
+- a handle of a killed group never runs;
 - asyncio's own tasks, futures and primitives run unchanged.
 """
 
@@ -41,11 +41,11 @@ MAX_STEPS: Final = 2_000_000
 MAX_VIRTUAL_S: Final = 100 * 365 * 86_400.0
 STALL_MAX_S: Final = 0.001
 
-# On average so many steps pass between two stalls (see SimLoop._stall).
+# The average number of steps between two stalls (see SimLoop._stall).
 _STALL_EVERY_STEPS: Final = 32
 _STALL_MIN_S: Final = 0.000_001
-# Collecting at fixed steps: at the interpreter's own instants it would end generators at a step
-# that differs between processes.
+# The garbage collector runs at fixed steps. Otherwise it would close generators at a step that
+# differs between processes.
 _COLLECT_EVERY_STEPS: Final = 250_000
 _TIMERS_SWEEP_ABOVE: Final = 64
 _TASKS_SWEEP_ABOVE: Final = 256
@@ -231,7 +231,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         except BaseException as error:
             for failed in self._unhandled():
                 error.add_note(
-                    f"also, nobody awaited {failed.get_name()!r}: {failed.exception()!r}"
+                    f"also, no task awaited {failed.get_name()!r}: {failed.exception()!r}"
                 )
             raise
         finally:
@@ -243,7 +243,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 gc.enable()
 
     def close(self) -> None:
-        """End every coroutine where it stands: its clean-up may run but not await."""
+        """End every coroutine at its present line: its clean-up may run but not await."""
         if self._running:
             raise RuntimeError("a running simulation cannot be closed")
         if self._closed:
@@ -305,7 +305,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise self._failure
 
     def _hold(self, group: SimGroup, handle: SimHandle | SimTimer) -> bool:
-        """Whether a group that is dead or frozen keeps this handle from running."""
+        """Whether the handle must not run now, because its group is dead or frozen."""
         if not group.alive:
             return True
         if group.frozen_until_s <= self.now_s:
@@ -377,7 +377,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return [task for task in failed if task.group is None or task.group.alive]
 
     def _drain(self) -> None:
-        """Cancel what main left behind, end open generators, and look for errors nobody saw."""
+        """Cancel tasks that `main` left, close generators, and raise errors that were not seen."""
         for _ in range(_DRAIN_ROUNDS):
             pending = self._pending()
             for task in pending:
@@ -389,7 +389,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         else:
             raise LimitReached(f"tasks keep starting others after {_DRAIN_ROUNDS} cancellations")
         for task in self._unhandled():
-            error = UnhandledFailure(f"task {task.get_name()!r} failed and nobody awaited it")
+            error = UnhandledFailure(f"task {task.get_name()!r} failed and no task awaited it")
             raise error from task.exception()
 
     def _close_generators(self) -> list[SimTask[Any]]:

@@ -1,6 +1,6 @@
-"""What the simulator schedules: groups of tasks, tasks, calls, and where a task waits.
+"""The objects that the simulator schedules: groups of tasks, tasks and calls.
 
-Always holds: everything here is ordered by numbers, never by addresses or hashes of strings.
+Always holds: everything is ordered by numbers, never by addresses or hashes of strings.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SimGroup:
         self.held = True
         self._wake()
 
-    async def until_over(self) -> None:
-        """Return when all its tasks have ended or it is dead."""
+    async def wait_until_over(self) -> None:
+        """Return when all its tasks have ended or it was killed."""
         if self.alive and self.unfinished:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -89,7 +89,7 @@ class SimTask(asyncio.Task[T_co]):
 
 
 class SimHandle(asyncio.Handle):
-    """A call to be made soon. It leaves the base class's fields unset: nobody reads them here."""
+    """A scheduled call. It leaves the base class's fields unset: this loop does not read them."""
 
     __slots__ = ("args", "call", "dropped", "group", "home", "task")
 
@@ -123,7 +123,7 @@ class SimHandle(asyncio.Handle):
 
 
 class TimerOwner(Protocol):
-    """Who wants to know that a timer no longer matters."""
+    """Is notified when a timer is cancelled."""
 
     def timer_dropped(self) -> None: ...
 
@@ -198,16 +198,16 @@ def where(awaitable: Any) -> str:
 
 
 def abandon(coroutine: Any) -> None:
-    """End a coroutine where it stands: its clean-up may run but not await."""
+    """End a coroutine at its present line: its clean-up may run but not await."""
     for _ in range(_CLOSE_ATTEMPTS):
         try:
             coroutine.close()
         except (SystemExit, KeyboardInterrupt):
             raise
         except RuntimeError:
-            # It awaited in its clean-up: close it there too, until it gives up.
+            # It awaited in its clean-up: close it there too, until it ends.
             continue
         except BaseException:
-            # The error of a coroutine that was not allowed to finish says nothing.
+            # The error of a coroutine that could not finish has no meaning.
             return
         return
