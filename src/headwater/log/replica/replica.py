@@ -155,7 +155,7 @@ class Replica:
         self._link = LeaderSession(name, source, config, self._heed)
         self._targets = targets
         self._follower = LogFollower(
-            name, self._link, holdings, config, self.metrics, self.readers.tell
+            name, self._link, holdings, config, self.metrics, self.readers.notify
         )
         self._bootstrapper = Bootstrapper(
             self._link, targets, config, self.metrics, self._follower.apply
