@@ -20,7 +20,7 @@ class Holder:
         self.is_told = True
 
 
-def test_every_holder_is_told_in_the_child_and_none_in_the_parent() -> None:
+def test_every_method_is_called_in_the_child_and_none_in_the_parent() -> None:
     holders = [Holder() for _ in range(5)]
     child = os.fork()
     if child == 0:

@@ -74,7 +74,7 @@ def test_a_number_that_does_not_fit_is_refused(number: int) -> None:
         "０1ARZ3NDEKTSV4RRFFQ69G5FA",
     ],
 )
-def test_what_is_not_written_here_is_not_read(text: str) -> None:
+def test_text_that_is_never_written_is_not_decoded(text: str) -> None:
     with pytest.raises(Refused):
         decode_ulid(text)
     with pytest.raises(Refused):
@@ -100,7 +100,7 @@ def test_ids_rise_whatever_the_clock_does(times_ms: list[int], seed: int) -> Non
     assert given == sorted(set(given))
 
 
-def test_ids_rise_while_the_clock_stands_still() -> None:
+def test_ids_rise_while_the_clock_does_not_advance() -> None:
     ids = factory(lambda: 1_700_000_000_000)
 
     given = [ids.new() for _ in range(2000)]

@@ -46,7 +46,7 @@ async def test_a_wall_clock_that_is_set_back_does_not_make_it_last() -> None:
     assert not moment.is_within(30)
 
 
-def test_the_real_clock_goes_on() -> None:
+def test_the_real_clock_advances() -> None:
     before_s = runtime.boottime_s()
     assert runtime.boottime_s() >= before_s
     assert Lease().is_within(30)

@@ -143,7 +143,7 @@ def test_what_remains_never_goes_below_zero(virtual: Virtual) -> None:
     assert (budget.remaining_s, budget.attempt_timeout_s) == (0.0, 0.0)
 
 
-def test_the_bounds_are_the_named_limits_unless_told() -> None:
+def test_the_bounds_default_to_the_named_limits() -> None:
     policy = RetryPolicy()
 
     assert policy.attempts == limits.ATTEMPTS_MAX

@@ -19,7 +19,7 @@ from headwater.core.settings import Secret
 VALUE = "hunter2-hunter2"
 
 
-def test_it_is_revealed_to_whoever_asks() -> None:
+def test_reveal_returns_it() -> None:
     assert Secret(VALUE).reveal() == VALUE
 
 

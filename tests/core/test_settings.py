@@ -143,7 +143,7 @@ def test_amounts_have_units(
 
 
 @pytest.mark.parametrize("given", ["0.1ms", "7 parsecs", "-1", "d", "", True, None, 1.5])
-def test_an_amount_that_is_not_understood_says_what_is(given: object) -> None:
+def test_a_wrong_amount_is_refused_with_the_accepted_forms(given: object) -> None:
     with pytest.raises(Refused, match=f"linger={given}: expected 7d, 12h, 30min, 10s or 500ms"):
         parse_duration_ms("linger", given)
 

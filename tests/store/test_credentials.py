@@ -66,7 +66,7 @@ def test_a_profile_may_have_a_session_token_region_and_endpoint(tmp_path: Path) 
     assert (found.region, found.endpoint) == ("eu-west-1", "http://127.0.0.1:1")
 
 
-def test_keys_may_stand_in_the_config_file(tmp_path: Path) -> None:
+def test_keys_may_be_in_the_config_file(tmp_path: Path) -> None:
     _write(tmp_path, config=_keys("profile mine") + _keys("default"))
     assert read_profile("mine").access_key_id == Secret(KEY_ID)
     assert read_profile("default").access_key_id == Secret(KEY_ID)

@@ -122,7 +122,7 @@ async def test_a_listing_has_the_order_of_keys_and_comes_in_pages() -> None:
 
 
 @virtual
-async def test_what_is_deleted_during_a_listing_does_not_break_it() -> None:
+async def test_a_delete_during_a_listing_does_not_break_it() -> None:
     backend = MemoryBackend()
     for number in range(LIST_PAGE_KEYS + 2):
         await backend.put(f"{number:05d}", b"")

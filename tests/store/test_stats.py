@@ -80,7 +80,7 @@ def test_cost_follows_the_list_prices() -> None:
     assert stats.requests == 8000
 
 
-def test_what_is_local_costs_nothing() -> None:
+def test_local_requests_cost_nothing() -> None:
     for scheme in ("memory", "file"):
         stats = StoreStats(scheme)
         stats.of("put").requests = 1_000_000
