@@ -9,8 +9,7 @@ from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import Store
 from headwater.tier import SegmentId, TierCache, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored.event_object import decode_event_object
-from headwater.tier.eventlog.stored.layout import PREFIX, Place
+from headwater.tier.eventlog.stored_events import PREFIX, PartitionKeys, decode_event_object
 from headwater.tier.jobs import ManagedPartition, ParquetSegments, PartitionMetadata, SegmentStorage
 from headwater.tier.manager import ManagerConfig
 from headwater.tier.segments import segment_key
@@ -72,7 +71,7 @@ class StackWorld(ParquetWorld):
 
     def stored(self, key: str, data: bytes) -> None:
         """Something was: an event, or a segment."""
-        offset = Place(PREFIX, 0).event_offset(key)
+        offset = PartitionKeys(PREFIX, 0).event_offset(key)
         if offset is not None:
             log_id = uuid.UUID(bytes=data[4:20])
             event = decode_event_object(key, data, log_id, 0, offset)

@@ -6,8 +6,8 @@ import pytest
 
 from headwater.buffer.queue import Resumed, Retention
 from headwater.buffer.queue.native import NativeAppender
-from headwater.buffer.queue.native.forgetting import SILENT_LOOKS
-from headwater.buffer.queue.native.records import shard_name
+from headwater.buffer.queue.native.producers import SILENT_LOOKS
+from headwater.buffer.queue.native.registers import shard_name
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced
 from headwater.testing import Simulation, simulate

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from headwater.buffer.queue import NewBatch, QueueState
-from headwater.buffer.queue.native.chunk import Owner
+from headwater.buffer.queue.native.chunk import ProducerIncarnation
 from headwater.core import runtime
 from headwater.core.errors import Trimmed
 from headwater.store import MemoryBackend
@@ -16,7 +16,7 @@ from tests.buffer.native.watched import client, consume_and_collect
 from tests.store.scripted import after, virtual
 
 shapes = pytest.mark.parametrize("shape", [MemoryBackend, Cloud])
-OWNER = Owner("p", "1")
+OWNER = ProducerIncarnation("p", "1")
 
 
 async def a_queue(

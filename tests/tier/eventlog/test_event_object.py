@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import EVENT_MAX_BYTES
 from headwater.tier.eventlog import EventDelivered
-from headwater.tier.eventlog.stored.event_object import (
+from headwater.tier.eventlog.stored_events import (
     decode_event_object,
     encode_event_object,
-    is_by,
+    has_token,
 )
 
 LOG = uuid.UUID(int=0xABC)
@@ -34,8 +34,8 @@ def test_every_event_is_read_as_it_was_written(
     event = EventDelivered(partition, offset, payload, epoch)
     data = encode_event_object(LOG, event, TOKEN)
     assert decode_event_object("key", data, LOG, partition, offset) == event
-    assert is_by(data, TOKEN)
-    assert not is_by(data, bytes(16))
+    assert has_token(data, TOKEN)
+    assert not has_token(data, bytes(16))
 
 
 def test_no_flipped_bit_goes_unnoticed() -> None:

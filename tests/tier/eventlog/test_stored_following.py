@@ -25,13 +25,12 @@ from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
     EventUnreadable,
-    Item,
+    LogItem,
     PartitionFailed,
     SnapshotDelivered,
     StoredEventLog,
 )
-from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.floor import SnapshotName
+from headwater.tier.eventlog.stored_events import SnapshotName, StoredEvents
 from headwater.tier.snapshot import Snapshot, encode_snapshot
 from tests.store.scripted import Apply, Scripted, Step, after, fails, stalls, virtual
 from tests.tier.eventlog.stored_given import (
@@ -47,7 +46,7 @@ from tests.tier.eventlog.stored_given import (
 )
 
 
-async def items(log: StoredEventLog, count: int, start_offset: int = 0) -> list[Item]:
+async def items(log: StoredEventLog, count: int, start_offset: int = 0) -> list[LogItem]:
     subscription = await log.subscribe({0: start_offset})
     taken = [await anext(subscription.items) for _ in range(count)]
     await subscription.assignment.close()
@@ -320,7 +319,7 @@ async def test_a_store_that_does_not_answer_ends_the_partition_which_may_be_adde
     subscription = await log.subscribe({0: 0})
     await anext(subscription.items)
     backend.next("get", *(fails(Unavailable("503")) for _ in range(200)))
-    failed: Item | None = None
+    failed: LogItem | None = None
     while not isinstance(failed, PartitionFailed):
         failed = await anext(subscription.items)
     assert isinstance(failed.error, Unavailable)

@@ -18,13 +18,18 @@ from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import OutcomeUnknown
 from headwater.tier import TierCache
 from headwater.tier.cache import dump_all
-from headwater.tier.eventlog.stored import compactor
-from headwater.tier.eventlog.stored.appender import Attempt, StoredAppender
-from headwater.tier.eventlog.stored.event_object import is_by
-from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.floor import Floor, FloorKeeper, SnapshotName
-from headwater.tier.eventlog.stored.following import Following
-from headwater.tier.eventlog.stored.snapshots import store_snapshot
+from headwater.tier.eventlog import compactor
+from headwater.tier.eventlog.compactor import store_snapshot
+from headwater.tier.eventlog.stored_events import (
+    Attempt,
+    FloorRegister,
+    PartitionFloor,
+    SnapshotName,
+    StoredAppender,
+    StoredEvents,
+    has_token,
+)
+from headwater.tier.eventlog.stored_subscription import PartitionFollower
 from headwater.tier.snapshot import Snapshot, encode_snapshot
 from tests.planted import expect_noticed
 from tests.torture.eventlog_scenarios import (
@@ -37,7 +42,7 @@ from tests.torture.surroundings import Replacement, replaced
 
 HISTORIES_TO_CATCH_A_BUG = 150
 
-_after = FloorKeeper.after
+_after = FloorRegister.after
 _dead = compactor._dead
 
 
@@ -92,26 +97,28 @@ async def settles_blindly(
     found = await self._events.get(offset)
     if found is None:
         return Attempt.OPEN
-    return Attempt.LANDED if is_by(found.data, token) else Attempt.TAKEN
+    return Attempt.LANDED if has_token(found.data, token) else Attempt.TAKEN
 
 
-async def looks_blindly(self: StoredAppender, offset: int) -> Floor:
+async def looks_blindly(self: StoredAppender, offset: int) -> PartitionFloor:
     """The same where the floor is to tell."""
     return await self._events.floors.after(offset)
 
 
-async def moves_blindly(self: FloorKeeper, floor: int, snapshot: SnapshotName) -> Floor:
+async def moves_blindly(self: FloorRegister, floor: int, snapshot: SnapshotName) -> PartitionFloor:
     """Moves the floor to its own snapshot, however long that took."""
     fresh = msgspec.structs.replace(await self.look(), floor=floor, snapshot=snapshot)
     return (await self._register.update(lambda _: fresh)).value
 
 
-async def judges_by_nothing(self: FloorKeeper, offset: int) -> Floor:
+async def judges_by_nothing(self: FloorRegister, offset: int) -> PartitionFloor:
     """Believes that what it can read or create is alive."""
     return msgspec.structs.replace(await _after(self, offset), trimmed=0)
 
 
-async def sweeps_what_nobody_names(events: StoredEvents, floor: Floor) -> AsyncIterator[str]:
+async def sweeps_what_nobody_names(
+    events: StoredEvents, floor: PartitionFloor
+) -> AsyncIterator[str]:
     """Deletes every snapshot but the floor's, also one that is to become it."""
     async for key in _dead(events, floor):
         yield key
@@ -122,7 +129,7 @@ async def sweeps_what_nobody_names(events: StoredEvents, floor: Floor) -> AsyncI
             yield meta.key
 
 
-async def skips_to_the_floor(self: Following, floor: Floor) -> None:
+async def skips_to_the_floor(self: PartitionFollower, floor: PartitionFloor) -> None:
     """Goes on where events are, as if nothing had been before."""
     self._next = floor.floor
 
@@ -132,11 +139,11 @@ PLANTED: dict[str, Replacement] = {
     "delete-before-floor": (compactor, "store_snapshot", deletes_before_the_floor_moves),
     "unknown-is-published-again": (StoredAppender, "_settle", publishes_again),
     "no-grace": (Standing, "is_settled", lambda self, seconds: True),
-    "stale-compactor-lowers-the-floor": (FloorKeeper, "move", moves_blindly),
-    "dead-events-count": (FloorKeeper, "after", judges_by_nothing),
+    "stale-compactor-lowers-the-floor": (FloorRegister, "move", moves_blindly),
+    "dead-events-count": (FloorRegister, "after", judges_by_nothing),
     "lease-never-ends": (Moment, "is_within", lambda self, seconds: True),
     "unnamed-snapshots-are-garbage": (compactor, "_dead", sweeps_what_nobody_names),
-    "snapshot-left-out": (Following, "_deliver_snapshot", skips_to_the_floor),
+    "snapshot-left-out": (PartitionFollower, "_deliver_snapshot", skips_to_the_floor),
 }
 CLOCKS: dict[str, Replacement] = {
     "grace-counted-twice": (StandingClock, "count", counts_twice),

@@ -12,7 +12,7 @@ from headwater.core.limits import EVENT_PARTITIONS_MAX
 from headwater.store import Register, Store
 from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog import PartitionFailed, StoredEventLog
-from headwater.tier.eventlog.stored.identity import LogRecord, mark_renewed
+from headwater.tier.eventlog.stored_log import LogRecord, mark_renewed
 from tests.store.scripted import Scripted, after, fails, virtual
 from tests.tier.eventlog.stored_given import opened, publish_events
 

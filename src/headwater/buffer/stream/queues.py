@@ -41,9 +41,9 @@ async def raise_schema_floor(
     check: Callable[[int], Awaitable[None]],
 ) -> None:
     """Let a partition take nothing of a schema older than `floor`, once `check` let it be."""
-    chunks = native.Chunks(store, queue_prefix(config, partition), config.id)
+    chunks = native.ChunkLog(store, queue_prefix(config, partition), config.id)
     budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
-    await native.raise_schema_floor(native.Tail(chunks, Counters()), floor, check, budget)
+    await native.raise_schema_floor(native.QueueTail(chunks, Counters()), floor, check, budget)
 
 
 def appender(store: Store, config: StreamConfig, partition: int, producer_id: str) -> Appender:
@@ -60,7 +60,7 @@ def taker(store: Store, config: StreamConfig, partition: int) -> Taker:
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
         return v1.V1Taker(store, prefix, config.id, lenient=config.is_lenient)
-    return native.NativeTaker(store, prefix, config.id)
+    return native.NativeConsumer(store, prefix, config.id)
 
 
 def looker(store: Store, config: StreamConfig, partition: int) -> Looker:
@@ -68,7 +68,7 @@ def looker(store: Store, config: StreamConfig, partition: int) -> Looker:
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
         return v1.V1Looker(store, prefix, config.id, lenient=config.is_lenient)
-    return native.NativeLooker(store, prefix, config.id)
+    return native.NativeReader(store, prefix, config.id)
 
 
 def collector(store: Store, config: StreamConfig, partition: int) -> Collector:

@@ -20,18 +20,22 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.eventlog.contract import Assignment, MetadataEventLog, Subscription
-    from headwater.tier.eventlog.in_process import InProcessEventLog
-    from headwater.tier.eventlog.items import (
+    from headwater.tier.eventlog.compactor import Compaction, Compactor
+    from headwater.tier.eventlog.contract import (
+        Assignment,
         EventDelivered,
         EventUnreadable,
-        Item,
+        LogItem,
+        MetadataEventLog,
         PartitionFailed,
         PositionReached,
         SnapshotDelivered,
+        Subscription,
     )
-    from headwater.tier.eventlog.kafka import KafkaEventLog
-    from headwater.tier.eventlog.stored import Compaction, Compactor, Renewed, StoredEventLog, renew
+    from headwater.tier.eventlog.in_process import InProcessEventLog
+    from headwater.tier.eventlog.kafka_log import KafkaEventLog
+    from headwater.tier.eventlog.renewal import RenewedLog, renew
+    from headwater.tier.eventlog.stored_log import StoredEventLog
 
 __all__ = [
     "Assignment",
@@ -40,12 +44,12 @@ __all__ = [
     "EventDelivered",
     "EventUnreadable",
     "InProcessEventLog",
-    "Item",
+    "LogItem",
     "KafkaEventLog",
     "MetadataEventLog",
     "PartitionFailed",
     "PositionReached",
-    "Renewed",
+    "RenewedLog",
     "SnapshotDelivered",
     "StoredEventLog",
     "Subscription",
@@ -55,11 +59,12 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "contract": "Assignment MetadataEventLog Subscription",
+        "compactor": "Compaction Compactor",
+        "contract": "Assignment EventDelivered EventUnreadable LogItem MetadataEventLog "
+        "PartitionFailed PositionReached SnapshotDelivered Subscription",
         "in_process": "InProcessEventLog",
-        "items": "EventDelivered EventUnreadable Item PartitionFailed PositionReached "
-        "SnapshotDelivered",
-        "kafka": "KafkaEventLog",
-        "stored": "Compaction Compactor Renewed StoredEventLog renew",
+        "kafka_log": "KafkaEventLog",
+        "renewal": "RenewedLog renew",
+        "stored_log": "StoredEventLog",
     },
 )

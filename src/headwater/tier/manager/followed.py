@@ -28,7 +28,7 @@ from headwater.tier.errors import EventRejected, EventUndecodable, LogRenewed, N
 from headwater.tier.eventlog import (
     EventDelivered,
     EventUnreadable,
-    Item,
+    LogItem,
     PartitionFailed,
     PositionReached,
     SnapshotDelivered,
@@ -192,7 +192,7 @@ class FollowedPartition:
 
     # Following
 
-    def take(self, item: Item) -> bool:
+    def take(self, item: LogItem) -> bool:
         """Follow what the log delivered; whether there is anything to go on with."""
         if isinstance(item, EventDelivered):
             if item.offset >= self.next_offset:

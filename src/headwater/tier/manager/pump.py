@@ -14,7 +14,7 @@ from typing import Final
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.core.limits import METADATA_TURN_EVENTS
-from headwater.tier.eventlog import Item, MetadataEventLog, PartitionFailed, Subscription
+from headwater.tier.eventlog import LogItem, MetadataEventLog, PartitionFailed, Subscription
 from headwater.tier.manager.config import ManagerConfig
 from headwater.tier.manager.followed import FollowedPartition
 from headwater.tier.manager.metrics import ManagerMetrics
@@ -106,7 +106,7 @@ class Pump:
         except TimeoutError:
             raise Unavailable(f"the log made no subscription within {timeout_s:.1f} s") from None
 
-    def _deliver(self, item: Item) -> None:
+    def _deliver(self, item: LogItem) -> None:
         followed = self._followed[item.partition]
         if not followed.is_assigned or followed.is_stopped:
             return

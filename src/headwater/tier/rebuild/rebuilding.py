@@ -16,7 +16,7 @@ import msgspec
 from headwater.buffer.stream import list_streams
 from headwater.store import Store
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored.renewal import begin_partition, check_empty
+from headwater.tier.eventlog.renewal import begin_partition, check_empty
 from headwater.tier.events import metadata_partition_for
 from headwater.tier.identity import TopicIdPartition
 from headwater.tier.rebuild.partition_rebuild import PartitionRebuild, RebuiltPartition

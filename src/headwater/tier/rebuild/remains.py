@@ -10,9 +10,8 @@ from typing import NamedTuple, TypeAlias
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Damaged, LimitExceeded, NotFound, NotSupported
 from headwater.tier.cache import TierCache, restore_all
-from headwater.tier.eventlog.stored.event_object import decode_event_object
-from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.snapshots import snapshot_key
+from headwater.tier.eventlog.compactor import snapshot_key
+from headwater.tier.eventlog.stored_events import StoredEvents, decode_event_object
 from headwater.tier.events import MetadataEvent, decode_event, publisher_epoch_of
 from headwater.tier.reader.window import in_order
 from headwater.tier.snapshot import decode_snapshot

@@ -31,19 +31,18 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.native.appender import NativeAppender
-    from headwater.buffer.queue.native.chunks import Chunks, create_native_queue
+    from headwater.buffer.queue.native.chunk_log import ChunkLog, create_native_queue
+    from headwater.buffer.queue.native.clients import NativeConsumer, NativeReader
     from headwater.buffer.queue.native.collector import NativeCollector
-    from headwater.buffer.queue.native.looker import NativeLooker
-    from headwater.buffer.queue.native.tail import Tail, raise_schema_floor
-    from headwater.buffer.queue.native.taker import NativeTaker
+    from headwater.buffer.queue.native.tail import QueueTail, raise_schema_floor
 
 __all__ = [
-    "Chunks",
+    "ChunkLog",
     "NativeAppender",
     "NativeCollector",
-    "NativeLooker",
-    "NativeTaker",
-    "Tail",
+    "NativeReader",
+    "NativeConsumer",
+    "QueueTail",
     "create_native_queue",
     "raise_schema_floor",
 ]
@@ -52,10 +51,9 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "appender": "NativeAppender",
-        "chunks": "Chunks create_native_queue",
+        "chunk_log": "ChunkLog create_native_queue",
+        "clients": "NativeConsumer NativeReader",
         "collector": "NativeCollector",
-        "looker": "NativeLooker",
-        "tail": "Tail raise_schema_floor",
-        "taker": "NativeTaker",
+        "tail": "QueueTail raise_schema_floor",
     },
 )

@@ -33,11 +33,11 @@ from headwater.buffer.queue.contract import (
     Placed,
     Resumed,
 )
-from headwater.buffer.queue.native.chunk import Chunk, check_group, entry_bytes
-from headwater.buffer.queue.native.chunks import Chunks, Held
-from headwater.buffer.queue.native.marks import Marks
-from headwater.buffer.queue.native.records import Mark, consumer_register, read_consumer
-from headwater.buffer.queue.native.tail import Dead, LostRace, Tail, write_note
+from headwater.buffer.queue.native.chunk import Chunk, check_producer_sequences, entry_bytes
+from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
+from headwater.buffer.queue.native.producers import ProducerRegistration
+from headwater.buffer.queue.native.registers import Mark, consumer_register, read_consumer
+from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail, write_note
 from headwater.core import limits, runtime
 from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
@@ -60,7 +60,7 @@ STAY_KNOWN: Final = 7
 LOST_BEFORE_LOOKING: Final = 2
 
 
-class Doubt(NamedTuple):
+class UnknownAttempt(NamedTuple):
     """An attempt whose outcome is not known: of which chunk, and on top of which content."""
 
     number: int
@@ -79,14 +79,14 @@ class NativeAppender(Appender):
     ) -> None:
         """`pace_s` is the least time between two writes of one object, where a store has one."""
         self.counters = Counters()
-        self._chunks = Chunks(store, prefix, queue_id)
-        self._tail = Tail(self._chunks, self.counters, producer_id)
-        self._marks = Marks(store, prefix, producer_id)
+        self._chunks = ChunkLog(store, prefix, queue_id)
+        self._tail = QueueTail(self._chunks, self.counters, producer_id)
+        self._marks = ProducerRegistration(store, prefix, producer_id)
         self._pace_s = pace_s
         self._policy = RetryPolicy()
         self._landed = 0
         self._places: dict[int, Placed] = {}
-        self._doubt: Doubt | None = None
+        self._doubt: UnknownAttempt | None = None
         self._openings = 0
         self._last: Mark | None = None
         self._written_s = -1e9
@@ -108,7 +108,7 @@ class NativeAppender(Appender):
     async def open(self) -> Resumed:
         resumed = await self._open()
         self._is_open = True
-        self._keeping = runtime.spawn(_stay_known(weakref.ref(self)), name="headwater-known")
+        self._keeping = runtime.spawn(_renew_while_open(weakref.ref(self)), name="headwater-known")
         return resumed
 
     async def _open(self) -> Resumed:
@@ -189,7 +189,7 @@ class NativeAppender(Appender):
         if not self._is_open:
             raise Bug("append before open")
         known = [batch for batch in batches if batch.producer_sequence <= self._landed]
-        check_group(list(batches[len(known) :]), self._landed)
+        check_producer_sequences(list(batches[len(known) :]), self._landed)
         for batch in known:
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
@@ -251,7 +251,7 @@ class NativeAppender(Appender):
         hurried = await self._keep_pace(last)
         base = last.follower() if last.closed else last
         room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
-        group = _group(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
+        group = _fitting_batches(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
         stored = base.stored_bytes + sum(entry_bytes(one.metadata, one.inline) for one in group)
         full = len(group) >= room or stored >= limits.CHUNK_FULL_BYTES
         chunk = last.written(
@@ -259,10 +259,10 @@ class NativeAppender(Appender):
         )
         # An earlier attempt still in doubt was made on top of the same content.
         before = self._doubt
-        self._doubt = Doubt(chunk.number, None if last.closed else self._tail.held.version)
+        self._doubt = UnknownAttempt(chunk.number, None if last.closed else self._tail.held.version)
         try:
             await self._tail.write(chunk)
-        except Dead:
+        except DeadNumber:
             return  # in doubt: whether it landed long ago, the mark tells
         except (Unavailable, Refused):
             self._doubt = before  # of this attempt nothing landed
@@ -282,10 +282,10 @@ class NativeAppender(Appender):
             await runtime.sleep(max(0.0, self._pace_s - changed_s))
         return since_s < self._pace_s or not self._tail.is_alone
 
-    async def _settle(self, doubt: Doubt, todo: list[NewBatch]) -> bool:
+    async def _settle(self, doubt: UnknownAttempt, todo: list[NewBatch]) -> bool:
         """Find out what became of the attempts; False if they may still land."""
         number = doubt.number
-        held: Held | None = self._tail.held
+        held: StoredChunk | None = self._tail.held
         if held is None or held.chunk.number != number or held.version == doubt.base:
             held = await self._chunks.get(number)
         if await self._tail.is_dead(number):
@@ -391,7 +391,7 @@ class NativeAppender(Appender):
             await self._marks.renew(mark)
 
 
-async def _stay_known(appender: weakref.ref[NativeAppender]) -> None:
+async def _renew_while_open(appender: weakref.ref[NativeAppender]) -> None:
     """Renew the record of a producer that is open and has nothing to append.
 
     Without that the collector would take it for gone, and close it. Whoever drops an appender
@@ -407,7 +407,7 @@ async def _stay_known(appender: weakref.ref[NativeAppender]) -> None:
         del found
 
 
-def _group(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:
+def _fitting_batches(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:
     """As many batches as one chunk takes; at least one."""
     group: list[NewBatch] = []
     for batch in todo[: max(room, 1)]:

@@ -7,26 +7,17 @@ import importlib.util
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from headwater.core import runtime
+from headwater.core import Secret, runtime
 from headwater.core.errors import NotSupported, Refused
-from headwater.tier.eventlog.kafka.settings import (
-    Settings,
-    admin_settings,
-    check_settings,
-    consumer_settings,
-    hide_values,
-    producer_settings,
-)
-from headwater.tier.eventlog.partitioned import PartitionedLog
+from headwater.tier.eventlog.in_process import PartitionedLog
 from headwater.tier.events import METADATA_PARTITIONS
 
 if TYPE_CHECKING:
-    from headwater.tier.eventlog.kafka.reader import Reader
-    from headwater.tier.eventlog.kafka.sender import KafkaSender
-    from headwater.tier.eventlog.kafka.subscription import KafkaSubscription
-    from headwater.tier.eventlog.kafka.topic import Topic
+    from headwater.tier.eventlog.kafka_subscription import KafkaSubscription, TopicReader
+    from headwater.tier.eventlog.kafka_topic import KafkaSender, KafkaTopic
+
 
 TOPIC: Final = "__remote_log_metadata"
 REPLICATION_FACTOR: Final = 3
@@ -37,11 +28,11 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
 
     def __init__(
         self,
-        topic: Topic,
+        topic: KafkaTopic,
         log_id: uuid.UUID,
         partition_count: int,
         sender: KafkaSender,
-        new_reader: Callable[[], Reader],
+        new_reader: Callable[[], TopicReader],
     ) -> None:
         super().__init__(partition_count)
         self._topic = topic
@@ -77,26 +68,30 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
             raise Refused(f"a log has at least one partition, not {partition_count}")
         from confluent_kafka import KafkaException
 
-        from headwater.tier.eventlog.kafka.faults import error_of
-        from headwater.tier.eventlog.kafka.reader import Reader
-        from headwater.tier.eventlog.kafka.sender import KafkaSender
-        from headwater.tier.eventlog.kafka.topic import NewTopicWish, Topic, find_topic
+        from headwater.tier.eventlog.kafka_subscription import TopicReader
+        from headwater.tier.eventlog.kafka_topic import (
+            KafkaSender,
+            KafkaTopic,
+            NewTopicSettings,
+            error_of,
+            find_topic,
+        )
 
         runtime.settle_native_threads_at_exit()
         try:
             # All clients know all settings: what one takes is right for the others as well.
-            found = Topic(topic, admin_settings(servers, asked))
+            found = KafkaTopic(topic, admin_settings(servers, asked))
         except KafkaException as error:
             why = hide_values(error_of(error).str(), asked)
             raise Refused(f"Kafka's client refuses its settings: {why}") from None
-        wish = NewTopicWish(partition_count or METADATA_PARTITIONS, replication_factor)
+        wish = NewTopicSettings(partition_count or METADATA_PARTITIONS, replication_factor)
         used_count = await find_topic(found, partition_count, wish if create else None)
         return cls(
             found,
             log_id or await found.ask_id(),
             used_count,
             KafkaSender(topic, partial(producer_settings, servers, asked)),
-            lambda: Reader(topic, consumer_settings(servers, asked)),
+            lambda: TopicReader(topic, consumer_settings(servers, asked)),
         )
 
     @property
@@ -114,7 +109,7 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
 
     async def subscribe(self, start_offsets: Mapping[int, int]) -> KafkaSubscription:
         """Follow these partitions, each from its offset."""
-        from headwater.tier.eventlog.kafka.subscription import KafkaSubscription
+        from headwater.tier.eventlog.kafka_subscription import KafkaSubscription
 
         self.check_open()
         for partition, start_offset in start_offsets.items():
@@ -146,7 +141,7 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
         await runtime.run_blocking(self._topic.close)
 
 
-async def _close_made(making: asyncio.Task[Reader]) -> None:
+async def _close_made(making: asyncio.Task[TopicReader]) -> None:
     await asyncio.wait([making])
     if not making.cancelled() and making.exception() is None:
         await runtime.run_blocking(making.result().close)
@@ -160,3 +155,101 @@ def _check_can_open() -> None:
         )
     if not runtime.current().outside_allowed:
         raise Refused("a simulation has no sockets: use InProcessEventLog")
+
+
+# What Kafka's clients are told. What the log's promises rest on cannot be set otherwise.
+
+
+Settings: TypeAlias = Mapping[str, str | int | bool | Secret]
+
+GROUP: Final = "headwater-metadata"
+ONLY_CRITICAL: Final = 2
+DELIVERY_TIMEOUT_MS: Final = 30_000
+RECONNECT_MAX_MS: Final = 1_000
+READ_AHEAD_KIB: Final = 16_384
+
+# What was done comes back as a result or an error; a lost connection is made again silently.
+_COMMON: Final[dict[str, str | int | bool]] = {
+    "client.id": "headwater",
+    "log_level": ONLY_CRITICAL,
+    "reconnect.backoff.max.ms": RECONNECT_MAX_MS,
+    "socket.keepalive.enable": True,
+}
+_PRODUCER: Final[dict[str, str | int | bool]] = {
+    "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
+    # Whoever publishes waits for the answer: there is nothing to wait together with.
+    "linger.ms": 0,
+}
+_PRODUCER_FIXED: Final[dict[str, str | int | bool]] = {
+    "acks": "all",
+    "enable.idempotence": True,
+}
+_CONSUMER: Final[dict[str, str | int | bool]] = {
+    # A consumer must name a group. It never joins it, and commits nothing.
+    "group.id": GROUP,
+    "queued.max.messages.kbytes": READ_AHEAD_KIB,
+    "fetch.queue.backoff.ms": 10,
+}
+_CONSUMER_FIXED: Final[dict[str, str | int | bool]] = {
+    "allow.auto.create.topics": False,
+    # Any other setting goes on somewhere else and does not say so.
+    "auto.offset.reset": "error",
+    "check.crcs": True,
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_committed",
+}
+_FIXED: Final = {**_PRODUCER_FIXED, **_CONSUMER_FIXED, "bootstrap.servers": ""}
+
+
+def hide_values(message: str, asked: Settings) -> str:
+    """What a client says about its settings, without what they are set to."""
+    for value in asked.values():
+        text = value.reveal() if isinstance(value, Secret) else str(value)
+        message = message.replace(text, "…") if text else message
+    return message
+
+
+def _plain_values(asked: Settings) -> dict[str, str | int | bool]:
+    return {
+        name: value.reveal() if isinstance(value, Secret) else value
+        for name, value in asked.items()
+    }
+
+
+def check_settings(asked: Settings) -> None:
+    """Raise `Refused` for settings that would break a promise of the log."""
+    fixed = sorted(asked.keys() & _FIXED.keys())
+    if fixed:
+        raise Refused(f"{', '.join(fixed)} cannot be set: the log's promises rest on it")
+
+
+def admin_settings(servers: str, asked: Settings) -> dict[str, Any]:
+    """For the client that asks about the topic."""
+    return {**_COMMON, **_plain_values(asked), "bootstrap.servers": servers}
+
+
+def producer_settings(
+    servers: str, asked: Settings, on_trouble: Callable[[Any], None]
+) -> dict[str, Any]:
+    """For the client that sends events."""
+    return {
+        **_COMMON,
+        **_PRODUCER,
+        **_plain_values(asked),
+        **_PRODUCER_FIXED,
+        "bootstrap.servers": servers,
+        "error_cb": on_trouble,
+    }
+
+
+def consumer_settings(servers: str, asked: Settings) -> dict[str, Any]:
+    """For the client that reads them."""
+    return {
+        **_COMMON,
+        **_CONSUMER,
+        **_plain_values(asked),
+        **_CONSUMER_FIXED,
+        "bootstrap.servers": servers,
+    }

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable
 
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, RolledBack, Trimmed
-from headwater.tier.eventlog.items import Item, PartitionFailed, SnapshotDelivered
-from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.floor import Floor
-from headwater.tier.eventlog.stored.snapshots import load_snapshot
+from headwater.tier.eventlog.compactor import load_snapshot
+from headwater.tier.eventlog.contract import LogItem, PartitionFailed, SnapshotDelivered
+from headwater.tier.eventlog.in_process import RoundRobinSubscription
+from headwater.tier.eventlog.stored_events import PartitionFloor, StoredEvents
 
 
-class Following:
+class PartitionFollower:
     """Items of one partition from an offset on, in order, some of them fetched ahead."""
 
     def __init__(
@@ -29,7 +30,7 @@ class Following:
         self._events = events
         self._next = start_offset
         self._on_items = on_items
-        self._items: deque[Item] = deque()
+        self._items: deque[LogItem] = deque()
         self._woken: asyncio.Future[None] | None = None
         self._end_checked_s = -math.inf
         self.crash: BaseException | None = None
@@ -37,7 +38,7 @@ class Following:
         name = f"follow metadata partition {events.partition}"
         self._task = runtime.spawn(self._run(), name=name)
 
-    def take(self) -> Item | None:
+    def take(self) -> LogItem | None:
         """The next item, if one was fetched."""
         if not self._items:
             return None
@@ -121,12 +122,12 @@ class Following:
         self._end_checked_s = runtime.monotonic_s()
         return is_end
 
-    async def _deliver_snapshot(self, floor: Floor) -> None:
+    async def _deliver_snapshot(self, floor: PartitionFloor) -> None:
         floor, cache = await load_snapshot(self._events, floor)
         self._next = floor.floor
         self._hand_on(SnapshotDelivered(self._events.partition, floor.floor - 1, cache))
 
-    def _hand_on(self, *items: Item) -> None:
+    def _hand_on(self, *items: LogItem) -> None:
         if items:
             self._items.extend(items)
             self._on_items()
@@ -138,3 +139,67 @@ class Following:
             async with asyncio.timeout(seconds):
                 await self._woken
         self._woken = None
+
+
+# What one subscriber follows of a stored log: its own assignment, and its own items.
+#
+# The tasks that follow hold the subscription weakly. Whoever drops it without closing it leaves
+# no task behind.
+
+
+class StoredSubscription(RoundRobinSubscription[PartitionFollower]):
+    """Partitions that are followed, each by a task of its own."""
+
+    def __init__(
+        self,
+        events_of: Callable[[int], StoredEvents],
+        check_start: Callable[[int, int], None],
+        on_closed: Callable[[StoredSubscription], None],
+    ) -> None:
+        super().__init__()
+        self._events_of = events_of
+        self._check = check_start
+        self._on_closed = on_closed
+        wake = weakref.WeakMethod(self.wake)
+
+        def wake_if_there() -> None:
+            there = wake()
+            if there is not None:
+                there()
+
+        self._on_items = wake_if_there
+        weakref.finalize(self, _cancel_all, self._followed).atexit = False
+
+    async def close(self) -> None:
+        """Follow nothing any more; the items end."""
+        followed = list(self._followed.values())
+        await super().close()
+        self._on_closed(self)
+        for one in followed:
+            await one.ended()
+
+    def look_again(self, partition: int) -> None:
+        """Something was published there."""
+        followed = self._followed.get(partition)
+        if followed is not None:
+            followed.wake()
+
+    def _check_start(self, partition: int, start_offset: int) -> None:
+        self._check(partition, start_offset)
+
+    def _follow(self, partition: int, start_offset: int) -> PartitionFollower:
+        return PartitionFollower(self._events_of(partition), start_offset, self._on_items)
+
+    def _leave(self, followed: PartitionFollower) -> None:
+        followed.cancel()
+
+    def _next_of(self, partition: int, followed: PartitionFollower) -> LogItem | None:
+        item = followed.take()
+        if item is None and followed.crash is not None:
+            raise followed.crash
+        return item
+
+
+def _cancel_all(followed: dict[int, PartitionFollower]) -> None:
+    for one in followed.values():
+        one.cancel()

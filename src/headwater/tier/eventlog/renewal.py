@@ -14,20 +14,20 @@ import msgspec
 
 from headwater.core.errors import Damaged, Refused, Unavailable
 from headwater.tier.cache import TierCache, dump_all, restore_all
-from headwater.tier.eventlog.contract import MetadataEventLog
-from headwater.tier.eventlog.items import (
+from headwater.tier.eventlog.compactor import store_snapshot
+from headwater.tier.eventlog.contract import (
     EventUnreadable,
+    MetadataEventLog,
     PartitionFailed,
     PositionReached,
     SnapshotDelivered,
 )
-from headwater.tier.eventlog.stored.log import StoredEventLog
-from headwater.tier.eventlog.stored.snapshots import store_snapshot
+from headwater.tier.eventlog.stored_log import StoredEventLog
 from headwater.tier.events import decode_event
 from headwater.tier.identity import TopicIdPartition
 
 
-class Renewed(msgspec.Struct, frozen=True):
+class RenewedLog(msgspec.Struct, frozen=True):
     """What a log begins with."""
 
     events: tuple[int, ...]
@@ -38,7 +38,7 @@ class Renewed(msgspec.Struct, frozen=True):
 
 async def renew(
     source: MetadataEventLog, target: StoredEventLog, *, epoch_max: int | None = None
-) -> Renewed:
+) -> RenewedLog:
     """Let an empty log begin with what all events of another one come to.
 
     Publishers' epochs above `epoch_max` are taken down to it: what a leader with a newer one says
@@ -66,7 +66,7 @@ async def renew(
         )
     if isinstance(source, StoredEventLog):
         await source.mark_renewed(target)
-    return Renewed(tuple(ends[partition] for partition in range(count)), tuple(known))
+    return RenewedLog(tuple(ends[partition] for partition in range(count)), tuple(known))
 
 
 async def check_empty(target: StoredEventLog) -> None:

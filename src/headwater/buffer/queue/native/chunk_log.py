@@ -19,18 +19,25 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from headwater.buffer.queue.contract import Counters
 from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
-from headwater.buffer.queue.native.ends import Ends
-from headwater.buffer.queue.native.records import (
+from headwater.buffer.queue.native.registers import (
     ConsumerRecord,
-    End,
-    Queue,
+    QueueEnd,
+    QueueFloors,
     consumer_register,
-    no_queue,
+    missing_queue,
 )
-from headwater.core import limits
+from headwater.core import limits, runtime
 from headwater.core.elapsed import Moment
-from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack, Trimmed
+from headwater.core.errors import (
+    Corrupt,
+    HeadwaterError,
+    NotFound,
+    NotSupported,
+    RolledBack,
+    Trimmed,
+)
 from headwater.store import Object, Register, Store, Version
 
 _NUMBER: Final = re.compile(r"[0-9]{20}")
@@ -40,7 +47,7 @@ READ_AHEAD: Final = 16
 LISTED_MAX: Final = 1000
 
 
-class Held(NamedTuple):
+class StoredChunk(NamedTuple):
     """A chunk and the version of the object it was read from."""
 
     chunk: Chunk
@@ -49,15 +56,15 @@ class Held(NamedTuple):
     """When the store wrote it, by its own clock; 0 for what was not read but written."""
 
 
-class Chunks:
+class ChunkLog:
     """One queue's chunks and its floors."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         self.store = store
         self.prefix = prefix
         self.queue_id = queue_id
-        self.register = Register(store, f"{prefix}/queue.json", Queue)
-        self.ends = Ends(store, prefix)
+        self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
+        self.ends = EndRecorder(store, prefix)
         self.known_floor = 0
         """No number from here on was dead when that was last known."""
         self._looked: Moment | None = None
@@ -88,13 +95,13 @@ class Chunks:
             return False
         return True
 
-    async def floors(self) -> Queue:
+    async def floors(self) -> QueueFloors:
         """What is dead by now."""
         asked = Moment()
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
-            raise no_queue(self.prefix) from error
+            raise missing_queue(self.prefix) from error
         self._checked(queue)
         if self._asked is None or asked.at_s > self._asked.at_s:
             self.known_floor, self._asked = queue.chunk_floor, asked
@@ -103,7 +110,7 @@ class Chunks:
         self.known_floor_sequence = max(self.known_floor_sequence, queue.floor_sequence)
         return queue
 
-    def _checked(self, queue: Queue) -> None:
+    def _checked(self, queue: QueueFloors) -> None:
         if queue.id != self.queue_id:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
 
@@ -134,28 +141,28 @@ class Chunks:
             return False
         return self._asked.is_within(limits.FLOOR_LEASE_S)
 
-    def held(self, number: int, found: Object) -> Held:
+    def held(self, number: int, found: Object) -> StoredChunk:
         """A chunk from its object."""
         try:
             chunk = decode_chunk(found.data, queue_id=self.queue_id, number=number)
         except (Corrupt, NotSupported) as error:
             raise type(error)(f"{self.key(number)}: {error}") from error
-        return Held(chunk, found.version, found.meta.modified_ms)
+        return StoredChunk(chunk, found.version, found.meta.modified_ms)
 
-    async def get(self, number: int) -> Held | None:
+    async def get(self, number: int) -> StoredChunk | None:
         """The chunk with this number; None if there is none."""
         try:
             return self.held(number, await self.store.get(self.key(number)))
         except NotFound:
             return None
 
-    async def run(self, first: int, count: int) -> list[Held]:
+    async def run(self, first: int, count: int) -> list[StoredChunk]:
         """Chunks from `first` on, until one is missing or open, at most `count`.
 
         What was read together was not read at one instant: an open chunk may have grown and been
         closed before the one after it was read.
         """
-        found: list[Held] = []
+        found: list[StoredChunk] = []
         while len(found) < count:
             start = first + len(found)
             wanted = range(start, start + min(READ_AHEAD, count - len(found)))
@@ -175,7 +182,7 @@ class Chunks:
             return False
         return True
 
-    async def last(self, known: int = 0) -> Held:
+    async def last(self, known: int = 0) -> StoredChunk:
         """The last chunk. `known` is one that was there once: the search begins at it.
 
         The floor is read first: below it chunks may be missing, from it on none is. And before
@@ -198,7 +205,7 @@ class Chunks:
                 raise self.gone(low)
             known = floor
 
-    async def _least_end(self) -> End:
+    async def _least_end(self) -> QueueEnd:
         try:
             return await self.ends.read()
         except NotFound as error:
@@ -208,7 +215,7 @@ class Chunks:
                 "says how far the queue has come. Restore it from a backup."
             ) from error
 
-    async def end(self, known: int = 0) -> Held:
+    async def end(self, known: int = 0) -> StoredChunk:
         """The last chunk, for whoever reads: a writer finds out by writing whether it was.
 
         What is found may lie below a floor that rose meanwhile. Then chunks after it may be
@@ -284,7 +291,7 @@ class Chunks:
                 high = middle
         return low
 
-    async def search(self, low: int, high: int, is_before: Callable[[Chunk], bool]) -> Held:
+    async def search(self, low: int, high: int, is_before: Callable[[Chunk], bool]) -> StoredChunk:
         """The last chunk from `low` to `high` for which `is_before` holds; `low` if none.
 
         `is_before` holds for all chunks up to some number and for none after. `Trimmed` if a
@@ -301,7 +308,7 @@ class Chunks:
                 high = middle - 1
         return best
 
-    async def require(self, number: int) -> Held:
+    async def require(self, number: int) -> StoredChunk:
         """A chunk that must be there: `Trimmed` below the floor, `RolledBack` otherwise."""
         held = await self.get(number)
         if held is not None:
@@ -326,12 +333,90 @@ class Chunks:
 
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
     """Make a queue, if nobody has. Whoever finds `queue.json` finds all of it."""
-    chunks = Chunks(store, prefix, queue_id)
+    chunks = ChunkLog(store, prefix, queue_id)
     if await chunks.is_made():
         return
     data = encode_chunk(first_chunk(queue_id))
     # Whoever else writes it writes the same bytes, and they are recognised.
     await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
-    await chunks.ends.register.update(lambda end: end or End())
+    await chunks.ends.register.update(lambda end: end or QueueEnd())
     await consumer_register(store, prefix).update(lambda consumer: consumer or ConsumerRecord())
-    await chunks.register.update(lambda queue: queue or Queue(queue_id))
+    await chunks.register.update(lambda queue: queue or QueueFloors(queue_id))
+
+
+# How far a queue is known to have come, beside the queue: `end.json`.
+#
+# The end of a queue is found by looking for it, and a last chunk that somebody deleted looks as
+# if it had never been. So whoever creates a chunk says so in a register, which only rises, and
+# whoever opens the queue reads it first: an end found later that lies below it is a queue that
+# went back.
+#
+# Nothing waits for these writes and nothing fails with them: a chunk that was created and not yet
+# written down is only not missed. While many chunks are created, one write a second names the
+# last.
+
+
+# Some stores allow one write of an object a second, and chunks may be created faster than that.
+APART_S: Final = 1.0
+
+
+class EndRecorder:
+    """One client's hand on the register."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self.register = Register(store, f"{prefix}/end.json", QueueEnd)
+        self.known: QueueEnd | None = None
+        """The furthest end that this client read or wrote down; None before it asked."""
+        self._wanted: tuple[Chunk, Counters] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._written_s = -APART_S
+
+    async def read(self) -> QueueEnd:
+        """How far the queue has come at least; asked for once. `NotFound` if that is gone."""
+        if self.known is None:
+            self.known = (await self.register.read()).value
+        return self.known
+
+    def created(self, chunk: Chunk, counters: Counters) -> None:
+        """A chunk is there, and counts: say so, beside whatever else goes on."""
+        self._wanted = (chunk, counters)
+        if self._writing is None:
+            self._writing = runtime.spawn(self._write(), name="headwater-end")
+
+    async def close(self) -> None:
+        """Write down what was not yet, without waiting for its time."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait((self._writing,))
+        await self._write_wanted()
+
+    async def _write(self) -> None:
+        try:
+            while self._wanted is not None:
+                since_s = runtime.monotonic_s() - self._written_s
+                await runtime.sleep(max(0.0, APART_S - since_s))
+                await self._write_wanted()
+        finally:
+            self._writing = None
+
+    async def _write_wanted(self) -> None:
+        if (wanted := self._wanted) is None:
+            return
+        chunk, counters = wanted
+        try:
+            await self._raise(chunk)
+        except HeadwaterError:
+            counters.ends_unwritten += 1
+        self._written_s = runtime.monotonic_s()
+        if self._wanted is wanted:
+            self._wanted = None
+
+    async def _raise(self, chunk: Chunk) -> None:
+        end = QueueEnd(chunk.number, chunk.first_sequence, chunk.first_lsn)
+
+        def change(now: QueueEnd | None) -> QueueEnd:
+            if now is None:
+                raise RolledBack(f"{self.register.key} is gone")
+            return end if now.chunk < end.chunk else now
+
+        self.known = (await self.register.update(change)).value

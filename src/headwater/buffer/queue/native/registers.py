@@ -23,7 +23,7 @@ from headwater.core.errors import NotFound, Refused, RolledBack
 from headwater.store import Register, Store
 
 
-class Queue(msgspec.Struct, frozen=True):
+class QueueFloors(msgspec.Struct, frozen=True):
     """What is dead in a queue."""
 
     id: str
@@ -38,7 +38,7 @@ class Queue(msgspec.Struct, frozen=True):
     """By the store's clock: nothing in the first chunk that is kept was appended before."""
 
 
-class End(msgspec.Struct, frozen=True):
+class QueueEnd(msgspec.Struct, frozen=True):
     """A chunk that was there: the queue has come so far at least."""
 
     chunk: int = 0
@@ -95,7 +95,7 @@ class ProducerRecord(msgspec.Struct, frozen=True):
     change."""
 
 
-class Shard(msgspec.Struct, frozen=True):
+class ProducerShard(msgspec.Struct, frozen=True):
     """Some of the producers."""
 
     producers: dict[str, ProducerRecord] = {}
@@ -103,7 +103,7 @@ class Shard(msgspec.Struct, frozen=True):
     """How many were forgotten."""
 
 
-class Scanned(msgspec.Struct, frozen=True):
+class CollectorRecord(msgspec.Struct, frozen=True):
     """How far the collector has looked for batches that nobody appended."""
 
     batch_floor: str = NO_BATCH_FLOOR
@@ -139,7 +139,7 @@ async def read_consumer(register: Register[ConsumerRecord]) -> ConsumerRecord:
         ) from error
 
 
-def no_queue(prefix: str) -> RolledBack:
+def missing_queue(prefix: str) -> RolledBack:
     """What is said where a queue should be: it stands before anybody learns of its stream."""
     return RolledBack(
         f"there is no queue at {prefix}, though its stream has one: it was deleted or moved. "

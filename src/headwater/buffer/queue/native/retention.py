@@ -12,29 +12,30 @@ that is late would have its batches deleted as soon as they are acknowledged.
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
 
 from headwater.buffer.queue.contract import Collected, Counters, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry
-from headwater.buffer.queue.native.chunks import Chunks, Held
-from headwater.buffer.queue.native.deleting import delete_all
-from headwater.buffer.queue.native.marks import fold, last_marks, shard_register
-from headwater.buffer.queue.native.records import (
+from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
+from headwater.buffer.queue.native.producers import fold_marks, last_marks, shard_register
+from headwater.buffer.queue.native.registers import (
     ConsumerRecord,
     Mark,
-    Queue,
-    Shard,
-    no_queue,
+    ProducerShard,
+    QueueFloors,
+    missing_queue,
     shard_name,
 )
-from headwater.buffer.queue.native.tail import Dead, LostRace, Tail
+from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail
 from headwater.core import limits, runtime
-from headwater.core.errors import NotFound
+from headwater.core.errors import HeadwaterError, NotFound
+from headwater.store import Store
 
 
-class Walked(NamedTuple):
+class ExpiredRange(NamedTuple):
     """How far the retention has passed the chunks from the floor on."""
 
     whole: list[Chunk]
@@ -47,14 +48,14 @@ class Walked(NamedTuple):
     """Nothing in the chunk after `whole` was appended before this."""
 
 
-class Expiring:
+class RetentionPass:
     """One pass over what is acknowledged."""
 
     def __init__(
         self,
-        chunks: Chunks,
+        chunks: ChunkLog,
         consumer: ConsumerRecord,
-        last: Held,
+        last: StoredChunk,
         retention: Retention,
         *,
         now_ms: int,
@@ -66,15 +67,15 @@ class Expiring:
         self._retention = retention
         self._now_ms = now_ms
 
-    async def collect(self, queue: Queue, report: Collected) -> Queue:
+    async def collect(self, queue: QueueFloors, report: Collected) -> QueueFloors:
         """Raise the floor above what nobody needs, and delete it; the floors as they are then."""
         walked = await self._go_on(await self._walk(queue))
-        raised = _raised(queue, walked)
+        raised = _floors_above(queue, walked)
         if raised == queue:
             return queue
         # What was read counts under a floor read after it; a mark of what never was loses a batch.
         now = await self._chunks.floors()
-        if _place(now) != _place(queue):
+        if _floor_position(now) != _floor_position(queue):
             return now
         await self._fold(walked.whole)
         if not await self._raise_floor(queue, raised):
@@ -83,7 +84,7 @@ class Expiring:
         report.is_cut_short |= walked.within is None
         return raised
 
-    async def _walk(self, queue: Queue) -> Walked:
+    async def _walk(self, queue: QueueFloors) -> ExpiredRange:
         """Read from the floor on, until something is kept."""
         whole: list[Chunk] = []
         since_ms, last = queue.floor_ms, self._last.chunk.number
@@ -91,19 +92,19 @@ class Expiring:
             number = queue.chunk_floor + len(whole)
             if number == last:
                 passed = self._passed(self._last, since_ms, queue)
-                return Walked(whole, self._last.chunk, passed, since_ms)
+                return ExpiredRange(whole, self._last.chunk, passed, since_ms)
             run = await self._chunks.run(number, min(limits.GC_PARALLEL, last - number))
             for held in run:
                 passed = self._passed(held, since_ms, queue)
                 if passed < len(held.chunk.entries) or not self._is_acked(held.chunk):
-                    return Walked(whole, held.chunk, passed, since_ms)
+                    return ExpiredRange(whole, held.chunk, passed, since_ms)
                 whole.append(held.chunk)
                 since_ms = held.modified_ms
             if not run:
                 break
-        return Walked(whole, None, 0, since_ms)
+        return ExpiredRange(whole, None, 0, since_ms)
 
-    def _passed(self, held: Held, since_ms: int, queue: Queue) -> int:
+    def _passed(self, held: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
         """How many of the first entries of a chunk nobody needs."""
         chunk = held.chunk
         sequence, through_bytes = chunk.first_sequence, chunk.bytes_before
@@ -133,7 +134,7 @@ class Expiring:
         after_bytes = self._last.chunk.bytes_through - through_bytes
         return kept_bytes is not None and after_bytes >= kept_bytes
 
-    async def _go_on(self, walked: Walked) -> Walked:
+    async def _go_on(self, walked: ExpiredRange) -> ExpiredRange:
         """The last chunk stays, since the next one is made from it.
 
         If nothing in it is kept, an empty one is put after it, so that it can go. If what keeps
@@ -146,7 +147,7 @@ class Expiring:
         is_whole = walked.passed == len(last.entries)
         if not is_whole and not self._is_held_up(walked):
             return walked
-        tail = Tail(self._chunks, Counters())
+        tail = QueueTail(self._chunks, Counters())
         tail.adopt(self._last)
         try:
             if not last.closed:
@@ -154,14 +155,14 @@ class Expiring:
             if is_whole:
                 await tail.write(tail.chunk.written(runtime.new_token()))
                 closed = await self._chunks.store.head(self._chunks.key(last.number))
-                return Walked([*walked.whole, last], tail.chunk, 0, closed.modified_ms)
+                return ExpiredRange([*walked.whole, last], tail.chunk, 0, closed.modified_ms)
         except NotFound:
             pass  # another collector was quicker
-        except (LostRace, Dead):
+        except (LostRace, DeadNumber):
             pass  # somebody appends: the chunk will not be the last for long
         return walked
 
-    def _is_held_up(self, walked: Walked) -> bool:
+    def _is_held_up(self, walked: ExpiredRange) -> bool:
         last = self._last.chunk
         if last.closed or last.first_sequence + walked.passed >= self._consumer.sequence:
             return False
@@ -178,26 +179,26 @@ class Expiring:
 
     async def _fold_shard(self, name: str, marks: dict[str, Mark]) -> None:
         register = shard_register(self._chunks.store, self._chunks.prefix, name)
-        await register.update(lambda shard: fold(shard or Shard(), marks))
+        await register.update(lambda shard: fold_marks(shard or ProducerShard(), marks))
 
-    async def _raise_floor(self, before: Queue, raised: Queue) -> bool:
+    async def _raise_floor(self, before: QueueFloors, raised: QueueFloors) -> bool:
         """Whether the floors were raised: not if they moved since `before` was read.
 
         That they did not move shows that every chunk read since was real.
         """
 
-        def change(now: Queue | None) -> Queue:
+        def change(now: QueueFloors | None) -> QueueFloors:
             if now is None:
-                raise no_queue(self._chunks.prefix)
-            if _place(now) != _place(before):
+                raise missing_queue(self._chunks.prefix)
+            if _floor_position(now) != _floor_position(before):
                 return now
             return msgspec.structs.replace(raised, batch_floor=now.batch_floor)
 
         stored = (await self._chunks.register.update(change)).value
-        return _place(stored) == _place(raised)
+        return _floor_position(stored) == _floor_position(raised)
 
     async def _delete_batches(
-        self, walked: Walked, before: Queue, raised: Queue, report: Collected
+        self, walked: ExpiredRange, before: QueueFloors, raised: QueueFloors, report: Collected
     ) -> None:
         """What the floor passed. What lay below it already is left to the pass over everything."""
         chunks = walked.whole if walked.within is None else [*walked.whole, walked.within]
@@ -212,11 +213,11 @@ class Expiring:
         report.bytes_expired += sum(entry.size_bytes for entry in entries)
 
 
-def _place(queue: Queue) -> tuple[int, int]:
+def _floor_position(queue: QueueFloors) -> tuple[int, int]:
     return queue.chunk_floor, queue.floor_sequence
 
 
-def _raised(queue: Queue, walked: Walked) -> Queue:
+def _floors_above(queue: QueueFloors, walked: ExpiredRange) -> QueueFloors:
     """The floors above what the walk passed."""
     if walked.within is None:
         if not walked.whole:
@@ -234,3 +235,23 @@ def _raised(queue: Queue, walked: Walked) -> Queue:
         floor_lsn=lsn,
         floor_ms=walked.since_ms if number > queue.chunk_floor else queue.floor_ms,
     )
+
+
+# Deleting many objects, some at a time.
+
+
+async def delete_all(store: Store, keys: list[str], report: Collected) -> int:
+    """Delete some at a time; how many went. What fails is counted, and met again."""
+    gone = 0
+    for first in range(0, len(keys), limits.GC_PARALLEL):
+        group = keys[first : first + limits.GC_PARALLEL]
+        for outcome in await asyncio.gather(
+            *(store.delete(key) for key in group), return_exceptions=True
+        ):
+            if isinstance(outcome, HeadwaterError):
+                report.failed += 1
+            elif outcome is not None:
+                raise outcome
+            else:
+                gone += 1
+    return gone
