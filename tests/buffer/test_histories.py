@@ -140,7 +140,7 @@ class ThoroughCollector(NativeCollector):
         async for meta in self._store.list(f"{self._prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
             if number is not None and number < floor:
-                held = await self._chunks.get(number)
+                held = await self._chunks.load(number)
                 for entry in held.chunk.entries if held else ():
                     await self._store.delete(self._chunks.batch_key(entry.batch_id))
         await super()._sweep(floor, report)
@@ -188,7 +188,7 @@ async def reads_past_an_open_one(self: ChunkLog, first: int, count: int) -> list
     """Takes what was read together for what was there together."""
     found: list[StoredChunk] = []
     for number in range(first, first + count):
-        held = await self.get(number)
+        held = await self.load(number)
         if held is None:
             break
         found.append(held)

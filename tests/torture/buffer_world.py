@@ -60,7 +60,7 @@ def small_native_limits(random: _random.Random, *, haunted: bool) -> list[Replac
         (limits, "GC_REFERENCED", draw((2, 50_000))),
         (limits, "GC_FILTER_BYTES", limits.KIB),
         (limits, "GC_PARALLEL", draw((2, 16))),
-        (chunk_log, "LISTED_MAX", draw((1, 1000))),
+        (limits, "LIST_PAGE_KEYS", draw((1, 1000))),
         (chunk_log, "READ_AHEAD", read_ahead),
         (producers, "READ_AHEAD", read_ahead),
         (reading, "READ_AHEAD", read_ahead),

@@ -19,7 +19,8 @@ from headwater.store.register import decode_envelope
 from headwater.testing import Simulation
 from headwater.tier import TierCache, decode_event
 from headwater.tier.cache import PartitionDump, dump_all
-from headwater.tier.eventlog.stored_events import HEAD_BYTES, PartitionFloor
+from headwater.tier.eventlog.stored_events import HEAD_BYTES
+from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.snapshot import decode_snapshot
 
 _EVENT = re.compile(r"metadata/(\d+)/(\d{20})")

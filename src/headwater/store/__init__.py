@@ -2,8 +2,8 @@
 
 Enters: an address (`memory://`, `file://`, `s3://`, `gs://`, `az://`) and names of credentials.
 Leaves: `Store` (get, put, put-if-absent, put-if-unchanged, list, delete, head, streams), and two
-building blocks on it: `Register` (read, change, write if unchanged) and `Sequence` (numbered
-entries above a floor).
+building blocks on it: `Register` (read, change, write if unchanged) and `NumberedLog` (an append
+log of numbered objects above a floor).
 
 Always holds:
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from headwater.store.keys import check_key, check_prefix
     from headwater.store.local import LocalBackend
     from headwater.store.memory import MemoryBackend
+    from headwater.store.numbered_log import LeasedFloor, LogFloor, NumberedLog, next_standing
     from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Parts, Version
     from headwater.store.register import Register, Revision
-    from headwater.store.sequence import Entry, Sequence
     from headwater.store.stats import OperationStats, StoreStats
     from headwater.store.store import Store
 
@@ -42,11 +42,13 @@ __all__ = [
     "Backend",
     "ByteRange",
     "Condition",
-    "Entry",
     "IF_ABSENT",
     "IfAbsent",
+    "LeasedFloor",
     "LocalBackend",
+    "LogFloor",
     "MemoryBackend",
+    "NumberedLog",
     "Object",
     "ObjectMeta",
     "OperationStats",
@@ -56,7 +58,6 @@ __all__ = [
     "Register",
     "Report",
     "Revision",
-    "Sequence",
     "Store",
     "StoreStats",
     "Unreachable",
@@ -64,6 +65,7 @@ __all__ = [
     "check_key",
     "check_prefix",
     "check_store",
+    "next_standing",
     "open_store",
 ]
 
@@ -76,9 +78,9 @@ __getattr__, __dir__ = exports(
         "keys": "check_key check_prefix",
         "local": "LocalBackend",
         "memory": "MemoryBackend",
+        "numbered_log": "LeasedFloor LogFloor NumberedLog next_standing",
         "objects": "ByteRange Object ObjectMeta Page Parts Version",
         "register": "Register Revision",
-        "sequence": "Entry Sequence",
         "stats": "OperationStats StoreStats",
         "store": "Store",
     },

@@ -44,7 +44,7 @@ async def test_a_create_that_stalled_until_its_number_was_dead_lands_at_the_end(
     assert await queue.entries() == [*others, ("p", 1)]
     assert (await queue.store.get(queue.chunks.key(2))).data  # dead, and left to the collector
     await queue.collector().collect(Retention(None), full=True)
-    assert await queue.chunks.get(2) is None
+    assert await queue.chunks.load(2) is None
     assert await queue.entries() == [*others, ("p", 1)]
 
 
@@ -71,7 +71,7 @@ async def test_a_producer_that_finds_a_dead_chunk_first_opens_in_the_living_queu
     await appender.append([batch(2)])
     await queue.store.put(queue.chunks.key(1), encode_chunk(first))
 
-    successor, dead = queue.appender(), await queue.chunks.get(1)
+    successor, dead = queue.appender(), await queue.chunks.load(1)
     assert dead is not None
     successor._tail.adopt(dead)
     assert await successor.open() == Resumed(2, None, 1)
@@ -116,7 +116,7 @@ async def _haunted(
     await queue.fill(1, "other")
     await consume_and_collect(queue)
     await queue.store.put(queue.chunks.key(1), encode_chunk(first))
-    dead = await queue.chunks.get(1)
+    dead = await queue.chunks.load(1)
     assert dead is not None
     appender._tail.adopt(dead)
     return queue, appender, backend
@@ -235,5 +235,5 @@ async def test_what_a_stalled_writer_left_is_no_end() -> None:
     await queue.fill(3)
     backend, store = client(queue)
     backend.on("get", f"chunks/{3:020d}", after(lambda: _left_behind(queue, 3)))
-    end = await ChunkLog(store, PREFIX, QUEUE).end()
+    end = await ChunkLog(store, PREFIX, QUEUE).last_alive()
     assert (end.chunk.number > 3, end.chunk.next_sequence) == (True, 5)

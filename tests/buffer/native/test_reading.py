@@ -97,19 +97,19 @@ async def test_a_batch_appended_while_chunks_are_read_is_not_jumped_over() -> No
     queue = await filled(1)
     appender = await queue.opened("other")
     await appender.append([batch(1)])
-    stale = await queue.chunks.get(2)
+    stale = await queue.chunks.load(2)
     await appender.append([batch(2)])
     await queue.close_last(appender)
     await appender.append([batch(3)])
     assert stale is not None
     taker = await queue.taken()
-    plain = taker._chunks.get
+    plain = taker._chunks.load
 
     async def read(number: int) -> object:
         # The second chunk was read before it grew, the third after.
         return stale if number == 2 else await plain(number)
 
-    with mock.patch.object(taker._chunks, "get", read):
+    with mock.patch.object(taker._chunks, "load", read):
         found = await taker.after(None, 10)
         found += await taker.after(found[-1].sequence, 10)
     found += await taker.after(found[-1].sequence, 10)

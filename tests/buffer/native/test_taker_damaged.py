@@ -32,7 +32,7 @@ async def test_a_chunk_deleted_by_hand_is_reported_and_nothing_after_it_is_ackno
     taker = await queue.taken()
     await taker.after(None, 1)
     await queue.delete_chunk(2)
-    with pytest.raises(RolledBack, match="nobody deleted it"):
+    with pytest.raises(RolledBack, match="Headwater did not delete it"):
         await taker.after(0, 10)
     for lost in (1, 2, 3):
         with pytest.raises(RolledBack):
@@ -49,7 +49,7 @@ async def test_the_last_chunk_deleted_by_hand_is_reported_by_an_idle_reader() ->
     assert len(await taker.after(None, 10)) == 4
     assert await taker.after(3, 10) == []
     await queue.delete_chunk(4)
-    with pytest.raises(RolledBack, match="nobody deleted it"):
+    with pytest.raises(RolledBack, match="Headwater did not delete it"):
         await polled(taker, 3)
 
 

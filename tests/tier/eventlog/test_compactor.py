@@ -27,7 +27,7 @@ from headwater.tier.eventlog import (
     Compaction,
     Compactor,
 )
-from headwater.tier.eventlog.compactor import snapshot_key
+from headwater.tier.eventlog.stored_events import snapshot_key
 from tests.store.scripted import Scripted, fails, virtual
 from tests.tier.event_histories import Said, applied, histories
 from tests.tier.eventlog.stored_given import (

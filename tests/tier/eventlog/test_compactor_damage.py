@@ -20,7 +20,7 @@ from headwater.tier.eventlog import (
     SnapshotDelivered,
     StoredEventLog,
 )
-from headwater.tier.eventlog.compactor import store_snapshot
+from headwater.tier.eventlog.stored_events import store_snapshot
 from tests.store.scripted import Scripted, virtual
 from tests.tier.event_histories import applied
 from tests.tier.eventlog.stored_given import (

@@ -30,7 +30,8 @@ from headwater.tier.eventlog import (
     SnapshotDelivered,
     StoredEventLog,
 )
-from headwater.tier.eventlog.stored_events import SnapshotName, StoredEvents
+from headwater.tier.eventlog.stored_events import StoredEvents
+from headwater.tier.eventlog.stored_floor import SnapshotName
 from headwater.tier.snapshot import Snapshot, encode_snapshot
 from tests.store.scripted import Apply, Scripted, Step, after, fails, stalls, virtual
 from tests.tier.eventlog.stored_given import (
@@ -190,11 +191,11 @@ async def test_a_floor_is_not_counted_on_when_only_the_wall_clock_went_on(wall_s
     log = await opened(Scripted())
     floors = log.events_of(0).floors
     await floors.look()
-    assert floors.is_leased(0)
+    assert floors.leased.covers(0)
     wall_ms = runtime.wall_ms() + int(wall_s * 1000)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runtime, "wall_ms", lambda: wall_ms)
-        assert not floors.is_leased(0)
+        assert not floors.leased.covers(0)
     await log.close()
 
 
@@ -445,7 +446,7 @@ async def test_a_snapshot_that_contradicts_itself_ends_the_partition() -> None:
     bad = (msgspec.structs.replace(whole[0], referenced=((99, 0, 0),)), *whole[1:])
     data = encode_snapshot(Snapshot(events.log_id, events.partition_count, 0, 5, bad))
     name = SnapshotName("0" * 32, len(data), xxhash.xxh3_64_hexdigest(data))
-    await events.store.put(events.place.snapshot(5, name.token), data)
+    await events.store.put(events.keys.snapshot(5, name.token), data)
     await events.floors.move(6, name)
     subscription = await log.subscribe({0: 0})
     failed = await anext(subscription.items)

@@ -94,7 +94,7 @@ async def _native(report: Report, stream: Stream, prefix: str, shown: int) -> No
         _check_numbers(report, chunks, numbers, queue)
     read = [number for number in numbers if queue is None or number >= queue.chunk_floor]
     found = [
-        (await _part(report, f"chunk {number}", chunks.get(number)), number)
+        (await _part(report, f"chunk {number}", chunks.load(number)), number)
         for number in read[-shown:]
     ]
     held = [one.chunk for one, _ in found if one is not None]
@@ -109,7 +109,7 @@ async def _native(report: Report, stream: Stream, prefix: str, shown: int) -> No
 
 async def _chunk_numbers(chunks: ChunkLog) -> list[int]:
     numbers: list[int] = []
-    async for meta in chunks.store.list(f"{chunks.prefix}/chunks"):
+    async for meta in chunks.store.list(chunks.folder):
         number = chunks.number_of(meta.key)
         if number is not None:
             numbers.append(number)

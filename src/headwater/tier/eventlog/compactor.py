@@ -1,4 +1,20 @@
-"""The snapshots of one partition in the store: what its events through an offset come to."""
+"""Replaces the old events of a partition by one snapshot, and deletes them later.
+
+    1. read the snapshot below the floor and the events from the floor on
+    2. write their result as a new snapshot, and read it back
+    3. move the floor to it, unless the floor is there or above already
+    4. a grace later: raise `trimmed` to the floor that has settled, then delete
+
+A crash after any step leaves a log that reads as before: with a snapshot that nothing names, or
+events that are not needed, both of which a later pass deletes. Any number of compactors may work at
+once: the register of the floor decides, and neither `floor` nor `trimmed` goes down, however late a
+compactor is. A snapshot is deleted only below `trimmed`, so one that a stalled compactor has yet to
+name is not: it can become the floor's only if it ends above.
+
+The grace is time that compactors themselves saw pass while the floor was in place, added up in its
+register (`core.elapsed`): no two clocks are compared, and jobs that run for a second each get there
+too.
+"""
 
 from __future__ import annotations
 
@@ -6,133 +22,27 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import xxhash
-
 from headwater.core import limits, runtime
 from headwater.core.elapsed import StandingClock
 from headwater.core.errors import (
-    Contended,
-    Corrupt,
     Damaged,
     HeadwaterError,
     LimitExceeded,
-    NotFound,
     NotSupported,
     Refused,
-    RolledBack,
     Trimmed,
 )
-from headwater.tier.cache import TierCache, dump_all, restore_all
+from headwater.tier.cache import TierCache
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable
-from headwater.tier.eventlog.stored_events import PartitionFloor, SnapshotName, StoredEvents
+from headwater.tier.eventlog.stored_events import (
+    StoredEvents,
+    load_snapshot,
+    snapshot_key,
+    store_snapshot,
+)
+from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.eventlog.stored_log import StoredEventLog
 from headwater.tier.events import decode_event
-from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
-
-
-async def load_snapshot(
-    events: StoredEvents, floor: PartitionFloor
-) -> tuple[PartitionFloor, TierCache]:
-    """What lies below the floor, and the floor it belongs to, which may have moved meanwhile.
-
-    Only for a floor above 0. A snapshot that is gone was replaced by one that holds more.
-    """
-    while True:
-        key = snapshot_key(events, floor)
-        try:
-            found = await events.store.get(key)
-        except NotFound:
-            before, floor = floor, await events.floors.look()
-            if floor.snapshot == before.snapshot:
-                raise RolledBack(
-                    f"{key} is gone, and {events.floors.key} says that it holds the events "
-                    f"before {floor.floor}: restore it"
-                ) from None
-            continue
-        return floor, await runtime.run_blocking(_restored, events, floor, key, found.data)
-
-
-def snapshot_key(events: StoredEvents, floor: PartitionFloor) -> str:
-    """Where the snapshot below the floor stands."""
-    if floor.snapshot is None:
-        raise Corrupt(f"{events.floors.key} names no snapshot of the events before {floor.floor}")
-    return events.place.snapshot(floor.floor - 1, floor.snapshot.token)
-
-
-async def store_snapshot(
-    events: StoredEvents, cache: TierCache, through_offset: int
-) -> SnapshotName:
-    """Write what a cache knows under a key of its own, and read it back."""
-    token = runtime.new_token().hex()
-    key = events.place.snapshot(through_offset, token)
-    data = await runtime.run_blocking(_encoded, events, cache, through_offset)
-    await events.store.put(key, data)
-    # Events are deleted on the strength of this object alone.
-    try:
-        found = await events.store.get(key)
-    except NotFound as error:
-        if (await events.floors.look()).trimmed <= through_offset:
-            raise RolledBack(f"{key} was written and is gone") from error
-        raise Contended(f"{key} was overtaken: the floor is above it") from error
-    if found.data != data:
-        raise Corrupt(f"{key} does not hold what was just written there")
-    return SnapshotName(token, len(data), xxhash.xxh3_64_hexdigest(data))
-
-
-def _encoded(events: StoredEvents, cache: TierCache, through_offset: int) -> bytes:
-    return encode_snapshot(
-        Snapshot(
-            events.log_id,
-            events.partition_count,
-            events.partition,
-            through_offset,
-            dump_all(cache),
-        )
-    )
-
-
-def _restored(
-    events: StoredEvents, floor: PartitionFloor, key: str, data: bytes | memoryview
-) -> TierCache:
-    name = floor.snapshot
-    is_named = name is not None and (len(data), xxhash.xxh3_64_hexdigest(data)) == (
-        name.size_bytes,
-        name.hash,
-    )
-    if not is_named:
-        raise Corrupt(f"{key} is not the object that {events.floors.key} names: restore it")
-    snapshot = decode_snapshot(data, key)
-    stands = (snapshot.log_id, snapshot.partition_count, snapshot.partition)
-    if stands != (events.log_id, events.partition_count, events.partition):
-        raise Corrupt(
-            f"{key} is of metadata partition {snapshot.partition} of "
-            f"{snapshot.partition_count} of log {snapshot.log_id}, and this is partition "
-            f"{events.partition} of {events.partition_count} of log {events.log_id}"
-        )
-    if snapshot.through_offset != floor.floor - 1:
-        raise Corrupt(
-            f"{key} goes through {snapshot.through_offset}, and the floor is {floor.floor}"
-        )
-    return restore_all(snapshot.dumps)
-
-
-# Turns a partition's past into one snapshot, and deletes what that holds, later.
-#
-#     1. read the snapshot below the floor and the events from the floor on
-#     2. write what they come to as a snapshot of its own, and read it back
-#     3. move the floor to it, unless it stands there or above already
-#     4. a grace later: raise `trimmed` to the floor that has stood for so long, then delete
-#
-# A crash after any step leaves a log that reads as before: a snapshot nobody names, or events
-# that nobody needs, both of which a later pass deletes. Any number of compactors may work at
-# once: the register of the floor decides, and neither `floor` nor `trimmed` goes down, however
-# late one comes. A snapshot is deleted only below `trimmed`, so one that a stalled compactor has
-# yet to name is not: it could become the floor's only if it lay above.
-#
-# The grace is what compactors themselves saw pass while the floor stood, added up in its register
-# (`core.elapsed`): no two clocks are compared, and jobs that run for a second each come to it
-# too.
-
 
 DELETES_AT_ONCE = 16
 
@@ -218,7 +128,7 @@ class Compactor:
             done = Compaction(partition, raised, taken_in, deleted, stopped_by)
         if events.floors.is_settling:
             # The process may end here: what it saw pass is written down for the next one.
-            clock.see((await events.floors.stand(clock)).settling)
+            clock.see((await events.floors.add_standing_time(clock)).settling)
         return done
 
     async def _raise_floor(
@@ -239,7 +149,7 @@ class Compactor:
         moved = await events.floors.move(position, name)
         if moved.snapshot != name:
             # Somebody else's floor is there or above: nobody will ever name this one.
-            await events.store.delete(events.place.snapshot(position - 1, name.token))
+            await events.store.delete(events.keys.snapshot(position - 1, name.token))
             return moved.floor, 0, stopped_by
         return position, position - floor.floor, stopped_by
 
@@ -249,7 +159,7 @@ class Compactor:
         """Apply events up to the end, or to one that cannot be read. Where that is, and why."""
         end = position + limits.COMPACT_MAX_EVENTS
         while position < end:
-            found = await events.read(position, limits.EVENT_READS_AT_ONCE)
+            found = await events.read_events(position, limits.EVENT_READS_AT_ONCE)
             for item in found:
                 error = _apply(events, cache, item)
                 if error is not None:
@@ -289,15 +199,14 @@ class Compactor:
 
 
 async def _dead(events: StoredEvents, floor: PartitionFloor) -> AsyncIterator[str]:
-    place, store = events.place, events.store
-    async for meta in store.list(place.folder):
-        offset = place.event_offset(meta.key)
-        if offset is None or offset >= floor.trimmed:
+    async for offset in events.numbers():
+        if offset >= floor.trimmed:
             break
-        yield meta.key
+        yield events.key(offset)
+    keys = events.keys
     current = None if floor.snapshot is None else snapshot_key(events, floor)
-    async for meta in store.list(place.folder, start_after=place.before_snapshots):
-        through = place.snapshot_offset(meta.key)
+    async for meta in events.store.list(keys.folder, start_after=keys.before_snapshots):
+        through = keys.snapshot_offset(meta.key)
         if through is not None and through < floor.trimmed and meta.key != current:
             yield meta.key
 
@@ -316,5 +225,5 @@ def _apply(
     try:
         cache.follow(decode_event(item.payload), item.publisher_epoch)
     except (Damaged, NotSupported, LimitExceeded) as error:
-        return type(error)(f"{events.place.event(item.offset)} holds no event: {error}")
+        return type(error)(f"{events.key(item.offset)} holds no event: {error}")
     return None

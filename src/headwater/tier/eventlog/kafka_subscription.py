@@ -31,14 +31,10 @@ from headwater.tier.eventlog.contract import (
     PartitionFailed,
     PositionReached,
 )
-from headwater.tier.eventlog.kafka_topic import error_of, kafka_error
-from headwater.tier.events.publisher_epoch import check_epoch
+from headwater.tier.eventlog.kafka_topic import EPOCH_BYTES, EPOCH_HEADER, error_of, kafka_error
 
 TopicItem: TypeAlias = EventDelivered | EventUnreadable | PartitionFailed | PositionReached
 """What there is to tell of a topic, which has no snapshots."""
-
-EPOCH_HEADER: Final = "headwater-publisher-epoch"
-EPOCH_BYTES: Final = 8
 
 UNREADABLE: Final = frozenset(
     {
@@ -48,14 +44,6 @@ UNREADABLE: Final = frozenset(
     }
 )
 """A batch of records that does not match its checksum or cannot be unpacked."""
-
-
-def epoch_headers(publisher_epoch: int | None) -> list[tuple[str, bytes]]:
-    """What travels beside an event."""
-    if publisher_epoch is None:
-        return []
-    check_epoch(publisher_epoch)
-    return [(EPOCH_HEADER, publisher_epoch.to_bytes(EPOCH_BYTES, "big"))]
 
 
 def read_record(partition: int, offset: int, message: Message) -> EventDelivered | EventUnreadable:

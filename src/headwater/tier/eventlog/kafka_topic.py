@@ -34,8 +34,8 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.tier.eventlog.kafka_subscription import epoch_headers
 from headwater.tier.events import METADATA_PARTITIONS
+from headwater.tier.events.publisher_epoch import check_epoch
 
 _DENIED: Final = frozenset(
     {
@@ -313,9 +313,20 @@ async def find_topic(
 # comes.
 
 
+# The publisher's epoch travels beside the event: Kafka's own readers ignore unknown headers.
+EPOCH_HEADER: Final = "headwater-publisher-epoch"
+EPOCH_BYTES: Final = 8
 POLL_S: Final = 0.05
 
 Headers: TypeAlias = list[tuple[str, str | bytes | None]]
+
+
+def epoch_headers(publisher_epoch: int | None) -> list[tuple[str, bytes]]:
+    """What travels beside an event."""
+    if publisher_epoch is None:
+        return []
+    check_epoch(publisher_epoch)
+    return [(EPOCH_HEADER, publisher_epoch.to_bytes(EPOCH_BYTES, "big"))]
 
 
 class KafkaSender:

@@ -14,7 +14,6 @@ import msgspec
 
 from headwater.core.errors import Damaged, Refused, Unavailable
 from headwater.tier.cache import TierCache, dump_all, restore_all
-from headwater.tier.eventlog.compactor import store_snapshot
 from headwater.tier.eventlog.contract import (
     EventUnreadable,
     MetadataEventLog,
@@ -22,6 +21,7 @@ from headwater.tier.eventlog.contract import (
     PositionReached,
     SnapshotDelivered,
 )
+from headwater.tier.eventlog.stored_events import store_snapshot
 from headwater.tier.eventlog.stored_log import StoredEventLog
 from headwater.tier.events import decode_event
 from headwater.tier.identity import TopicIdPartition

@@ -1,12 +1,17 @@
-"""Which log stands under a prefix, and how many partitions it has. Both stay as they are.
+"""A log of metadata events in object storage: nothing but a store is needed.
 
-A log that was begun anew under another prefix says so, and is opened and followed no more: whoever
-went on with it would merge, remove and scrub by what it knows, and the other one lists the same
-objects.
+Each event is an object, numbered within its partition. Followers request the next number: soon
+after an event came, later and later while none does, and at once after a publish of their own
+handle.
 
-A log is made in three steps, and whoever opens one that was left half made goes on: `log.json` with
-its id, the floors of all partitions, `log.json` saying that they are there. So a floor that is
-missing later is known to be lost, and is not taken for a partition in which nothing ever was.
+`log.json` says which log is stored under a prefix, and how many partitions it has; neither ever
+changes. A log is created in three steps, and a client that finds them unfinished goes on:
+`log.json` with its id, the floors of all partitions, `log.json` saying that the floors exist. So a
+floor that is missing later is known to be lost, and is not taken for an empty partition.
+
+A log that was replaced by one under another prefix says so, and is opened and followed no more: a
+client that went on with it would merge, remove and scrub by what it says, and the other log lists
+the same objects.
 """
 
 from __future__ import annotations
@@ -25,18 +30,12 @@ from headwater.core.errors import Damaged, NotSupported, OutcomeUnknown, Refused
 from headwater.store import Register, Store
 from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog.in_process import PartitionedLog
-from headwater.tier.eventlog.stored_events import (
-    PREFIX,
-    FloorRegister,
-    PartitionKeys,
-    StoredAppender,
-    StoredEvents,
-    log_key,
-)
+from headwater.tier.eventlog.stored_events import StoredEvents
+from headwater.tier.eventlog.stored_floor import PREFIX, FloorRegister, PartitionKeys, log_key
 from headwater.tier.eventlog.stored_subscription import StoredSubscription
 from headwater.tier.events import METADATA_PARTITIONS
 
-FORMAT = 1
+LOG_FORMAT: Final = 1
 _log: Final = logging.getLogger("headwater")
 
 
@@ -62,7 +61,7 @@ async def open_record(
         )
     register = Register(store, log_key(prefix), LogRecord)
     new_id = log_id or uuid.UUID(bytes=runtime.new_token())
-    fresh = LogRecord(FORMAT, new_id, partition_count, made=False)
+    fresh = LogRecord(LOG_FORMAT, new_id, partition_count, made=False)
     record = (await register.update(lambda now: now or fresh)).value
     _check(register.key, record, partition_count, log_id)
     if not record.made:
@@ -78,9 +77,9 @@ def _made(before: LogRecord, now: LogRecord | None) -> LogRecord:
 
 
 def _check(key: str, record: LogRecord, partition_count: int, log_id: uuid.UUID | None) -> None:
-    if record.log_format != FORMAT:
+    if record.log_format != LOG_FORMAT:
         raise NotSupported(
-            f"{key} is of format {record.log_format}; this version reads {FORMAT}: upgrade "
+            f"{key} is of format {record.log_format}; this version reads {LOG_FORMAT}: upgrade "
             "Headwater"
         )
     if record.renewed_to is not None:
@@ -128,13 +127,6 @@ async def _create_floors(store: Store, prefix: str, record: LogRecord) -> None:
         )
 
 
-# A log of metadata events in object storage: nothing but a store is needed.
-#
-# Every event is an object of its own, numbered within its partition, and the store lets one
-# publisher create each number. Followers ask for the next number: soon after something came,
-# later and later while nothing does, and at once after a publish of their own handle.
-
-
 class StoredEventLog(PartitionedLog[StoredSubscription]):
     """One handle on a log; every process may have its own. For one event loop."""
 
@@ -148,7 +140,6 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
             StoredEvents(store, prefix, partition, record.log_id, record.partition_count)
             for partition in range(record.partition_count)
         ]
-        self._appenders = [StoredAppender(events) for events in self._events]
 
     @classmethod
     async def open(
@@ -179,7 +170,7 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
         self.check_open()
         self.check_partition(partition)
         try:
-            return await self._appenders[partition].append(payload, publisher_epoch)
+            return await self._events[partition].publish(payload, publisher_epoch)
         finally:
             # Also if it failed: what it met on its way may be news to those who follow.
             for subscription in self._subscriptions:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, RolledBack, Trimmed
-from headwater.tier.eventlog.compactor import load_snapshot
 from headwater.tier.eventlog.contract import LogItem, PartitionFailed, SnapshotDelivered
 from headwater.tier.eventlog.in_process import RoundRobinSubscription
-from headwater.tier.eventlog.stored_events import PartitionFloor, StoredEvents
+from headwater.tier.eventlog.stored_events import StoredEvents, load_snapshot
+from headwater.tier.eventlog.stored_floor import PartitionFloor
 
 
 class PartitionFollower:
@@ -79,7 +79,7 @@ class PartitionFollower:
                 return
             if start == floor.floor or is_reached:
                 return
-            if events.floors.is_leased(start - 1):
+            if events.leased_floor.covers(start - 1):
                 raise RolledBack(
                     f"metadata partition {events.partition} ends before {start}, where it was to "
                     "be followed from: this is not the log that was followed before"
@@ -90,10 +90,10 @@ class PartitionFollower:
         while True:
             while len(self._items) >= limits.EVENTS_READY:
                 await self._wait(None)
-            known = self._events.next_offset - self._next
+            known = self._events.next_number - self._next
             at_once = max(at_once, min(known, limits.EVENT_READS_AT_ONCE))
             try:
-                found = await self._events.read(self._next, at_once)
+                found = await self._events.read_events(self._next, at_once)
             except Trimmed:
                 await self._deliver_snapshot(await self._events.floors.look())
                 continue
@@ -112,7 +112,7 @@ class PartitionFollower:
     @property
     def _is_caught_up(self) -> bool:
         """Whether everything was fetched that this handle knows to be there."""
-        return self._events.next_offset <= self._next
+        return self._events.next_number <= self._next
 
     async def _is_end(self) -> bool:
         """Whether there is nothing more, which is made sure of now and then by a listing."""

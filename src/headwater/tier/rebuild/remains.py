@@ -10,8 +10,7 @@ from typing import NamedTuple, TypeAlias
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Damaged, LimitExceeded, NotFound, NotSupported
 from headwater.tier.cache import TierCache, restore_all
-from headwater.tier.eventlog.compactor import snapshot_key
-from headwater.tier.eventlog.stored_events import StoredEvents, decode_event_object
+from headwater.tier.eventlog.stored_events import StoredEvents, decode_event_object, snapshot_key
 from headwater.tier.events import MetadataEvent, decode_event, publisher_epoch_of
 from headwater.tier.reader.window import in_order
 from headwater.tier.snapshot import decode_snapshot
@@ -43,12 +42,12 @@ class Remains:
 
     async def items(self) -> AsyncGenerator[Item, None]:
         """What the oldest events come to, if a snapshot says so, and the others one by one."""
-        place = self._events.place
+        events = self._events
         offsets, snapshots = array("q"), list[str]()
-        async for meta in self._events.store.list(place.folder):
-            if (offset := place.event_offset(meta.key)) is not None:
+        async for meta in events.store.list(events.folder):
+            if (offset := events.number_of(meta.key)) is not None:
                 offsets.append(offset)
-            elif place.snapshot_offset(meta.key) is not None:
+            elif events.keys.snapshot_offset(meta.key) is not None:
                 snapshots.append(meta.key)
         begin, keys, lost = await self._floor(snapshots[::-1])
         for key in keys:
@@ -71,8 +70,8 @@ class Remains:
         async with aclosing(looks) as found:
             async for offset, item in found:
                 if offset > self.end:
-                    last = f" to {place.event(offset - 1)}" if offset > self.end + 1 else ""
-                    yield Missing(f"{place.event(self.end)}{last}: gone, and later events are not")
+                    last = f" to {events.key(offset - 1)}" if offset > self.end + 1 else ""
+                    yield Missing(f"{events.key(self.end)}{last}: gone, and later events are not")
                 self.end = offset + 1
                 yield item
 
@@ -98,7 +97,7 @@ class Remains:
         return snapshot.through_offset + 1, await runtime.run_blocking(restore_all, snapshot.dumps)
 
     async def _event(self, offset: int) -> tuple[int, Item]:
-        events, key = self._events, self._events.place.event(offset)
+        events, key = self._events, self._events.key(offset)
         try:
             data = (await events.store.get(key)).data
             stored = decode_event_object(key, data, events.log_id, events.partition, offset)

@@ -118,7 +118,7 @@ class NativeAppender(Appender):
         consumer = await read_consumer(consumer_register(self._chunks.store, self._chunks.prefix))
         if consumer.sequence > (await self._tail.find()).next_sequence:
             # Unless what was found is dead, and not the end.
-            last = (await self._chunks.end(self._tail.chunk.number)).chunk
+            last = (await self._chunks.last_alive(self._tail.chunk.number)).chunk
             if consumer.sequence > last.next_sequence:
                 raise RolledBack(
                     f"{self._chunks.prefix}: {consumer.sequence} batches are acknowledged and "
@@ -126,7 +126,7 @@ class NativeAppender(Appender):
                 )
         if end.number > (await self._chunks.ends.read()).chunk:
             # Whoever created it did not come to say so.
-            self._chunks.ends.created(end, self.counters)
+            self._chunks.ends.note_created(end, self.counters)
         before = await self._marks.open(end.number)
         self._refreshed_s = runtime.monotonic_s()
         if before.is_first:
@@ -159,7 +159,7 @@ class NativeAppender(Appender):
         is looked at: searching everything would make every new producer pay for it.
         """
         if not last.entries and last.number > self._chunks.known_floor:
-            before = await self._chunks.get(last.number - 1)
+            before = await self._chunks.load(last.number - 1)
             last = last if before is None else before.chunk
         if all(owner.producer != self._marks.producer for owner in last.owners):
             return
@@ -287,13 +287,13 @@ class NativeAppender(Appender):
         number = doubt.number
         held: StoredChunk | None = self._tail.held
         if held is None or held.chunk.number != number or held.version == doubt.base:
-            held = await self._chunks.get(number)
+            held = await self._chunks.load(number)
         if await self._tail.is_dead(number):
             self._note_mark(await self._marks.read(), todo)
             await self._tail.find()
             return True
         if held is None and (doubt.base is not None or self._tail.chunk.number >= number):
-            raise self._chunks.gone(number)
+            raise self._chunks.missing(number)
         if held is None or held.version == doubt.base:
             return False
         await self._tail.go_on(held)

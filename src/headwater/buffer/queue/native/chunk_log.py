@@ -1,21 +1,19 @@
-"""The chunks of a native queue: reading them by number, and finding the last one.
+"""The chunks of a native queue, a numbered log, and `end.json`, which says how far it has come.
 
-Always holds:
+Always holds: the last chunk is never deleted. A chunk is deleted only once collectors have seen
+FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was read less than
+FLOOR_LEASE_S ago still tells what counts (`headwater.store.numbered_log`).
 
-- chunks from the floor to the last are all there, or the queue is damaged, and whoever looks for
-  the end says so; the last is never deleted;
-- what is read or written at a number counts only at or above the floor, as it stands afterwards:
-  below it a stalled writer may have created a number again, long after the real chunk was deleted,
-  and others may have added to it;
-- a chunk is deleted only when collectors have seen FLOOR_SETTLE_S pass since the floor passed it
-  (`core.elapsed`). So a floor counts as read afterwards, too, if it was asked for less than
-  FLOOR_LEASE_S ago.
+The end of a queue is found by a search, and a last chunk that was deleted by hand looks as if it
+had never existed. So each writer that creates a chunk notes it in `end.json`, which only rises,
+and each client reads `end.json` before it searches: an end below it is a queue that went back. No
+append waits for this note or fails with it. While many chunks are created, one write a second
+notes the last of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -38,13 +36,12 @@ from headwater.core.errors import (
     RolledBack,
     Trimmed,
 )
-from headwater.store import Object, Register, Store, Version
+from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
 
-_NUMBER: Final = re.compile(r"[0-9]{20}")
-# How many chunks are asked for at once.
+# How many chunks are requested at once.
 READ_AHEAD: Final = 16
-# How many keys of a listing are looked at before the end is searched for by halving.
-LISTED_MAX: Final = 1000
+# Some stores allow one write of an object a second, and chunks may be created faster than that.
+END_WRITES_APART_S: Final = 1.0
 
 
 class StoredChunk(NamedTuple):
@@ -53,72 +50,66 @@ class StoredChunk(NamedTuple):
     chunk: Chunk
     version: Version
     modified_ms: int = 0
-    """When the store wrote it, by its own clock; 0 for what was not read but written."""
+    """When the store wrote it, by the store's clock; 0 for a chunk that was written, not read."""
 
 
-class ChunkLog:
+class ChunkLog(NumberedLog):
     """One queue's chunks and its floors."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
-        self.store = store
+        super().__init__(store, f"{prefix}/chunks", LeasedFloor(limits.FLOOR_LEASE_S))
         self.prefix = prefix
         self.queue_id = queue_id
         self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
         self.ends = EndRecorder(store, prefix)
-        self.known_floor = 0
-        """No number from here on was dead when that was last known."""
-        self._looked: Moment | None = None
-        """When the floor was last read."""
         self.known_floor_sequence = 0
         """No batch below it is kept, as of the last look."""
-        self._asked: Moment | None = None
-        """As of when `known_floor` is known."""
 
-    def key(self, number: int) -> str:
-        """Where a chunk stands."""
-        return f"{self.prefix}/chunks/{number:020d}"
-
-    def number_of(self, key: str) -> int | None:
-        """The number of the chunk at a key; None if it is no chunk's key."""
-        name = key.removeprefix(f"{self.prefix}/chunks/")
-        return int(name) if _NUMBER.fullmatch(name) else None
+    @property
+    def known_floor(self) -> int:
+        """The highest chunk floor that was read."""
+        return self.leased_floor.floor.floor
 
     def batch_key(self, batch_id: str) -> str:
-        """Where a batch stands."""
+        """The key of an uploaded batch."""
         return f"{self.prefix}/batches/{batch_id}"
+
+    def missing(self, number: int) -> RolledBack:
+        """The error for a chunk that must exist and does not, or that lost entries."""
+        return RolledBack(
+            f"chunk {number} of {self.prefix}, or what was in it, is gone though Headwater did not "
+            f"delete it: the queue went back. Restore {self.key(number)} from a backup, and let no "
+            "producer write before."
+        )
 
     async def is_made(self) -> bool:
         """Whether there is a queue, which must be this one."""
         try:
-            self._checked((await self.register.read()).value)
+            self._check_id((await self.register.read()).value)
         except NotFound:
             return False
         return True
 
     async def floors(self) -> QueueFloors:
-        """What is dead by now."""
-        asked = Moment()
+        """The floors as they are now."""
+        requested = Moment()
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
             raise missing_queue(self.prefix) from error
-        self._checked(queue)
-        if self._asked is None or asked.at_s > self._asked.at_s:
-            self.known_floor, self._asked = queue.chunk_floor, asked
-        if self._looked is None or asked.at_s > self._looked.at_s:
-            self._looked = asked
+        self._check_id(queue)
+        self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
         self.known_floor_sequence = max(self.known_floor_sequence, queue.floor_sequence)
         return queue
 
-    def _checked(self, queue: QueueFloors) -> None:
+    async def read_floor(self) -> LogFloor:
+        """The chunk floor. Below it nothing counts, though objects stay until it has settled."""
+        floor = (await self.floors()).chunk_floor
+        return LogFloor(floor, floor)
+
+    def _check_id(self, queue: QueueFloors) -> None:
         if queue.id != self.queue_id:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
-
-    async def is_dead(self, number: int) -> bool:
-        """Whether what was just read or written at this number does not count."""
-        if self._is_leased(number):
-            return False
-        return number < (await self.floors()).chunk_floor
 
     def grown(self, number: int, *, met: Moment, began: Moment) -> None:
         """A write that began at this time was added to an open chunk, first met then.
@@ -127,98 +118,81 @@ class ChunkLog:
         not one that a stalled writer left there. It was open, and the floor passes closed chunks
         alone: so at that moment it had not passed this one, as if it had been read then.
 
-        A chunk may also have been made after its whole stream was deleted, and only queue.json
-        tells. So one look after the chunk was met comes first, and one now and then.
+        A chunk may also have been created after its whole stream was deleted, and only queue.json
+        tells. So one read of the floor after the chunk was met comes first, and one now and then.
         """
-        looked = self._looked
-        if looked is None or looked.at_s <= met.at_s or not looked.is_within(limits.FLOOR_LOOK_S):
+        read_at = self.leased_floor.read_at
+        if read_at is None or read_at.at_s <= met.at_s:
             return
-        if self._is_leased(number):
-            self.known_floor, self._asked = number, began
+        if read_at.is_within(limits.FLOOR_LOOK_S) and self.leased_floor.covers(number):
+            self.leased_floor.learn_alive(number, began)
 
-    def _is_leased(self, number: int) -> bool:
-        if self._asked is None or number < self.known_floor:
-            return False
-        return self._asked.is_within(limits.FLOOR_LEASE_S)
-
-    def held(self, number: int, found: Object) -> StoredChunk:
+    def decode(self, number: int, stored: Object) -> StoredChunk:
         """A chunk from its object."""
         try:
-            chunk = decode_chunk(found.data, queue_id=self.queue_id, number=number)
+            chunk = decode_chunk(stored.data, queue_id=self.queue_id, number=number)
         except (Corrupt, NotSupported) as error:
             raise type(error)(f"{self.key(number)}: {error}") from error
-        return StoredChunk(chunk, found.version, found.meta.modified_ms)
+        return StoredChunk(chunk, stored.version, stored.meta.modified_ms)
 
-    async def get(self, number: int) -> StoredChunk | None:
-        """The chunk with this number; None if there is none."""
-        try:
-            return self.held(number, await self.store.get(self.key(number)))
-        except NotFound:
-            return None
+    async def load(self, number: int) -> StoredChunk | None:
+        """The chunk with this number, which need not count; None if there is none."""
+        stored = await self.get(number)
+        return None if stored is None else self.decode(number, stored)
+
+    async def require(self, number: int) -> StoredChunk:
+        """A chunk that must exist: `Trimmed` below the floor, `RolledBack` otherwise."""
+        held = await self.load(number)
+        if held is not None:
+            return held
+        queue = await self.floors()
+        if number < queue.chunk_floor:
+            raise Trimmed(
+                f"{self.prefix}: chunk {number} is gone; the oldest batch still there is "
+                f"{queue.floor_sequence}",
+                floor=queue.floor_sequence,
+            )
+        raise self.missing(number)
 
     async def run(self, first: int, count: int) -> list[StoredChunk]:
         """Chunks from `first` on, until one is missing or open, at most `count`.
 
-        What was read together was not read at one instant: an open chunk may have grown and been
-        closed before the one after it was read.
+        Chunks that are read together are not read at one instant: an open one may have grown and
+        been closed before the one after it was read.
         """
-        found: list[StoredChunk] = []
-        while len(found) < count:
-            start = first + len(found)
-            wanted = range(start, start + min(READ_AHEAD, count - len(found)))
-            for held in await asyncio.gather(*(self.get(number) for number in wanted)):
+        chunks: list[StoredChunk] = []
+        while len(chunks) < count:
+            start = first + len(chunks)
+            numbers = range(start, start + min(READ_AHEAD, count - len(chunks)))
+            for held in await asyncio.gather(*map(self.load, numbers)):
                 if held is None:
-                    return found
-                found.append(held)
+                    return chunks
+                chunks.append(held)
                 if not held.chunk.closed:
-                    return found
-        return found
-
-    async def exists(self, number: int) -> bool:
-        """Whether there is an object with this number."""
-        try:
-            await self.store.head(self.key(number))
-        except NotFound:
-            return False
-        return True
+                    return chunks
+        return chunks
 
     async def last(self, known: int = 0) -> StoredChunk:
         """The last chunk. `known` is one that was there once: the search begins at it.
 
-        The floor is read first: below it chunks may be missing, from it on none is. And before
-        the search, how far the queue has come: it ends there or beyond.
+        `end.json` is read first: the queue ends there or beyond.
         """
         end = await self._least_end()
+        low = max(known, end.chunk)
         while True:
-            low = max(known, end.chunk)
-            if not self.store.is_local:
-                low, ended = await self._listed(low)
-                if not ended:
-                    low = await self._searched(low)
-            else:
-                low = await self._searched(low)
-            held = await self.get(low)
+            number = await self.first_free(low + 1, check_beyond=True) - 1
+            held = await self.load(number) if number >= self.known_floor else None
             if held is not None and held.chunk.first_sequence >= end.first_sequence:
                 return held
             floor = (await self.floors()).chunk_floor
-            if floor <= low:
-                raise self.gone(low)
-            known = floor
+            if floor <= number:
+                raise self.missing(number)
+            low = max(floor, end.chunk)
 
-    async def _least_end(self) -> QueueEnd:
-        try:
-            return await self.ends.read()
-        except NotFound as error:
-            await self.floors()  # which says so if there is nothing at all
-            raise RolledBack(
-                f"{self.ends.register.key} is gone, which stands from the queue's creation on and "
-                "says how far the queue has come. Restore it from a backup."
-            ) from error
+    async def last_alive(self, known: int = 0) -> StoredChunk:
+        """The last chunk, for readers: a writer learns by writing whether it was the last.
 
-    async def end(self, known: int = 0) -> StoredChunk:
-        """The last chunk, for whoever reads: a writer finds out by writing whether it was.
-
-        What is found may lie below a floor that rose meanwhile. Then chunks after it may be
+        What `last` returns may lie below a floor that rose meanwhile. Then chunks after it may be
         deleted already, and it may be one that a stalled writer created.
         """
         while True:
@@ -227,69 +201,15 @@ class ChunkLog:
                 return held
             known = self.known_floor
 
-    async def _listed(self, known: int) -> tuple[int, bool]:
-        """The highest number that one listing shows, and whether that is all there is.
-
-        Cheaper than asking for number after number where every question costs a round trip.
-        """
-        last, seen, gap = known, 0, -1
-        async for meta in self.store.list(f"{self.prefix}/chunks", start_after=self.key(known)):
-            number = self.number_of(meta.key)
-            if number is not None:
-                gap = gap if number == last + 1 else number - 1
-                last = number
-            seen += 1
-            if seen >= LISTED_MAX:
-                break
-        await self._check_gap(gap)
-        return last, seen < LISTED_MAX
-
-    async def _searched(self, low: int) -> int:
-        """The last number, by halving; then a listing shows that nothing lies beyond.
-
-        Halving takes a chunk that is missing for the end. One that was created after the halving
-        is beyond it and no sign of damage: then the search goes on.
-        """
-        while True:
-            low = await self._halved(max(low, (await self.floors()).chunk_floor))
-            beyond = await self._first_after(low)
-            if beyond is None:
-                return low
-            if beyond > low + 1:
-                await self._check_gap(beyond - 1)
-            low = beyond
-
-    async def _first_after(self, number: int) -> int | None:
-        """The lowest number above this one that a listing shows."""
-        async for meta in self.store.list(f"{self.prefix}/chunks", start_after=self.key(number)):
-            found = self.number_of(meta.key)
-            if found is not None:
-                return found
-        return None
-
-    async def _check_gap(self, number: int) -> None:
-        """`RolledBack` if this number, above which there are others, is missing and not dead.
-
-        A listing is no picture of one instant: it may lack what was created while it was made.
-        """
-        if number < self.known_floor or await self.exists(number):
-            return
-        if number >= (await self.floors()).chunk_floor:
-            raise self.gone(number)
-
-    async def _halved(self, low: int) -> int:
-        """The last number, found in steps that double and then halve; `low` is there."""
-        step = 1
-        while await self.exists(low + step):
-            low, step = low + step, step * 2
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            if await self.exists(middle):
-                low = middle
-            else:
-                high = middle
-        return low
+    async def _least_end(self) -> QueueEnd:
+        try:
+            return await self.ends.read()
+        except NotFound as error:
+            await self.floors()  # which raises if the whole queue is gone
+            raise RolledBack(
+                f"{self.ends.register.key} is gone, which exists from the queue's creation on and "
+                "says how far the queue has come. Restore it from a backup."
+            ) from error
 
     async def search(self, low: int, high: int, is_before: Callable[[Chunk], bool]) -> StoredChunk:
         """The last chunk from `low` to `high` for which `is_before` holds; `low` if none.
@@ -308,83 +228,45 @@ class ChunkLog:
                 high = middle - 1
         return best
 
-    async def require(self, number: int) -> StoredChunk:
-        """A chunk that must be there: `Trimmed` below the floor, `RolledBack` otherwise."""
-        held = await self.get(number)
-        if held is not None:
-            return held
-        queue = await self.floors()
-        if number < queue.chunk_floor:
-            raise Trimmed(
-                f"{self.prefix}: chunk {number} is gone; the oldest batch still there is "
-                f"{queue.floor_sequence}",
-                floor=queue.floor_sequence,
-            )
-        raise self.gone(number)
-
-    def gone(self, number: int) -> RolledBack:
-        """What is said of a chunk that should be there."""
-        return RolledBack(
-            f"chunk {number} of {self.prefix}, or what was in it, is gone though nobody deleted "
-            f"it: the queue went back. Restore {self.key(number)} from a backup, and let nobody "
-            "write before."
-        )
-
 
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
-    """Make a queue, if nobody has. Whoever finds `queue.json` finds all of it."""
+    """Create a queue if there is none. `queue.json` comes last: where it is, all of it is."""
     chunks = ChunkLog(store, prefix, queue_id)
     if await chunks.is_made():
         return
     data = encode_chunk(first_chunk(queue_id))
-    # Whoever else writes it writes the same bytes, and they are recognised.
+    # Other creators write the same bytes, and they are recognised.
     await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
     await chunks.ends.register.update(lambda end: end or QueueEnd())
     await consumer_register(store, prefix).update(lambda consumer: consumer or ConsumerRecord())
     await chunks.register.update(lambda queue: queue or QueueFloors(queue_id))
 
 
-# How far a queue is known to have come, beside the queue: `end.json`.
-#
-# The end of a queue is found by looking for it, and a last chunk that somebody deleted looks as
-# if it had never been. So whoever creates a chunk says so in a register, which only rises, and
-# whoever opens the queue reads it first: an end found later that lies below it is a queue that
-# went back.
-#
-# Nothing waits for these writes and nothing fails with them: a chunk that was created and not yet
-# written down is only not missed. While many chunks are created, one write a second names the
-# last.
-
-
-# Some stores allow one write of an object a second, and chunks may be created faster than that.
-APART_S: Final = 1.0
-
-
 class EndRecorder:
-    """One client's hand on the register."""
+    """Reads `end.json`, and raises it beside other work."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self.register = Register(store, f"{prefix}/end.json", QueueEnd)
-        self.known: QueueEnd | None = None
-        """The furthest end that this client read or wrote down; None before it asked."""
+        self.latest: QueueEnd | None = None
+        """The furthest end that this client read or wrote; None before it read."""
         self._wanted: tuple[Chunk, Counters] | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._written_s = -APART_S
+        self._written_s = -END_WRITES_APART_S
 
     async def read(self) -> QueueEnd:
-        """How far the queue has come at least; asked for once. `NotFound` if that is gone."""
-        if self.known is None:
-            self.known = (await self.register.read()).value
-        return self.known
+        """How far the queue has come at least; requested once. `NotFound` if that is gone."""
+        if self.latest is None:
+            self.latest = (await self.register.read()).value
+        return self.latest
 
-    def created(self, chunk: Chunk, counters: Counters) -> None:
-        """A chunk is there, and counts: say so, beside whatever else goes on."""
+    def note_created(self, chunk: Chunk, counters: Counters) -> None:
+        """Note a chunk that was created and counts, beside other work."""
         self._wanted = (chunk, counters)
         if self._writing is None:
             self._writing = runtime.spawn(self._write(), name="headwater-end")
 
     async def close(self) -> None:
-        """Write down what was not yet, without waiting for its time."""
+        """Write what is not written yet, without waiting for its time."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait((self._writing,))
@@ -394,7 +276,7 @@ class EndRecorder:
         try:
             while self._wanted is not None:
                 since_s = runtime.monotonic_s() - self._written_s
-                await runtime.sleep(max(0.0, APART_S - since_s))
+                await runtime.sleep(max(0.0, END_WRITES_APART_S - since_s))
                 await self._write_wanted()
         finally:
             self._writing = None
@@ -419,4 +301,4 @@ class EndRecorder:
                 raise RolledBack(f"{self.register.key} is gone")
             return end if now.chunk < end.chunk else now
 
-        self.known = (await self.register.update(change)).value
+        self.latest = (await self.register.update(change)).value

@@ -154,7 +154,7 @@ class NativeConsumer(Taker):
                 f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
                 f"deleted, and the consumer's record knows only of {known.sequence}: it went back"
             )
-        last = (await self._chunks.end(known.chunk)).chunk
+        last = (await self._chunks.last_alive(known.chunk)).chunk
         self._reading.end_sequence = last.next_sequence
         if last.next_sequence < known.sequence:
             raise RolledBack(
@@ -203,7 +203,7 @@ class NativeReader(Looker):
                 f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
                 f"deleted, and the consumer's record knows only of {consumer.sequence}"
             )
-        last = (await self._chunks.end(consumer.chunk)).chunk
+        last = (await self._chunks.last_alive(consumer.chunk)).chunk
         oldest_ms = None
         if consumer.sequence < last.next_sequence:
             chunk = last
@@ -217,7 +217,7 @@ class NativeReader(Looker):
                 chunk = held.chunk
             await self._check_floor(chunk.number)
             if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
-                raise self._chunks.gone(chunk.number)
+                raise self._chunks.missing(chunk.number)
             oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
         return QueueState(
             epoch=consumer.epoch,
@@ -268,7 +268,7 @@ class NativeReader(Looker):
                 return await self._at_lsn(lsn, queue)
 
     async def _at_lsn(self, lsn: int, queue: QueueFloors) -> int | None:
-        last = (await self._chunks.end(queue.chunk_floor)).chunk
+        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
         if lsn >= last.next_lsn:
             return None
         held = await self._chunks.search(
@@ -286,7 +286,7 @@ class NativeReader(Looker):
 
     async def _at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
         queue = await self._chunks.floors()
-        last = (await self._chunks.end(queue.chunk_floor)).chunk
+        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
         search = TimeSearch(self._chunks, queue, time_us, by)
         found = await search.up_to(last)
         if found is not None:

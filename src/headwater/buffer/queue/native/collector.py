@@ -36,9 +36,9 @@ from headwater.buffer.queue.native.registers import (
 )
 from headwater.buffer.queue.native.retention import RetentionPass, delete_all
 from headwater.core import limits, runtime
-from headwater.core.elapsed import Standing, StandingClock
+from headwater.core.elapsed import StandingClock
 from headwater.core.errors import RolledBack, Trimmed
-from headwater.store import Register, Store
+from headwater.store import LogFloor, Register, Store, next_standing
 
 
 class NativeCollector(Collector):
@@ -121,13 +121,10 @@ class NativeCollector(Collector):
         """
         keys: list[str] = []
         failed_before = report.failed
-        async for meta in self._store.list(f"{self._prefix}/chunks"):
-            number = self._chunks.number_of(meta.key)
-            if number is None:
-                continue
+        async for number in self._chunks.numbers():
             if number >= floor or len(keys) >= limits.GC_LISTED:
                 break
-            keys.append(meta.key)
+            keys.append(self._chunks.key(number))
         report.chunks_expired += await delete_all(self._store, keys, report)
         # What could not be deleted would be met again at once: that waits for the next pass.
         all_went = report.failed == failed_before
@@ -159,8 +156,7 @@ class NativeCollector(Collector):
         settling, settled = self._standing.count(now.settling), now.settled_chunk
         if settling.is_settled(limits.FLOOR_SETTLE_S):
             settled = max(settled, settling.floor)
-        if settling.floor <= settled < chunk_floor:
-            settling = Standing(chunk_floor)
+        settling = next_standing(settling, LogFloor(chunk_floor, settled))
         return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
 
     async def _settle(self, chunk_floor: int) -> None:

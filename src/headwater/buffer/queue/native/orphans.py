@@ -117,7 +117,7 @@ class OrphanPass:
             # Chunks that were deleted meanwhile end the run early, or are not what they seem.
             if (await self._chunks.floors()).chunk_floor <= start:
                 if through is not None and number < through:
-                    raise self._chunks.gone(number)
+                    raise self._chunks.missing(number)
                 seen.chunk = number
                 return
 

@@ -130,7 +130,7 @@ class ProducerRegistration:
         mark, end = await self.read(), opening
         while end >= before.anchor:
             numbers = range(end, max(before.anchor - 1, end - READ_AHEAD), -1)
-            for held in await asyncio.gather(*(chunks.get(number) for number in numbers)):
+            for held in await asyncio.gather(*(chunks.load(number) for number in numbers)):
                 if held is None:
                     # Deleted, so the collector has folded it, and whatever is older.
                     return _later(await self.read(), mark)

@@ -125,7 +125,7 @@ class ChunkReader:
             )
 
     async def _search(self, sequence: int, queue: QueueFloors) -> Chunk:
-        last = (await self._chunks.end(queue.chunk_floor)).chunk
+        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
         self._least_end = last.next_sequence
         if sequence > last.next_sequence:
             raise Refused(

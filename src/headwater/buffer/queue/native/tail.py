@@ -90,7 +90,7 @@ class QueueTail:
         """Look for the end: the chunk that was last, and if it is closed, beyond it."""
         known = 0 if self._held is None else self.chunk.number
         if self._held is not None and not self.chunk.closed and known >= self.chunks.known_floor:
-            held = await self.chunks.get(known)
+            held = await self.chunks.load(known)
             if held is not None and not held.chunk.closed:
                 await self.go_on(held)
                 return held.chunk
@@ -152,7 +152,7 @@ class QueueTail:
         if await self.is_dead(chunk.number):
             raise DeadNumber  # and left to the collector, who knows for how long it has been
         if chunk.number != held.chunk.number:
-            self.chunks.ends.created(chunk, self.counters)
+            self.chunks.ends.note_created(chunk, self.counters)
         self._hold(StoredChunk(chunk, version))
         self.changed_s = runtime.monotonic_s()
         self.turns.see(chunk)
@@ -171,7 +171,7 @@ class QueueTail:
     async def _adopt_current(self, number: int, conflict: Conflict) -> None:
         """Take what is there instead; look for the end if nothing is."""
         if conflict.current is not None:
-            await self.go_on(self.chunks.held(number, conflict.current))
+            await self.go_on(self.chunks.decode(number, conflict.current))
             return
         try:
             last = await self.chunks.last(number)
