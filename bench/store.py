@@ -37,7 +37,7 @@ import obstore
 from obstore.store import LocalStore
 
 from bench._report import machine, seconds, table
-from headwater.core.elapsed import Moment
+from headwater.core.lease import Lease
 from headwater.core.limits import FLOOR_LEASE_S, KIB, MIB
 from headwater.store import (
     LeasedFloor,
@@ -257,7 +257,7 @@ class _Log(NumberedLog):
         super().__init__(store, "log", LeasedFloor(FLOOR_LEASE_S))
 
     async def read_floor(self) -> LogFloor:
-        self.leased_floor.learn(LogFloor(0, 0), Moment())
+        self.leased_floor.learn(LogFloor(0, 0), Lease())
         return self.leased_floor.floor
 
 

@@ -16,7 +16,7 @@ from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.stream.config import Format
 from headwater.core import runtime
 from headwater.store import Store, open_store
-from headwater.store.stats import READS, WRITES
+from headwater.store.attempts import READS, WRITES
 
 FLUSHES = 20
 POLLS = 32

@@ -11,7 +11,6 @@ from headwater.buffer.queue.v1.acked import Acked
 from headwater.buffer.queue.v1.manifest_object import ManifestObject
 from headwater.buffer.queue.v1.names import Names
 from headwater.buffer.stream import create_stream
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -24,6 +23,7 @@ from headwater.core.errors import (
     Unavailable,
     staying_unknown,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Object, Store, Version
 from headwater.store.backend import Condition, Unreachable
 from headwater.store.objects import Buffer, ByteRange

@@ -39,8 +39,8 @@ from headwater.buffer.queue.v1.segment import decode_segment, encode_segment
 from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
 from headwater.buffer.v1_manifest import Entry, MetadataItem
 from headwater.core import runtime
-from headwater.core.elapsed import Standing
 from headwater.core.errors import NotSupported
+from headwater.core.lease import FloorAge
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
@@ -85,7 +85,7 @@ REGISTERS: dict[str, Any] = {
         },
         17,
     ),
-    "gc.1": CollectorRecord(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, Standing(42, 61_500)),
+    "gc.1": CollectorRecord(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, FloorAge(42, 61_500)),
 }
 
 SEGMENT_ENTRIES = [

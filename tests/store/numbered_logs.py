@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
-from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import NotFound, RolledBack
+from headwater.core.lease import FloorAge, FloorClock, Lease
+from headwater.core.retry import RetryPolicy
 from headwater.store import LeasedFloor, LogFloor, NumberedLog, Register, Store, next_standing
 from tests.store.scripted import Scripted
 
@@ -25,7 +25,7 @@ class FloorRecord(msgspec.Struct, frozen=True):
 
     floor: int = 0
     trimmed: int = 0
-    settling: Standing = Standing()
+    settling: FloorAge = FloorAge()
 
 
 class SampleLog(NumberedLog):
@@ -34,7 +34,7 @@ class SampleLog(NumberedLog):
     def __init__(self, store: Store, folder: str = "log", policy: RetryPolicy | None = None):
         super().__init__(store, folder, LeasedFloor(LEASE_S), policy=policy)
         self.register = Register(store, f"{folder}/floor", FloorRecord, policy=policy)
-        self.clock = StandingClock()
+        self.clock = FloorClock()
 
     async def create(self) -> None:
         """Write the floor of an empty log, if there is none."""
@@ -42,7 +42,7 @@ class SampleLog(NumberedLog):
 
     async def read_floor(self) -> LogFloor:
         """Read the register."""
-        requested = Moment()
+        requested = Lease()
         try:
             record = (await self.register.read()).value
         except NotFound as error:

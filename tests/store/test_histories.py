@@ -20,7 +20,7 @@ from headwater.core.errors import (
 )
 from headwater.store import IF_ABSENT, IfAbsent, LogFloor, Object, Register, Store, Version
 from headwater.store.numbered_log import CreateResult
-from headwater.testing.sim_errors import UnhandledFailure
+from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
 from tests.store.numbered_logs import SampleLog
 from tests.torture.store_scenarios import (

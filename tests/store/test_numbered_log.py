@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from headwater.core import runtime
-from headwater.core.elapsed import Moment, Standing
 from headwater.core.errors import NotFound, RolledBack, Trimmed
+from headwater.core.lease import FloorAge, Lease
 from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store import LeasedFloor, LogFloor, MemoryBackend, Store, next_standing
 from tests.store.numbered_logs import (
@@ -198,7 +198,7 @@ async def test_a_client_that_was_idle_while_the_floor_went_far_ahead_appends_aga
 async def test_a_floor_is_relied_on_for_a_lease() -> None:
     leased = LeasedFloor(LEASE_S)
     assert not leased.covers(0)
-    leased.learn(LogFloor(5, 3), Moment())
+    leased.learn(LogFloor(5, 3), Lease())
     assert (leased.covers(4), leased.covers(5), leased.floor) == (False, True, (5, 3))
     await runtime.sleep(LEASE_S)
     assert not leased.covers(5)
@@ -206,9 +206,9 @@ async def test_a_floor_is_relied_on_for_a_lease() -> None:
 
 @virtual
 async def test_an_older_answer_neither_lowers_the_floor_nor_ends_the_lease() -> None:
-    leased, early = LeasedFloor(LEASE_S), Moment()
+    leased, early = LeasedFloor(LEASE_S), Lease()
     await runtime.sleep(10.0)
-    leased.learn(LogFloor(5, 5), Moment())
+    leased.learn(LogFloor(5, 5), Lease())
     leased.learn(LogFloor(2, 2), early)
     assert (leased.floor, leased.covers(4), leased.covers(5)) == ((5, 5), False, True)
     await runtime.sleep(LEASE_S - 5.0)
@@ -218,17 +218,17 @@ async def test_an_older_answer_neither_lowers_the_floor_nor_ends_the_lease() -> 
 @virtual
 async def test_a_number_that_was_alive_extends_the_lease_for_itself_and_later_ones() -> None:
     leased = LeasedFloor(LEASE_S)
-    leased.learn(LogFloor(2, 2), Moment())
+    leased.learn(LogFloor(2, 2), Lease())
     await runtime.sleep(LEASE_S - 5.0)
-    leased.learn_alive(7, Moment())
+    leased.learn_alive(7, Lease())
     await runtime.sleep(10.0)
     assert (leased.covers(6), leased.covers(7)) == (False, True)
 
 
 def test_a_higher_floor_is_waited_for_once_the_one_before_has_settled() -> None:
-    waiting = Standing(4, 1000)
+    waiting = FloorAge(4, 1000)
     assert next_standing(waiting, LogFloor(9, 2)) == waiting
-    assert next_standing(waiting, LogFloor(9, 4)) == Standing(9)
+    assert next_standing(waiting, LogFloor(9, 4)) == FloorAge(9)
     assert next_standing(waiting, LogFloor(4, 4)) == waiting
 
 

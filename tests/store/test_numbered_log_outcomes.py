@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Contended, Denied, NotFound, OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, PreconditionFailed, Store
 from tests.store.numbered_logs import LEASE_S, PATIENT, SampleLog, appends, given, key, pass_by
 from tests.store.scripted import (

@@ -30,8 +30,8 @@ from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, V1Taker, create_v
 from headwater.buffer.v1_batch import decode_batch, encode_batch
 from headwater.buffer.v1_manifest import MetadataItem, decode_manifest, encode_manifest
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, NotFound, OutcomeUnknown, Trimmed, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import PreconditionFailed, Store
 from headwater.testing import Faults, FaultyStore, Process, Scenario, Simulation, simulate
 from tests.buffer.queue_v1.given import MANIFEST, PREFIX, QUEUE, Queue, new_batch

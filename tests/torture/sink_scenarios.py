@@ -21,8 +21,8 @@ from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction import held
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.testing import Process, Scenario, Simulation, simulate
 from tests.torture.buffer_truth import PASSES_MAX, Entered
 from tests.torture.stack_owners import OwnerActor

@@ -29,7 +29,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed
 from headwater.spark.files import Place
 from headwater.spark.table import RegisterCatalog, StoreFileIO

@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import EPOCH_STEP_MAX
+from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed
 from headwater.log.record.group import Group
 from headwater.log.spool.errors import SpoolCorrupt

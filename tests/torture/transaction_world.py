@@ -31,7 +31,7 @@ from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import Attempt, TaskUploads
 from headwater.buffer.transaction.holds import Hold, Holds
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition

@@ -33,7 +33,7 @@ from headwater.buffer.loose import Apart
 from headwater.buffer.records import TIMESTAMP, record_schema
 from headwater.core import limits
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
-from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.core.runtime import decode_ulid, encode_ulid
 from headwater.store.objects import Parts
 
 MAGIC: Final = b"HWB1"

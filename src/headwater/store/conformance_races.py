@@ -12,10 +12,10 @@ from typing import Final
 import msgspec
 
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
-from headwater.core.elapsed import Moment
 from headwater.core.errors import AlreadyExists, Conflict, Contended
-from headwater.store.conformance_bench import Bench, Violation, expect, nonce, together
+from headwater.core.lease import Lease
+from headwater.core.retry import RetryPolicy
+from headwater.store.conformance_checks import CheckFolder, Violation, expect, nonce, run_all
 from headwater.store.numbered_log import LeasedFloor, LogFloor, NumberedLog
 from headwater.store.objects import Object, Version
 from headwater.store.register import Register
@@ -42,7 +42,7 @@ class _Tally(msgspec.Struct, frozen=True):
     counts: list[int]
 
 
-async def race_replace(bench: Bench) -> str:
+async def race_replace(bench: CheckFolder) -> str:
     """Writers raise counts in one object by put-if-unchanged; every raise must remain."""
     writers, increments = bench.sizes.writers, bench.sizes.increments
     key, total = bench.key("tally"), writers * increments
@@ -58,7 +58,7 @@ async def race_replace(bench: Bench) -> str:
             accepted += 1
             bench.advance(accepted, total)
 
-    await together(write(me) for me in range(writers))
+    await run_all(write(me) for me in range(writers))
     found = sum(_decode(await bench.store.get(key)).counts)
     expect(
         found >= accepted,
@@ -70,7 +70,7 @@ async def race_replace(bench: Bench) -> str:
 
 
 async def _increment(
-    bench: Bench, key: str, me: int, counts: list[int], version: Version
+    bench: CheckFolder, key: str, me: int, counts: list[int], version: Version
 ) -> tuple[list[int], Version]:
     for _ in range(ATTEMPTS_PER_INCREMENT):
         raised = [count + (writer == me) for writer, count in enumerate(counts)]
@@ -97,13 +97,13 @@ def _decode(found: Object) -> _Tally:
         raise Violation(f"{found.meta.key} holds what nobody wrote: {error}") from error
 
 
-async def race_create(bench: Bench) -> str:
+async def race_create(bench: CheckFolder) -> str:
     """Many create one key at once; one must win, and all must see what it wrote."""
     racers, keys = bench.sizes.racers, bench.sizes.keys
     wrong: list[str] = []
     for number in range(keys):
         key = bench.key(f"prize-{number:04d}")
-        outcomes = await together(_create(bench, key) for _ in range(racers))
+        outcomes = await run_all(_create(bench, key) for _ in range(racers))
         winners = [data for won, data in outcomes if won]
         if len(winners) != 1:
             wrong.append(f"{len(winners)} winners")
@@ -120,7 +120,7 @@ async def race_create(bench: Bench) -> str:
     return f"{racers} contenders on {keys} keys: one winner each"
 
 
-async def _create(bench: Bench, key: str) -> tuple[bool, bytes]:
+async def _create(bench: CheckFolder, key: str) -> tuple[bool, bytes]:
     """Whether this contender won, and the content it believes to be there."""
     token = nonce()
     data = b"prize of %b\n" % token
@@ -131,7 +131,7 @@ async def _create(bench: Bench, key: str) -> tuple[bool, bytes]:
     return True, data
 
 
-async def race_register(bench: Bench) -> str:
+async def race_register(bench: CheckFolder) -> str:
     """Handles of one register change it at once; each change is a revision of its own."""
     writers, changes = bench.sizes.writers, bench.sizes.shared_changes
     key, total = bench.key("register"), writers * changes
@@ -149,7 +149,7 @@ async def race_register(bench: Bench) -> str:
             bench.advance(len(numbers), total)
 
     names = [f"writer-{me}" for me in range(writers)]
-    await together(write(name) for name in names)
+    await run_all(write(name) for name in names)
     found = (await Register(bench.store, key, Counts).read()).value
     lost = {name: changes - found.get(name, 0) for name in names if found.get(name) != changes}
     expect(not lost, f"changes lost per writer: {lost}. {MUST_NOT_BE_USED}")
@@ -176,11 +176,11 @@ class _RaceLog(NumberedLog):
         super().__init__(store, folder, LeasedFloor(limits.FLOOR_LEASE_S), policy=EAGER)
 
     async def read_floor(self) -> LogFloor:
-        self.leased_floor.learn(LogFloor(0, 0), Moment())
+        self.leased_floor.learn(LogFloor(0, 0), Lease())
         return self.leased_floor.floor
 
 
-async def race_numbered_log(bench: Bench) -> str:
+async def race_numbered_log(bench: CheckFolder) -> str:
     """Clients append to one log at once; the entries are dense and each is there once."""
     writers, changes = bench.sizes.writers, bench.sizes.shared_changes
     folder, total = f"{bench.folder}/log", writers * changes
@@ -194,7 +194,7 @@ async def race_numbered_log(bench: Bench) -> str:
             accepted[await _append(log, payload)] = payload
             bench.advance(len(accepted), total)
 
-    await together(write(me) for me in range(writers))
+    await run_all(write(me) for me in range(writers))
     log = _RaceLog(bench.store, folder)
     stored: list[bytes] = []
     while entries := await log.read(len(stored), READ_AT_ONCE):

@@ -36,8 +36,6 @@ from enum import Enum
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
-from headwater.core.elapsed import Moment, Standing
 from headwater.core.errors import (
     AlreadyExists,
     Contended,
@@ -49,6 +47,8 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
+from headwater.core.lease import FloorAge, Lease
+from headwater.core.retry import RetryPolicy
 from headwater.store.objects import Object
 from headwater.store.store import Store
 
@@ -73,20 +73,20 @@ class LeasedFloor:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._from = 0
-        self._as_of: Moment | None = None
-        self.read_at: Moment | None = None
+        self._as_of: Lease | None = None
+        self.read_at: Lease | None = None
         """When the last floor was requested."""
         self.floor = LogFloor(0, 0)
         """The highest floor that was read; zeros before the first."""
 
-    def learn(self, floor: LogFloor, requested: Moment) -> None:
+    def learn(self, floor: LogFloor, requested: Lease) -> None:
         """Take in a floor that was requested at this moment."""
         self.floor = max(self.floor, floor)
         if self.read_at is None or requested.at_s > self.read_at.at_s:
             self.read_at = requested
         self.learn_alive(floor.floor, requested)
 
-    def learn_alive(self, number: int, as_of: Moment) -> None:
+    def learn_alive(self, number: int, as_of: Lease) -> None:
         """Take in that the floor had not passed this number at this moment."""
         if self._as_of is None or as_of.at_s >= self._as_of.at_s:
             self._from, self._as_of = number, as_of
@@ -97,18 +97,18 @@ class LeasedFloor:
             return False
         return self.is_recent(self._as_of)
 
-    def is_recent(self, moment: Moment) -> bool:
+    def is_recent(self, moment: Lease) -> bool:
         """Whether that was less than a lease ago."""
         return moment.is_within(self._lease_s)
 
 
-def next_standing(standing: Standing, floor: LogFloor) -> Standing:
+def next_standing(standing: FloorAge, floor: LogFloor) -> FloorAge:
     """The floor that is waited for: the same until it has settled, then the present one, if higher.
 
     Waiting for a higher floor before that would never end where each pass raises the floor.
     """
     if standing.floor <= floor.trimmed < floor.floor:
-        return Standing(floor.floor)
+        return FloorAge(floor.floor)
     return standing
 
 
@@ -362,7 +362,7 @@ class NumberedLog(ABC):
         number, lost = self._next or await self.end(), 0
         while True:
             data = encode(number, token)
-            began = Moment()
+            began = Lease()
             result = await self.with_floor(number, self._create(number, data, token))
             floor = await self._floor_after_create(number)
             if number < floor.trimmed:
@@ -412,7 +412,7 @@ class NumberedLog(ABC):
                 f"read: {error}"
             ) from error
 
-    async def _leave_trimmed(self, number: int, result: CreateResult, began: Moment) -> None:
+    async def _leave_trimmed(self, number: int, result: CreateResult, began: Lease) -> None:
         """Go on after an attempt at a trimmed number, if it is certain that it has not landed.
 
         A number is trimmed several leases after the floor passed it. So if the attempt began less

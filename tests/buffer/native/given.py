@@ -20,7 +20,7 @@ from headwater.buffer.queue.native.chunk import (
 )
 from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.core import runtime
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 from headwater.store import MemoryBackend, Store
 from headwater.store.backend import Backend
 

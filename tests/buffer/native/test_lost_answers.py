@@ -9,8 +9,8 @@ import pytest
 from headwater.buffer.queue import Placed
 from headwater.buffer.queue.native import NativeAppender
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import PreconditionFailed
 from headwater.store.backend import Unreachable
 from tests.buffer.native.given import Queue, batch

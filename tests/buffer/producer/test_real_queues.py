@@ -16,9 +16,9 @@ from headwater.buffer.queue.v1 import UNKNOWN_LSN
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.buffer.v1_manifest import decode_manifest, encode_manifest
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import KIB
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, open_store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
 from tests.buffer.queue_v1.given import OtherConsumer, Queue, then

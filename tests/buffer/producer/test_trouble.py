@@ -21,8 +21,8 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
-from headwater.core.ids import ULID_MAX
 from headwater.core.limits import KIB
+from headwater.core.runtime import ULID_MAX
 from tests.buffer.producer.fakes import (
     Apply,
     Step,

@@ -29,8 +29,8 @@ from headwater.buffer.records import from_values
 from headwater.buffer.v1_batch import decode_batch, encode_batch
 from headwater.buffer.v1_manifest import Manifest, MetadataItem, decode_manifest, encode_manifest
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, NotFound
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Register, Store, open_store
 from tests.store.scripted import Scripted
 

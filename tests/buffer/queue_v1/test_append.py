@@ -18,7 +18,6 @@ from headwater.buffer.records import KEY, VALUE, from_arrow, from_values, with_c
 from headwater.buffer.v1_batch import decode_batch
 from headwater.buffer.v1_manifest import Entry, Manifest, MetadataItem, encode_manifest
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
     LimitExceeded,
@@ -28,6 +27,7 @@ from headwater.core.errors import (
     RolledBack,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import PreconditionFailed, Store
 from headwater.store.backend import Unreachable
 from tests.buffer.queue_v1.given import (

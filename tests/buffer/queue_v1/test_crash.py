@@ -6,8 +6,8 @@ import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention
 from headwater.buffer.queue.v1 import V1Appender, V1Looker, V1Taker, create_v1_queue
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, OutcomeUnknown, RolledBack
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer

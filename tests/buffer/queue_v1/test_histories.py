@@ -16,9 +16,9 @@ from headwater.buffer.queue.v1.view import View, check_front
 from headwater.buffer.v1_manifest import Entry
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.store import Object, Store
-from headwater.store.giving_up import taken_by
+from headwater.store.attempts import taken_by
 from headwater.testing import Scenario
-from headwater.testing.sim_errors import UnhandledFailure
+from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
 from tests.torture.queue_v1_scenarios import SCENARIOS, Bug, foreign_history, history
 

@@ -11,7 +11,7 @@ from headwater.buffer.records import from_values, with_column
 from headwater.buffer.stream.fit import Fitting
 from headwater.buffer.stream.schema import declared_schema
 from headwater.core.errors import Refused
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 
 SCHEMA = declared_schema(
     {

@@ -16,7 +16,6 @@ from headwater.buffer.transaction.commit import OlderMicroBatch
 from headwater.buffer.transaction.holds import Holder, holds_register
 from headwater.buffer.transaction.record import RECENT_MAX, read_application
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Denied,
     Fenced,
@@ -25,6 +24,7 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import Object, Store, Version
 from headwater.store.backend import Condition, PreconditionFailed, Unreachable
 from headwater.store.objects import Buffer, ByteRange

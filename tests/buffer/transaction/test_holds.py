@@ -28,7 +28,7 @@ from headwater.buffer.transaction.record import (
 )
 from headwater.core import limits, runtime
 from headwater.core.errors import LimitExceeded, Refused
-from headwater.core.ids import ulid_time_ms
+from headwater.core.runtime import ulid_time_ms
 from headwater.store import MemoryBackend, Object, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer

@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Corrupt, Refused, Unavailable
 from headwater.core.limits import KEYED_IMAGE_HASHES
+from headwater.core.retry import RetryPolicy
 from headwater.log.primary import Pulled
 from headwater.log.record import Group
 from headwater.log.replica import Replica

@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.spark.files import FilePlan, Written, task
 from headwater.spark.table import RegisterCatalog, shape
 from headwater.spark.table.commit import Commit, commit

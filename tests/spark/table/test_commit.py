@@ -17,7 +17,6 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.transforms import IdentityTransform
 
 from headwater.core import portal, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
     HeadwaterError,
@@ -25,6 +24,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.spark.files import discard
 from headwater.spark.table import RegisterCatalog, token
 from headwater.spark.table import commit as commit_module

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import EVENT_GRACE_S
+from headwater.core.retry import RetryPolicy
 from headwater.store import Backend, Store
 from headwater.tier import TierCache, decode_event, encode_event
 from headwater.tier.cache import PartitionDump, dump_all

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
-from headwater.core.waiters import Waiters
+from headwater.core.runtime import Waiters
 from headwater.tier import (
     EventRejected,
     Outcome,

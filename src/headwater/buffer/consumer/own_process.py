@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.core.errors import Refused
-from headwater.core.fork import tell_in_child
+from headwater.core.portal import call_in_child
 
 
 class OwnProcess:
@@ -17,7 +17,7 @@ class OwnProcess:
         self._what = what
         self.is_left = False
         """Whether this is a forked child."""
-        tell_in_child(self._begin_in_child)
+        call_in_child(self._begin_in_child)
 
     def check(self) -> None:
         """Refuse to go on in a forked child."""

@@ -40,7 +40,7 @@ from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletio
 from headwater.buffer.types import is_untyped
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
-from headwater.core.fork import tell_in_child
+from headwater.core.portal import call_in_child
 
 PARTITIONS_AT_ONCE: Final = 32
 """Partitions that are opened, or closed, side by side."""
@@ -103,7 +103,7 @@ class Engine:
             Lane(partition, appender, resumed, carrier)
             for partition, (appender, resumed) in enumerate(opened)
         ]
-        tell_in_child(self._begin_in_child)
+        call_in_child(self._begin_in_child)
 
     @classmethod
     async def open(

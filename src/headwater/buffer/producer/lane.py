@@ -43,7 +43,6 @@ from headwater.buffer.queue.contract import (
 )
 from headwater.buffer.queue.v1.items import pack_calls
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Bug,
     Damaged,
@@ -55,6 +54,7 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 
 GROUP_MAX: Final = 256
 """Batches in one append, but for those that were part of an earlier one."""

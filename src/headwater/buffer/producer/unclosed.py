@@ -32,7 +32,7 @@ class Unclosed:
     def watch(self, engine: Engine, home: Portal, owned: Store | None) -> None:
         """See this one through, should nobody close it."""
         self._open[engine] = (home, owned)
-        portal.before_end(self.close_all)
+        portal.call_at_exit(self.close_all)
 
     def closed(self, engine: Engine) -> None:
         """Somebody closed it."""

@@ -10,7 +10,7 @@ from headwater.buffer.queue import native, v1
 from headwater.buffer.queue.contract import Appender, Collector, Counters, Looker, Taker
 from headwater.buffer.stream.config import StreamConfig
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 PACE_S: Final = {"gs": 1.0}

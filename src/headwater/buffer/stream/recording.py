@@ -27,8 +27,8 @@ from headwater.buffer.stream.register import StreamRegister
 from headwater.buffer.stream.schema import arrow_schema, check_columns, schema_version
 from headwater.buffer.widening import common_type, relaxed
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import NotFound, OutcomeUnknown, RolledBack, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 REPLACING_S: Final = 30.0

@@ -28,7 +28,6 @@ from headwater.buffer.transaction.record import (
     application_register,
     read_application,
 )
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Bug,
     Fenced,
@@ -38,6 +37,7 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 
 FINISH_ATTEMPTS: Final = 32
 PARALLEL: Final = 16

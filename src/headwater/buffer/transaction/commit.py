@@ -45,7 +45,6 @@ from headwater.buffer.transaction.record import (
     read_application,
 )
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
     Denied,
@@ -58,6 +57,7 @@ from headwater.core.errors import (
     Unavailable,
     staying_unknown,
 )
+from headwater.core.retry import RetryPolicy
 
 COMMIT_ATTEMPTS: Final = 64
 DELETES_AT_ONCE: Final = 32

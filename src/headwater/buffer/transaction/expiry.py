@@ -24,7 +24,7 @@ from headwater.buffer.transaction.holds import Hold, Holds, holds_register, read
 from headwater.buffer.transaction.identity import producer_id
 from headwater.buffer.transaction.record import Application, application_register
 from headwater.core import runtime
-from headwater.core.ids import ULID_MAX, decode_ulid, encode_ulid
+from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
 

@@ -16,7 +16,7 @@ from headwater.cli.inspection.record_rows import record_rows
 from headwater.cli.inspection.report import Problem, Report, Rows, offset_in
 from headwater.cli.inspection.source import Source
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
-from headwater.core.ids import ULID_LENGTH, decode_ulid, ulid_time_ms
+from headwater.core.runtime import ULID_LENGTH, decode_ulid, ulid_time_ms
 
 NATIVE: Final = "native batch, HWB1"
 PUBLISHED: Final = "published v1 batch"

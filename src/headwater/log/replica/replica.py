@@ -28,7 +28,7 @@ from headwater.buffer.layout import check_group_name
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import HeadwaterError, Refused
-from headwater.core.waiters import Waiters
+from headwater.core.runtime import Waiters
 from headwater.log.primary import ReplicationSource
 from headwater.log.replica.bookmark import Bookmark
 from headwater.log.replica.bootstrapper import Beginning, Bootstrapper

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
-from headwater.core import runtime, signals
+from headwater.core import portal, runtime
 from headwater.core.errors import (
     Conflict,
     Fenced,
@@ -130,7 +130,7 @@ class Committer:
         """Take no more; returns when what waits is written."""
         with self._mutex:
             self._closed = why
-        with signals.held():
+        with portal.signals_deferred():
             self._lead(None)
 
     def append_from_thread(self, ticket: Ticket) -> Appended:
@@ -140,19 +140,19 @@ class Committer:
         """
         turn = ticket.turn = threading.Event()
         try:
-            with signals.held():
+            with portal.signals_deferred():
                 if self._enter(ticket):
                     self._lead(ticket)
             while not ticket.is_settled:
                 turn.wait()
-                with signals.held():
+                with portal.signals_deferred():
                     if not ticket.is_settled:
                         turn.clear()
                         self._lead(ticket)
         except BaseException:
             # Interrupted: nobody may appoint this thread any more, and if somebody just has, the
             # others wait for it. It leads as long as it would have, and no longer.
-            with signals.held():
+            with portal.signals_deferred():
                 with self._mutex:
                     ticket.turn = None
                 if turn.is_set() and not ticket.is_settled:
@@ -166,7 +166,7 @@ class Committer:
         To be cancelled ends the waiting, not the append.
         """
         heard = ticket.heard = asyncio.get_running_loop().create_future()
-        with signals.held():
+        with portal.signals_deferred():
             if self._enter(ticket):
                 self._lead_beside()
 
@@ -207,7 +207,7 @@ class Committer:
         def lead() -> None:
             # The loop's own thread comes here as well, where it cannot have another.
             nonlocal begun
-            with signals.held():
+            with portal.signals_deferred():
                 begun = True
                 self._lead(None)
 
@@ -217,7 +217,7 @@ class Committer:
             if not begun:
                 lead()
 
-        with signals.held():
+        with portal.signals_deferred():
             with self._mutex:
                 self._appointed = asyncio.get_running_loop()
             flushing = runtime.spawn(runtime.run_blocking(lead), name="log flush")

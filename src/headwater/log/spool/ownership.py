@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 
 from headwater.core.errors import Fenced, NotFound, Refused
-from headwater.core.fork import tell_in_child
+from headwater.core.portal import call_in_child
 from headwater.log.spool.folder import Folder
 
 
@@ -27,7 +27,7 @@ class Ownership:
             held.enter_context(folder.disk.lock(self._path))
             self._inode = folder.disk.stat(self._path).inode
             self._held = held.pop_all()
-        tell_in_child(self._begin_in_child)
+        call_in_child(self._begin_in_child)
 
     @property
     def is_forked(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.buffer.whole_number import whole_number
-from headwater.core import runtime, signals
+from headwater.core import portal, runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.core.limits import (
@@ -119,7 +119,7 @@ class Spool:
         """
         folder = Folder(disk or OsDisk(), os.path.abspath(path))
         folder.make()
-        with signals.held(), folder.disk.lock(folder.file("lock")):
+        with portal.signals_deferred(), folder.disk.lock(folder.file("lock")):
             folder.clear()
 
     def __enter__(self) -> Spool:
@@ -315,7 +315,7 @@ class Spool:
     def sync_blocking(self) -> None:
         """As `sync`, from a thread."""
         self._ownership.check_open()
-        with signals.held():
+        with portal.signals_deferred():
             self._writer.sync()
 
     async def seal(self) -> None:
@@ -325,13 +325,13 @@ class Spool:
     def seal_blocking(self) -> None:
         """As `seal`, from a thread."""
         self._ownership.check_open()
-        with signals.held():
+        with portal.signals_deferred():
             self._writer.seal("hand-over")
 
     def tend_blocking(self) -> None:
         """Do what is due though nobody appends: sync by interval, seal by age, renew the marks."""
         self._ownership.check_open()
-        with signals.held():
+        with portal.signals_deferred():
             self._writer.tend()
         with self._touching():
             if self._state.synced_lsn > self._marks.synced_lsn:
@@ -354,7 +354,7 @@ class Spool:
     def close_blocking(self) -> None:
         """Sync, mark how far, and let the next one in. What was appended before is written."""
         if not self._ownership.is_forked:
-            with signals.held():
+            with portal.signals_deferred():
                 self._close()
 
     def _close(self) -> None:
@@ -388,7 +388,7 @@ class Spool:
     def _touching(self) -> Iterator[None]:
         """Within this the names in the folder are changed, by nobody else."""
         self._ownership.check_open()
-        with signals.held(), self._marking:
+        with portal.signals_deferred(), self._marking:
             # Closed meanwhile, perhaps: whoever closes it waits for those who are in here.
             self._ownership.check_open()
             self._ownership.check_held()

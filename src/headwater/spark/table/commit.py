@@ -33,8 +33,8 @@ from pyiceberg.table.update import (
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.core import portal, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Contended, OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.spark.files import Written
 from headwater.spark.table import token as tokens
 from headwater.spark.table.data_files import FLOOR, check_belong, described

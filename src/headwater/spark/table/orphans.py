@@ -29,7 +29,7 @@ from pyiceberg.table import Table
 
 from headwater.core import portal, runtime
 from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 from headwater.spark.files import Place
 from headwater.spark.table.commit import in_doubt, require_same_floor
 from headwater.spark.table.data_files import FLOOR

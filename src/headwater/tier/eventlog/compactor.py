@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from headwater.core import limits, runtime
-from headwater.core.elapsed import StandingClock
 from headwater.core.errors import (
     Damaged,
     HeadwaterError,
@@ -32,6 +31,7 @@ from headwater.core.errors import (
     Refused,
     Trimmed,
 )
+from headwater.core.lease import FloorClock
 from headwater.tier.cache import TierCache
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored_events import (
@@ -82,7 +82,7 @@ class Compactor:
         self._log = log
         self._every_events = every_events
         self._grace_s = grace_s
-        self._standing: dict[int, StandingClock] = {}
+        self._standing: dict[int, FloorClock] = {}
         self._swept: set[int] = set()
         self.failures: dict[int, HeadwaterError] = {}
         """By partition, why its last pass failed or could not go on."""
@@ -115,7 +115,7 @@ class Compactor:
         With `every_events` other than the compactor's own for this pass.
         """
         events = self._log.events_of(partition)
-        clock = self._standing.setdefault(partition, StandingClock())
+        clock = self._standing.setdefault(partition, FloorClock())
         floor = await events.floors.look()
         clock.see(floor.settling)
         floor, deleted = await self._trim(events, floor, clock)
@@ -170,7 +170,7 @@ class Compactor:
         return position, None
 
     async def _trim(
-        self, events: StoredEvents, floor: PartitionFloor, clock: StandingClock
+        self, events: StoredEvents, floor: PartitionFloor, clock: FloorClock
     ) -> tuple[PartitionFloor, int]:
         """Give up what a snapshot has held for a grace. The floor, and how many objects went."""
         settling = clock.count(floor.settling)

@@ -25,8 +25,8 @@ from typing import Annotated, Final
 import msgspec
 
 from headwater.core import limits
-from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack
+from headwater.core.lease import FloorAge, FloorClock, Lease
 from headwater.store import LeasedFloor, LogFloor, Register, Store, next_standing
 from headwater.tier.errors import LogRenewed
 
@@ -79,7 +79,7 @@ class PartitionFloor(msgspec.Struct, frozen=True, omit_defaults=True):
     trimmed: int
     snapshot: SnapshotName | None
     """None while the floor is 0."""
-    settling: Standing = Standing()
+    settling: FloorAge = FloorAge()
     """The floor to which `trimmed` goes next; at or below `trimmed` while none is waited for."""
     renewed_to: str | None = None
     """The prefix of the log that replaces this one: this one is followed and written no more."""
@@ -111,7 +111,7 @@ class FloorRegister:
 
     async def look(self) -> PartitionFloor:
         """The floor as it is now."""
-        requested = Moment()
+        requested = Lease()
         try:
             floor = (await self._register.read()).value
         except NotFound as error:
@@ -142,7 +142,7 @@ class FloorRegister:
 
         return await self._update(change)
 
-    async def add_standing_time(self, clock: StandingClock) -> PartitionFloor:
+    async def add_standing_time(self, clock: FloorClock) -> PartitionFloor:
         """Add the time that this process saw pass while the floor that settles was in place."""
 
         def change(now: PartitionFloor) -> PartitionFloor:
@@ -174,7 +174,7 @@ class FloorRegister:
             self._check(now)
             return change(now)
 
-        requested = Moment()
+        requested = Lease()
         floor = (await self._register.update(checked)).value
         self.leased.learn(floor.position, requested)
         return floor

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Final, cast
 
 from headwater.core import limits
-from headwater.core.backoff import pause_s
 from headwater.core.errors import Refused
+from headwater.core.retry import pause_s
 
 FOR_EVER: Final = -1
 NO_LIMIT: Final = -1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from headwater.core import limits
-from headwater.core.backoff import pause_s
 from headwater.core.errors import Refused
+from headwater.core.retry import pause_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from headwater.core.errors import (
     RolledBack,
     Trimmed,
 )
-from headwater.core.waiters import Waiters
+from headwater.core.runtime import Waiters
 from headwater.tier.cache import Outcome, TierCache, dump_all
 from headwater.tier.errors import EventRejected, EventUndecodable, LogRenewed, NotReady
 from headwater.tier.eventlog import (

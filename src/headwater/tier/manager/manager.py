@@ -28,7 +28,7 @@ from typing import Any, Final
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Bug, HeadwaterError, Refused, Unavailable
-from headwater.core.waiters import Waiters
+from headwater.core.runtime import Waiters
 from headwater.tier.cache import Outcome, PartitionCache, TierCache
 from headwater.tier.errors import NotReady
 from headwater.tier.eventlog import MetadataEventLog

@@ -13,7 +13,7 @@ from typing import Final
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
-from headwater.core.waiters import Waiters
+from headwater.core.runtime import Waiters
 from headwater.tier.cache import Outcome
 from headwater.tier.errors import EventRejected
 from headwater.tier.eventlog import MetadataEventLog

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused
-from headwater.core.ids import decode_ulid
+from headwater.core.runtime import decode_ulid
 from headwater.tier.identity import SegmentId, TopicIdPartition
 
 

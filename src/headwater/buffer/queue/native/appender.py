@@ -39,7 +39,6 @@ from headwater.buffer.queue.native.producers import ProducerRegistration
 from headwater.buffer.queue.native.registers import Mark, consumer_register, read_consumer
 from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Bug,
     Contended,
@@ -49,6 +48,7 @@ from headwater.core.errors import (
     RolledBack,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import Parts, Store, Version
 
 # A mark is renewed after so many appends or so long, so that a successor need not search further.

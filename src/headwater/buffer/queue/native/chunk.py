@@ -23,7 +23,7 @@ import xxhash
 from headwater.buffer.queue.contract import NewBatch, Placed, TimeBy, micros
 from headwater.core import limits
 from headwater.core.errors import Bug, Corrupt, LimitExceeded, NotSupported
-from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.core.runtime import decode_ulid, encode_ulid
 
 MAGIC: Final = b"HWC2"
 _OLDER: Final = (b"HWC1",)

@@ -27,7 +27,6 @@ from headwater.buffer.queue.native.registers import (
     missing_queue,
 )
 from headwater.core import limits, runtime
-from headwater.core.elapsed import Moment
 from headwater.core.errors import (
     Corrupt,
     HeadwaterError,
@@ -36,6 +35,7 @@ from headwater.core.errors import (
     RolledBack,
     Trimmed,
 )
+from headwater.core.lease import Lease
 from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
 
 # How many chunks are requested at once.
@@ -92,7 +92,7 @@ class ChunkLog(NumberedLog):
 
     async def floors(self) -> QueueFloors:
         """The floors as they are now."""
-        requested = Moment()
+        requested = Lease()
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
@@ -111,7 +111,7 @@ class ChunkLog(NumberedLog):
         if queue.id != self.queue_id:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
 
-    def grown(self, number: int, *, met: Moment, began: Moment) -> None:
+    def grown(self, number: int, *, met: Lease, began: Lease) -> None:
         """A write that began at this time was added to an open chunk, first met then.
 
         If no chunk can have been deleted since the floor was last known, this was the real one and

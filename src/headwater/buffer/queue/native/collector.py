@@ -36,8 +36,8 @@ from headwater.buffer.queue.native.registers import (
 )
 from headwater.buffer.queue.native.retention import RetentionPass, delete_all
 from headwater.core import limits, runtime
-from headwater.core.elapsed import StandingClock
 from headwater.core.errors import RolledBack, Trimmed
+from headwater.core.lease import FloorClock
 from headwater.store import LogFloor, Register, Store, next_standing
 
 
@@ -50,7 +50,7 @@ class NativeCollector(Collector):
         self._chunks = ChunkLog(store, prefix, queue_id)
         self._consumer = consumer_register(store, prefix)
         self._scanned = Register(store, f"{prefix}/gc.json", CollectorRecord)
-        self._standing = StandingClock()
+        self._standing = FloorClock()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         try:

@@ -19,9 +19,9 @@ from headwater.buffer.queue.native.registers import CollectorRecord, QueueFloors
 from headwater.buffer.queue.native.retention import delete_all
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import NotFound, Refused
-from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.core.retry import RetryPolicy
+from headwater.core.runtime import decode_ulid, encode_ulid
 from headwater.store import Register
 
 

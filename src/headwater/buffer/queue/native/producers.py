@@ -25,8 +25,8 @@ from headwater.buffer.queue.native.registers import (
 )
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, NotFound
+from headwater.core.retry import RetryPolicy
 from headwater.store import Register, Store
 
 CLOSED: Final = "closed-"

@@ -26,8 +26,6 @@ from headwater.buffer.queue.contract import Counters
 from headwater.buffer.queue.native.chunk import Chunk, encode_chunk
 from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
 from headwater.core import runtime
-from headwater.core.backoff import Budget
-from headwater.core.elapsed import Moment
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -38,6 +36,8 @@ from headwater.core.errors import (
     Unavailable,
     staying_unknown,
 )
+from headwater.core.lease import Lease
+from headwater.core.retry import Budget
 
 # A writer that saw somebody else's write within this time looks before it writes.
 COMPANY_S: Final = 10.0
@@ -63,7 +63,7 @@ class QueueTail:
         self.turns = AppendTurns(producer)
         self._held: StoredChunk | None = None
         self._company_s: float | None = None
-        self._met = Moment()
+        self._met = Lease()
         """When the last chunk was first known here."""
         self.changed_s = runtime.monotonic_s()
         """When the last chunk was written, at the latest."""
@@ -122,7 +122,7 @@ class QueueTail:
 
     def _hold(self, held: StoredChunk) -> None:
         if self._held is None or held.chunk.number != self.chunk.number:
-            self._met = Moment()
+            self._met = Lease()
         self._held = held
 
     async def write(self, chunk: Chunk) -> None:
@@ -133,7 +133,7 @@ class QueueTail:
         `Refused`: it has not landed and will not.
         """
         held = self.held
-        began, began_s = Moment(), runtime.monotonic_s()
+        began, began_s = Lease(), runtime.monotonic_s()
         self.counters.writes += 1
         key, data = self.chunks.key(chunk.number), encode_chunk(chunk)
         try:

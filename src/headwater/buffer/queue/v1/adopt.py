@@ -29,8 +29,8 @@ from headwater.buffer.queue.v1.side import Side, SideObject, remember
 from headwater.buffer.queue.v1.view import check_not_back
 from headwater.buffer.v1_manifest import Manifest
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Contended, LimitExceeded, OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 TAKEN: Final = "//taken by another consumer"

@@ -43,8 +43,8 @@ from headwater.buffer.records import VALUE
 from headwater.buffer.v1_batch import encode_batch
 from headwater.buffer.v1_manifest import unpack_metadata
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Conflict, Corrupt, OutcomeUnknown, Refused, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store, Version
 
 

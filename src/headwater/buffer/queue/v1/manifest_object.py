@@ -27,7 +27,6 @@ from headwater.buffer.v1_manifest import (
     encode_manifest,
 )
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     AlreadyExists,
     Conflict,
@@ -40,6 +39,7 @@ from headwater.core.errors import (
     RolledBack,
     staying_unknown,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import Object, Store, Version
 
 _EPOCHS: Final = 1 << 64

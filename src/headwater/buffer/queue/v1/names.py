@@ -20,7 +20,7 @@ import re
 from typing import Final, NamedTuple
 
 from headwater.core.errors import Refused
-from headwater.core.ids import decode_ulid, ulid_time_ms
+from headwater.core.runtime import decode_ulid, ulid_time_ms
 from headwater.store.keys import check_key
 
 _SUFFIX: Final = ".batch"

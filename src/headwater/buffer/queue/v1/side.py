@@ -25,8 +25,8 @@ import msgspec
 from headwater.buffer.queue.v1.manifest_object import is_earlier_epoch
 from headwater.buffer.queue.v1.names import Names
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import NotFound, Refused
+from headwater.core.retry import RetryPolicy
 from headwater.store import Register, Store
 
 DIGEST_BYTES: Final = 12

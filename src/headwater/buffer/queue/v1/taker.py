@@ -27,7 +27,6 @@ from headwater.buffer.queue.v1.side import Side, SideObject, remember
 from headwater.buffer.queue.v1.view import View, check_front, check_not_back, read_view
 from headwater.buffer.v1_manifest import Manifest
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Conflict,
     Fenced,
@@ -36,6 +35,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 
