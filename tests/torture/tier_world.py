@@ -26,8 +26,8 @@ from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Faults, Process, Simulation
 from headwater.tier import (
+    EventOutcome,
     EventRejected,
-    Outcome,
     SegmentId,
     SegmentMetadata,
     SegmentState,
@@ -164,7 +164,7 @@ class Truth:
         except EventRejected:
             return
         self._check_monotone()
-        if outcome is not Outcome.CHANGED:
+        if outcome is not EventOutcome.CHANGED:
             return
         if isinstance(event, SegmentMetadata):
             self._began.add(event.segment_id.id)

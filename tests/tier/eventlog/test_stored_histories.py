@@ -19,12 +19,11 @@ from headwater.core.lease import FloorAge, FloorClock, Lease
 from headwater.store import LogFloor
 from headwater.store.numbered_log import CreateResult
 from headwater.tier import TierCache
-from headwater.tier.cache import dump_all
 from headwater.tier.eventlog import compactor
 from headwater.tier.eventlog.stored_events import StoredEvents, store_snapshot, token_of
 from headwater.tier.eventlog.stored_floor import FloorRegister, PartitionFloor, SnapshotName
 from headwater.tier.eventlog.stored_subscription import PartitionFollower
-from headwater.tier.snapshot import Snapshot, encode_snapshot
+from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.planted import expect_noticed
 from tests.torture.eventlog_scenarios import (
     SCENARIOS,

@@ -13,7 +13,7 @@ from headwater.core import runtime
 from headwater.core.errors import Unavailable
 from headwater.log.record import hashing
 from headwater.log.record.group import Group
-from headwater.tier.jobs import TierConfig, Tiering, comparing
+from headwater.tier.jobs import TierConfig, Tiering, copying
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -244,7 +244,7 @@ def test_a_wrong_log_is_not_copied_before_it_was_compared(
         if hindrance == "no answer":
             _no_answer_once(led)
         elif hindrance == "many pieces":
-            monkeypatch.setattr(comparing, "PIECES_AT_ONCE", 1)
+            monkeypatch.setattr(copying, "PIECES_AT_ONCE", 1)
         else:
             await before.damage(0, None)
         for _ in range(2):
@@ -273,7 +273,7 @@ def test_a_round_goes_on_until_all_was_compared(monkeypatch: pytest.MonkeyPatch)
     async def main() -> None:
         place = Place()
         await _led_before(place, 2, 2, 2)
-        monkeypatch.setattr(comparing, "PIECES_AT_ONCE", 1)
+        monkeypatch.setattr(copying, "PIECES_AT_ONCE", 1)
         led = await place.lead(2, merge_below_bytes=0).write(2, 2, 2, 2).round()
         assert led.wal.oldest_lsn() == 9
 

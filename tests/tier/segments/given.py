@@ -19,7 +19,7 @@ from headwater.tier.segments import (
     SegmentPlan,
     read_index,
 )
-from headwater.tier.segments.decoder import decode_row_group, lost_groups
+from headwater.tier.segments.reading import decode_row_group, lost_groups
 from tests.tier.given import segment_id
 
 TIMES = pa.timestamp("us", "UTC")

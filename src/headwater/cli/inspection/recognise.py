@@ -9,7 +9,7 @@ from headwater.buffer import v1_batch, v1_manifest
 from headwater.cli.advice import advice_for, command
 from headwater.cli.inspection.report import Problem
 from headwater.core.errors import Corrupt, HeadwaterError
-from headwater.tier.events import decode_event
+from headwater.tier.event_codec import decode_event
 from headwater.tier.segments.seal import PARQUET_MAGIC, is_sealed
 
 

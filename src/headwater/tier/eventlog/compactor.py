@@ -33,6 +33,7 @@ from headwater.core.errors import (
 )
 from headwater.core.lease import FloorClock
 from headwater.tier.cache import TierCache
+from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored_events import (
     StoredEvents,
@@ -42,7 +43,6 @@ from headwater.tier.eventlog.stored_events import (
 )
 from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.eventlog.stored_log import StoredEventLog
-from headwater.tier.events import decode_event
 
 DELETES_AT_ONCE = 16
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from headwater.core import Secret, runtime
 from headwater.core.errors import NotSupported, Refused
+from headwater.tier.event_codec import METADATA_PARTITIONS
 from headwater.tier.eventlog.in_process import PartitionedLog
-from headwater.tier.events import METADATA_PARTITIONS
 
 if TYPE_CHECKING:
     from headwater.tier.eventlog.kafka_subscription import KafkaSubscription, TopicReader

@@ -34,8 +34,8 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.tier.events import METADATA_PARTITIONS
-from headwater.tier.events.publisher_epoch import check_epoch
+from headwater.tier.event_codec import METADATA_PARTITIONS
+from headwater.tier.events import check_epoch
 
 _DENIED: Final = frozenset(
     {

@@ -33,7 +33,7 @@ from headwater.core.errors import (
 )
 from headwater.core.limits import EVENT_MAX_BYTES
 from headwater.store import LogFloor, NumberedLog, Object, Store
-from headwater.tier.cache import TierCache, dump_all, restore_all
+from headwater.tier.cache import TierCache
 from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored_floor import (
@@ -42,8 +42,14 @@ from headwater.tier.eventlog.stored_floor import (
     PartitionKeys,
     SnapshotName,
 )
-from headwater.tier.events.publisher_epoch import check_epoch
-from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from headwater.tier.events import check_epoch
+from headwater.tier.snapshot import (
+    Snapshot,
+    decode_snapshot,
+    dump_all,
+    encode_snapshot,
+    restore_all,
+)
 
 MAGIC: Final = b"HWE1"
 FAMILY: Final = b"HWE"

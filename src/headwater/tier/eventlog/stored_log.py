@@ -29,11 +29,11 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Damaged, NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.store import Register, Store
 from headwater.tier.errors import LogRenewed
+from headwater.tier.event_codec import METADATA_PARTITIONS
 from headwater.tier.eventlog.in_process import PartitionedLog
 from headwater.tier.eventlog.stored_events import StoredEvents
 from headwater.tier.eventlog.stored_floor import PREFIX, FloorRegister, PartitionKeys, log_key
 from headwater.tier.eventlog.stored_subscription import StoredSubscription
-from headwater.tier.events import METADATA_PARTITIONS
 
 LOG_FORMAT: Final = 1
 _log: Final = logging.getLogger("headwater")

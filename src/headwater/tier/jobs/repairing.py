@@ -1,7 +1,8 @@
-"""Mends what a scrub found, as far as the local log or any segment has it, listed or not.
+"""Repairs what a scrub found, from the local log or from any segment, listed or not.
 
-Always holds: a segment that is damaged stays listed until others have all of its LSNs, so that a
-loss is told and not skipped; an object that no event names goes last, and only as an orphan.
+Always holds: a damaged segment stays listed until other segments have all of its LSNs, so that a
+loss is reported and not skipped; an object that no event names is removed last, and only as an
+orphan.
 """
 
 from __future__ import annotations
@@ -14,26 +15,23 @@ from typing import Final
 import msgspec
 
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
-from headwater.tier.events import SegmentMetadata, SegmentState
-from headwater.tier.identity import SegmentId, TopicIdPartition
-from headwater.tier.jobs.comparing import compare_all
-from headwater.tier.jobs.contract import SegmentStorage
-from headwater.tier.jobs.copying import copy_local, copy_range
-from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed
-from headwater.tier.jobs.setbacks import Setbacks
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, TopicIdPartition
+from headwater.tier.jobs.copying import compare_all, copy_local, copy_range
+from headwater.tier.jobs.interfaces import SegmentStorage
+from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
+from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult
 from headwater.tier.segment_cover import cover, gaps
 
-DAMAGE: Final = frozenset({Kind.MISSING, Kind.CORRUPT})
+DAMAGE: Final = frozenset({Flaw.MISSING, Flaw.CORRUPT})
 
 
 async def remove_orphans(
-    storage: SegmentStorage, partition: TopicIdPartition, seen: Scrubbed
-) -> Scrubbed:
+    storage: SegmentStorage, partition: TopicIdPartition, seen: ScrubResult
+) -> ScrubResult:
     """Remove the objects that no event names. Needs no leader: there is no event about them."""
 
-    async def mend(finding: Finding) -> bool:
-        if finding.kind is not Kind.ORPHAN:
+    async def mend(finding: ScrubFinding) -> bool:
+        if finding.kind is not Flaw.ORPHAN:
             return finding.mended
         await storage.delete(_id_of(partition, finding))
         return True
@@ -41,17 +39,17 @@ async def remove_orphans(
     return await _each(seen, mend)
 
 
-async def repair(led: LedPartition, seen: Scrubbed) -> Scrubbed:
+async def repair(led: LedPartition, seen: ScrubResult) -> ScrubResult:
     """Mend all that can be mended; what cannot says why, and keeps nothing else from it."""
     if led.metadata.delete_state() is not None:
         return msgspec.structs.replace(seen, findings=())  # nothing of it is wanted any more
     partition = led.leader.partition
     damaged = {_id_of(partition, one) for one in seen.findings if one.kind in DAMAGE}
 
-    async def mend(finding: Finding) -> bool:
-        if finding.kind is not Kind.GAP and finding.kind not in DAMAGE:
+    async def mend(finding: ScrubFinding) -> bool:
+        if finding.kind is not Flaw.GAP and finding.kind not in DAMAGE:
             return finding.mended
-        setbacks = Setbacks()
+        setbacks = ItemFailures()
         with setbacks.kept():
             await _copy_local_parts(led, _lacking(led, finding.lsns, damaged))
         for lsns in _lacking(led, finding.lsns, damaged):
@@ -68,7 +66,7 @@ async def repair(led: LedPartition, seen: Scrubbed) -> Scrubbed:
     return await remove_orphans(led.storage, partition, await _each(seen, mend))
 
 
-async def _each(seen: Scrubbed, mend: Callable[[Finding], Awaitable[bool]]) -> Scrubbed:
+async def _each(seen: ScrubResult, mend: Callable[[ScrubFinding], Awaitable[bool]]) -> ScrubResult:
     findings = []
     for finding in seen.findings:
         try:
@@ -143,5 +141,5 @@ def _local_parts(led: LedPartition, lsns: range) -> list[range]:
     return [range(low, high) for low, high in pairwise(cuts)]
 
 
-def _id_of(partition: TopicIdPartition, finding: Finding) -> SegmentId:
+def _id_of(partition: TopicIdPartition, finding: ScrubFinding) -> SegmentId:
     return SegmentId(partition, uuid.UUID(finding.segment_id))

@@ -1,8 +1,8 @@
-"""Looks whether the tier has what it says.
+"""Scrub: checks that the tier has what its events say.
 
-Always holds: objects are listed before the events are read, so that one that no event names is of
-no copy under way; a copy that was merged, given up, expired or deleted meanwhile is no damage; what
-could not be looked at is told as unknown, and ends nothing.
+Always holds: objects are listed before the events are read, so an object that no event names
+belongs to no running copy; a segment that was merged, abandoned, expired or deleted meanwhile is
+not damage; what cannot be checked is reported as unknown, and the scrub goes on.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
 from headwater.tier.errors import NotReady
-from headwater.tier.events import SegmentMetadata, SegmentState
-from headwater.tier.identity import SegmentId
-from headwater.tier.jobs.byte_rate import NO_RATE, ByteRate
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState
+from headwater.tier.in_order import in_order
 from headwater.tier.jobs.log_start import LogStartRegister
-from headwater.tier.reader.window import in_order
-from headwater.tier.segment_cover import gaps
-from headwater.tier.walking import END_LSN, bit_by_bit, walk_cover, walk_segments
+from headwater.tier.jobs.throttle import NO_RATE, ByteRate
+from headwater.tier.segment_cover import END_LSN, gaps, walk_cover, walk_segments, with_pauses
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.contract import PartitionMetadata, SegmentStorage
+    from headwater.tier.jobs.interfaces import PartitionMetadata, SegmentStorage
+
 
 SEGMENTS_AT_ONCE: Final = 4
 
 
-class Kind(StrEnum):
+class Flaw(StrEnum):
     """What a scrub finds."""
 
     MISSING = "missing"
@@ -50,10 +49,10 @@ class Kind(StrEnum):
     """An object that no event names, with LSNs that nothing else has: it is never removed."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class ScrubFinding(msgspec.Struct, frozen=True):
     """One thing that is wrong."""
 
-    kind: Kind
+    kind: Flaw
     first_lsn: int
     last_lsn: int
     segment_id: str | None = None
@@ -67,7 +66,7 @@ class Finding(msgspec.Struct, frozen=True):
         return range(self.first_lsn, self.last_lsn + 1)
 
 
-class Scrubbed(msgspec.Struct, frozen=True):
+class ScrubResult(msgspec.Struct, frozen=True):
     """What a scrub came to."""
 
     segments: int
@@ -75,7 +74,7 @@ class Scrubbed(msgspec.Struct, frozen=True):
     size_bytes: int
     objects: int
     """Objects of segments that were found, whatever the events say of them."""
-    findings: tuple[Finding, ...]
+    findings: tuple[ScrubFinding, ...]
     foreign: tuple[str, ...] = ()
     """Keys of objects that stand among them and are of no segment: nothing touches them."""
 
@@ -85,7 +84,7 @@ class Scrubbed(msgspec.Struct, frozen=True):
         return all(finding.mended for finding in self.findings)
 
 
-async def look(
+async def scrub_partition(
     metadata: PartitionMetadata,
     storage: SegmentStorage,
     log_start: LogStartRegister,
@@ -93,7 +92,7 @@ async def look(
     orphan_grace_ms: int,
     rate: ByteRate = NO_RATE,
     mend: bool = False,
-) -> Scrubbed:
+) -> ScrubResult:
     """Compare events and objects from the log start on. Changes no event and no segment.
 
     How old an object is goes by the store's clock where it may be removed for it (`mend`), and by
@@ -123,8 +122,8 @@ async def look(
         raise
     except HeadwaterError as error:
         # What was found before, perhaps in hours, is told all the same.
-        findings.append(Finding(Kind.UNKNOWN, 0, -1, None, f"{type(error).__name__}: {error}"))
-    return Scrubbed(len(finished), size_bytes, len(objects), tuple(findings), tuple(foreign))
+        findings.append(ScrubFinding(Flaw.UNKNOWN, 0, -1, None, f"{type(error).__name__}: {error}"))
+    return ScrubResult(len(finished), size_bytes, len(objects), tuple(findings), tuple(foreign))
 
 
 async def _unlisted(
@@ -132,7 +131,7 @@ async def _unlisted(
 ) -> list[tuple[SegmentId, ObjectMeta]]:
     """Those that no event names; one that is forgotten meanwhile has no object any more."""
     strays = []
-    async for found in bit_by_bit(objects):
+    async for found in with_pauses(objects):
         if metadata.find(found[0]) is None:
             strays.append(found)
     return strays
@@ -156,8 +155,8 @@ async def _compared(
     metadata: PartitionMetadata,
     log_start: LogStartRegister,
     first_lsn: int | None,
-    damage: list[Finding],
-) -> list[Finding]:
+    damage: list[ScrubFinding],
+) -> list[ScrubFinding]:
     """Damage and gaps, without what was given up while segments were read.
 
     The log start moves before anything below it is unlisted, so it is asked for after the cover.
@@ -173,10 +172,10 @@ async def _compared(
     is_lost = bool(held) and now is None
     first_lsn = first_lsn if now is None else now
     return [
-        *([Finding(Kind.NO_START, 0, -1, None, log_start.key)] if is_lost else []),
+        *([ScrubFinding(Flaw.NO_START, 0, -1, None, log_start.key)] if is_lost else []),
         *(found for found in damage if found.last_lsn >= first_lsn),
         *(
-            Finding(Kind.GAP, max(gap.start, first_lsn), gap.stop - 1)
+            ScrubFinding(Flaw.GAP, max(gap.start, first_lsn), gap.stop - 1)
             for gap in missing
             if gap.stop > first_lsn
         ),
@@ -188,16 +187,16 @@ async def _damaged(
     storage: SegmentStorage,
     segments: Sequence[SegmentId],
     rate: ByteRate,
-) -> list[Finding]:
+) -> list[ScrubFinding]:
     async def each() -> AsyncIterator[SegmentId]:
         for segment_id in segments:
             yield segment_id
 
-    async def damage(segment_id: SegmentId) -> Finding | None:
+    async def damage(segment_id: SegmentId) -> ScrubFinding | None:
         try:
             segment = metadata.find(segment_id)
         except NotReady as error:
-            return Finding(Kind.UNKNOWN, 0, -1, str(segment_id.id), f"NotReady: {error}")
+            return ScrubFinding(Flaw.UNKNOWN, 0, -1, str(segment_id.id), f"NotReady: {error}")
         if segment is None or segment.state is not SegmentState.COPY_FINISHED:
             return None  # it was unlisted since
         await rate.take(segment.size_bytes)
@@ -209,7 +208,7 @@ async def _damaged(
 
 async def _damage(
     metadata: PartitionMetadata, storage: SegmentStorage, segment: SegmentMetadata
-) -> Finding | None:
+) -> ScrubFinding | None:
     try:
         await storage.verify(segment)
         return None
@@ -226,15 +225,15 @@ async def _damage(
     except (Bug, Fenced):
         raise
     except HeadwaterError as error:
-        kind, detail = Kind.UNKNOWN, f"{detail}; {type(error).__name__}: {error}"
+        kind, detail = Flaw.UNKNOWN, f"{detail}; {type(error).__name__}: {error}"
     name = str(segment.segment_id.id)
-    return Finding(kind, segment.start_offset, segment.end_offset, name, detail)
+    return ScrubFinding(kind, segment.start_offset, segment.end_offset, name, detail)
 
 
-def _kind_of(error: HeadwaterError) -> Kind:
+def _kind_of(error: HeadwaterError) -> Flaw:
     if isinstance(error, NotFound):
-        return Kind.MISSING
-    return Kind.CORRUPT if isinstance(error, Corrupt) else Kind.UNKNOWN
+        return Flaw.MISSING
+    return Flaw.CORRUPT if isinstance(error, Corrupt) else Flaw.UNKNOWN
 
 
 async def _strays(
@@ -242,8 +241,8 @@ async def _strays(
     storage: SegmentStorage,
     strays: Sequence[tuple[SegmentId, ObjectMeta]],
     first_lsn: int,
-    damage: Sequence[Finding],
-) -> list[Finding]:
+    damage: Sequence[ScrubFinding],
+) -> list[ScrubFinding]:
     """Objects that no event names, and that have been there for long enough.
 
     One with LSNs that are damaged in the tier may be the last good copy of them: it stays, and so
@@ -257,21 +256,23 @@ async def _strays(
         except NotFound:
             continue
         except Corrupt as error:
-            kind = Kind.UNCLAIMED if damage else Kind.ORPHAN
-            findings.append(Finding(kind, 0, -1, name, str(error)))
+            kind = Flaw.UNCLAIMED if damage else Flaw.ORPHAN
+            findings.append(ScrubFinding(kind, 0, -1, name, str(error)))
             continue
         except (Bug, Fenced):
             raise
         except HeadwaterError as error:
-            findings.append(Finding(Kind.UNKNOWN, 0, -1, name, f"{type(error).__name__}: {error}"))
+            findings.append(
+                ScrubFinding(Flaw.UNKNOWN, 0, -1, name, f"{type(error).__name__}: {error}")
+            )
             continue
         wanted = range(max(lsns.start, first_lsn), lsns.stop)
         # Were events lost, or is this the wrong log of them, objects would look like orphans that
         # are all there is: those are told, and stay.
         alone = gaps(metadata.cover(wanted.start, wanted.stop), wanted.start, wanted.stop)
         doubtful = any(_meet(wanted, found.lsns) for found in damage)
-        kind = Kind.UNCLAIMED if wanted and (alone or doubtful) else Kind.ORPHAN
-        findings.append(Finding(kind, lsns.start, lsns.stop - 1, name, meta.key))
+        kind = Flaw.UNCLAIMED if wanted and (alone or doubtful) else Flaw.ORPHAN
+        findings.append(ScrubFinding(kind, lsns.start, lsns.stop - 1, name, meta.key))
     return findings
 
 

@@ -1,12 +1,12 @@
-"""Tells by events that a stream's partitions are deleted, for whoever deletes the stream.
+"""Publishes that the partitions of a deleted stream are deleted.
 
-    the stream says that it is deleted → MARKED, STARTED → its objects go → FINISHED
+    the stream is marked deleted → MARKED, STARTED → its objects are removed → FINISHED
 
-Always holds: nothing is listed whose object somebody begins to remove; whatever stopped it, the
-next attempt goes on.
+Always holds: no segment is listed whose object is being removed; after an interruption the next
+attempt continues.
 
-Nobody leads a deleted stream, so whoever deletes it speaks for it, under an epoch above all that
-have spoken: a leader that does not know yet is fenced by that, and lists nothing afterwards.
+A deleted stream has no leader. The command that deletes it publishes under an epoch above all
+earlier ones, so a leader that still runs is fenced and lists nothing afterwards.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.tier.eventlog import MetadataEventLog
-from headwater.tier.events import PartitionDelete, PartitionDeleteState
-from headwater.tier.events.publisher_epoch import EPOCH_MAX
-from headwater.tier.identity import TopicIdPartition
+from headwater.tier.events import EPOCH_MAX, PartitionDelete, PartitionDeleteState, TopicIdPartition
 from headwater.tier.manager import TopicMetadataManager
 
 NO_BROKER: Final = -1
@@ -29,7 +27,7 @@ _STEPS: Final = (
 )
 
 
-async def tell_deletion(
+async def publish_deletion(
     log: MetadataEventLog, partitions: Sequence[TopicIdPartition], through: PartitionDeleteState
 ) -> int:
     """Publish that these partitions are deleted, as far as that; how many were listed.

@@ -1,12 +1,20 @@
-"""The seal of a segment: what tells a whole and unchanged object from any other.
+"""The seal in a segment's object, and the receipt of the object in the segment's events.
 
     Parquet's body | "HWS1" | u32 footer bytes | u64 xxh3 of the footer | segment id 16
                    | xxh3-128 of the body 16 | Parquet's footer
 
-Parquet reads from its end, and by offsets: nobody else meets these 48 bytes. Parquet's own
-checksums are of the contents of pages alone, so that a changed footer or header of a page would
-pass. Here the footer is checked by the seal, each row group by the footer, and all the rest, which
-only other readers use, by the checksum of the body.
+The seal (48 bytes) detects a changed or truncated object. Parquet readers use offsets from the end
+of the file and never see it. Parquet's own checksums cover only the contents of pages, so a changed
+footer or page header would pass. Here the seal has the checksum of the footer, the footer has those
+of the row groups, and the checksum of the body covers the rest, which only other readers use.
+
+The receipt stands in the custom metadata of the events, after the publisher epoch (57 bytes):
+
+    u8 1 | u64 rows | u64 size | u32 footer bytes | u32 schema version
+         | i64 first sequence | i64 last sequence | xxh3-128 of the whole object 16
+
+It is big-endian, as the events are. Both sequences are -1 if the records come from no queue; the
+checksum is 0 if it is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +25,8 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from headwater.core.errors import Corrupt
+from headwater.core.errors import Corrupt, NotSupported
+from headwater.tier.events import SegmentMetadata, stamp, unstamp
 
 MAGIC: Final = b"HWS1"
 PARQUET_MAGIC: Final = b"PAR1"
@@ -27,7 +36,7 @@ _FOOTER_END: Final = struct.Struct("<I4s")
 FOOTER_END_BYTES: Final = _FOOTER_END.size
 
 
-class Sealed(NamedTuple):
+class SegmentSeal(NamedTuple):
     """The end of a segment, checked."""
 
     segment_id: uuid.UUID
@@ -65,7 +74,7 @@ def is_sealed(data: bytes) -> bool:
     return at >= 0 and data[at : at + len(MAGIC)] == MAGIC
 
 
-def read_seal(end: memoryview, size_bytes: int) -> Sealed:
+def read_seal(end: memoryview, size_bytes: int) -> SegmentSeal:
     """Check the last bytes of an object of so many; they must hold seal and footer."""
     length = footer_bytes(end)
     if length + SEAL_BYTES > len(end):
@@ -81,4 +90,60 @@ def read_seal(end: memoryview, size_bytes: int) -> Sealed:
     if said != length or xxhash.xxh3_64_intdigest(footer) != checksum:
         raise Corrupt("the checksum of the segment's footer does not match")
     body_bytes = size_bytes - length - SEAL_BYTES
-    return Sealed(uuid.UUID(bytes=segment_id), footer, body_xxh3, body_bytes)
+    return SegmentSeal(uuid.UUID(bytes=segment_id), footer, body_xxh3, body_bytes)
+
+
+VERSION: Final = 1
+_RECEIPT: Final = struct.Struct(">BQQIIqq16s")
+_NO_SEQUENCES: Final = (-1, -1)
+UNKNOWN_XXH3: Final = bytes(16)
+"""Of an object that nobody has read whole: what was not published is taken from its footer."""
+
+
+class Receipt(NamedTuple):
+    """What is known of an object without reading it."""
+
+    rows: int
+    size_bytes: int
+    footer_bytes: int
+    schema_version: int
+    sequences: tuple[int, int] | None
+    xxh3: bytes
+    """XXH3, 128 bits, of the whole object."""
+
+    def stamped(self, publisher_epoch: int) -> bytes:
+        """The custom metadata of an event about it."""
+        first, last = self.sequences or _NO_SEQUENCES
+        payload = _RECEIPT.pack(
+            VERSION,
+            self.rows,
+            self.size_bytes,
+            self.footer_bytes,
+            self.schema_version,
+            first,
+            last,
+            self.xxh3,
+        )
+        return stamp(publisher_epoch, payload)
+
+
+def receipt_of(segment: SegmentMetadata) -> Receipt | None:
+    """What the events said of a segment's object; None if they said nothing."""
+    epoch, payload = unstamp(segment.custom_metadata)
+    return None if epoch is None else read_receipt(payload)
+
+
+def read_receipt(payload: bytes) -> Receipt | None:
+    """From custom metadata after the publisher's epoch; None if there is nothing."""
+    if not payload:
+        return None
+    if payload[0] != VERSION:
+        raise NotSupported(
+            f"a segment's metadata of version {payload[0]}; this version reads {VERSION}. Upgrade "
+            "Headwater."
+        )
+    if len(payload) != _RECEIPT.size:
+        raise Corrupt(f"a segment's metadata have {_RECEIPT.size} bytes, not {len(payload)}")
+    _, rows, size_bytes, footer_bytes, version, first, last, xxh3 = _RECEIPT.unpack(payload)
+    sequences = (first, last) if (first, last) != _NO_SEQUENCES else None
+    return Receipt(rows, size_bytes, footer_bytes, version, sequences, xxh3)
