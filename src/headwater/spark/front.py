@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from headwater.core.errors import Refused
 from headwater.core.limits import MIB
@@ -53,12 +53,14 @@ def to_table(
     `file_bytes`: about how large a data file gets.
     `store_options`: of the store, such as an endpoint; never a credential.
     """
-    from headwater.spark.table import writing
+    # The first import of pyiceberg: it says how to install what is missing.
     from headwater.spark.table.target import checked_target
 
     if keep_snapshots < 1:
         raise Refused("keep_snapshots is at least 1: the newest snapshot is the table")
     target = checked_target(table, warehouse, catalog, store_options or {})
+    from headwater.spark.table import writing
+
     options = writing.WriteOptions(dict(properties or {}), evolve, keep_snapshots, file_bytes)
     if df.isStreaming:
         if txn_app_id is not None or txn_version is not None:
@@ -79,3 +81,26 @@ def to_table(
     if checkpoint_location or query_name or trigger:
         raise Refused("checkpoint_location, query_name and trigger are for streaming DataFrames")
     return writing.write(df, target, options, txn_app_id, txn_version or 0)
+
+
+def read_table(
+    spark: SparkSession,
+    table: str,
+    *,
+    warehouse: str | None = None,
+    catalog: Mapping[str, str] | str | None = None,
+    store_options: Mapping[str, str] | None = None,
+    snapshot_id: int | None = None,
+    columns: Sequence[str] = ("*",),
+) -> DataFrame:
+    """Read an Iceberg table as a DataFrame. Executors read through the store, without any jar.
+
+    The DataFrame shows the table as it is when this is called, or at `snapshot_id`. `warehouse`,
+    `catalog` and `store_options` are those of `to_table`.
+    """
+    from headwater.spark.table.target import checked_target
+
+    target = checked_target(table, warehouse, catalog, store_options or {})
+    from headwater.spark.table import reading
+
+    return reading.table_as_dataframe(spark, target, snapshot_id, columns)

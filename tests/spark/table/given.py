@@ -16,7 +16,7 @@ from headwater.core.retry import RetryPolicy
 from headwater.spark.files import FilePlan, Written, task
 from headwater.spark.table import RegisterCatalog, shape
 from headwater.spark.table.commit import Commit, commit
-from headwater.spark.table.data_files import FLOOR
+from headwater.spark.table.data_files import FLOOR, Written
 from headwater.spark.table.token import Landed, Token
 from headwater.store import Backend, MemoryBackend, Store
 from headwater.store.address import _memory

@@ -288,7 +288,7 @@ def test_pyiceberg_finds_the_catalog_by_its_name(warehouse: Warehouse) -> None:
     made(warehouse.catalog())
     found = load_catalog(
         "x",
-        **{"py-catalog-impl": "headwater.spark.table.RegisterCatalog", "warehouse": warehouse.url},
+        **{"py-catalog-impl": "headwater.table.RegisterCatalog", "warehouse": warehouse.url},
     )
     assert found.list_tables("shop") == [("shop", "orders")]
     with pytest.raises(Refused, match="warehouse=s3://"):

@@ -28,9 +28,10 @@ from headwater.core.retry import RetryPolicy
 from headwater.spark.files import discard
 from headwater.spark.table import RegisterCatalog, token
 from headwater.spark.table import commit as commit_module
+from headwater.spark.table import token as token_module
 from headwater.spark.table.commit import Commit, commit
-from headwater.spark.table.data_files import FilesRefused
-from headwater.spark.table.token import Landed, Token
+from headwater.spark.table.data_files import FilesRefused, discard
+from headwater.spark.table.token import APP, FORGET_AFTER_MS, LAST, Landed, Token
 from headwater.store import Backend
 from headwater.testing import Faults, FaultyStore
 from tests.spark.table.given import KEEP, ORDERS, Warehouse, append, made, stored, written
@@ -118,7 +119,7 @@ def test_a_version_is_known_after_its_snapshot_has_expired(warehouse: Warehouse)
     table = catalog.load_table(ORDERS)
     assert len(table.metadata.snapshots) == 3
     said = [one.summary and one.summary.additional_properties for one in table.metadata.snapshots]
-    assert all(one is not None and one[token.APP] == "busy" for one in said)
+    assert all(one is not None and one[APP] == "busy" for one in said)
     for version in (4, 5):
         landed = append(catalog, [99], "old", version, keep=3)
         assert isinstance(landed, Landed)
@@ -172,7 +173,7 @@ def test_without_looking_for_its_token_a_replay_would_write_twice(
     catalog = warehouse.catalog()
     made(catalog)
     append(catalog, [1], "query", 0)
-    monkeypatch.setattr(token, "find", lambda *_: None)
+    monkeypatch.setattr(token_module, "find", lambda *_: None)
     append(catalog, [1], "query", 0)
     assert stored(catalog) == [1, 1]
 
@@ -465,19 +466,19 @@ def test_snapshots_that_a_tag_holds_do_not_expire(warehouse: Warehouse) -> None:
 def test_applications_that_fell_silent_are_forgotten_in_the_end(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token, "APPS_MAX", 3)
+    monkeypatch.setattr(token_module, "APPS_MAX", 3)
     catalog = warehouse.catalog()
     made(catalog)
-    now_ms = 10 * token.FORGET_AFTER_MS
+    now_ms = 10 * FORGET_AFTER_MS
     monkeypatch.setattr(runtime, "wall_ms", lambda: now_ms)
     for app in ("a", "b", "c", "d"):
         append(catalog, [1], app, 0)
-    kept = [key for key in catalog.load_table(ORDERS).properties if key.startswith(token.LAST)]
+    kept = [key for key in catalog.load_table(ORDERS).properties if key.startswith(LAST)]
     assert len(kept) == 4, "nobody has been silent for long"
-    now_ms += token.FORGET_AFTER_MS + 1
+    now_ms += FORGET_AFTER_MS + 1
     append(catalog, [1], "d", 1)
-    kept = [key for key in catalog.load_table(ORDERS).properties if key.startswith(token.LAST)]
-    assert sorted(kept) == [f"{token.LAST}{app}" for app in ("b", "c", "d")]
+    kept = [key for key in catalog.load_table(ORDERS).properties if key.startswith(LAST)]
+    assert sorted(kept) == [f"{LAST}{app}" for app in ("b", "c", "d")]
 
 
 def test_what_nobody_can_repeat_is_not_remembered(warehouse: Warehouse) -> None:
@@ -485,7 +486,7 @@ def test_what_nobody_can_repeat_is_not_remembered(warehouse: Warehouse) -> None:
     made(catalog)
     once = Token("batch-1", 0, "w", is_repeatable=False)
     commit(catalog, ORDERS, written(catalog, [1]), once, keep_snapshots=KEEP)
-    assert not [key for key in catalog.load_table(ORDERS).properties if key.startswith(token.LAST)]
+    assert not [key for key in catalog.load_table(ORDERS).properties if key.startswith(LAST)]
 
 
 def test_files_that_are_discarded_are_gone(warehouse: Warehouse) -> None:

@@ -11,10 +11,11 @@ from pyiceberg.table import Table
 
 from headwater.core import portal, runtime
 from headwater.core.errors import NotFound, Refused
-from headwater.spark.table import RegisterCatalog, load, orphans, remove_orphans
+from headwater.spark.table import RegisterCatalog, orphans, remove_orphans
 from headwater.spark.table import commit as commits
 from headwater.spark.table.commit import commit
 from headwater.spark.table.data_files import FilesRefused, described
+from headwater.spark.table.target import Target
 from headwater.spark.table.token import Token
 from tests.spark.table.given import KEEP, ORDERS, Warehouse, append, made, stored, written
 
@@ -78,13 +79,14 @@ def test_what_is_committed_while_it_looks_stays(
     later(1000)
     loads = iter([catalog.load_table(ORDERS)])
 
-    def loaded(*asked: Any, **more: Any) -> Any:
+    def loaded(target: Target) -> Any:
         before = next(loads, None)
         if before is not None:
             commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
-        return before or load(*asked, **more)
+        return before or load(target)
 
-    monkeypatch.setattr(orphans, "load", loaded)
+    load = Target.load
+    monkeypatch.setattr(Target, "load", loaded)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
     assert stored(warehouse.catalog()) == [1]
 
@@ -215,14 +217,15 @@ def test_the_files_of_a_table_that_was_renamed_meanwhile_stay(
     later(73)
     loads = iter([catalog.load_table(ORDERS)])
 
-    def loaded(*asked: Any, **more: Any) -> Any:
+    def loaded(target: Target) -> Any:
         before = next(loads, None)
         if before is not None:
             catalog.rename_table(ORDERS, "shop.sales")
             made(catalog)
-        return before or load(*asked, **more)
+        return before or load(target)
 
-    monkeypatch.setattr(orphans, "load", loaded)
+    load = Target.load
+    monkeypatch.setattr(Target, "load", loaded)
     with pytest.raises(Refused, match="another table by now"):
         remove_orphans(ORDERS, warehouse=warehouse.url)
     moved = warehouse.catalog().load_table("shop.sales").scan().to_arrow()

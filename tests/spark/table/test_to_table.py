@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.core.errors import NotFound, Refused
-from headwater.spark import to_table
-from headwater.spark.table import Commit, load, read
+from headwater.spark import read_table, to_table
+from headwater.spark.table import Commit, load
 from headwater.spark.table import commit as commits
 from tests.interop.servers import Server
 from tests.spark.table.killed_query import SCHEMA
@@ -70,7 +70,9 @@ def test_a_table_is_made_from_a_dataframe_and_holds_every_type(
     df = spark.createDataFrame([values, (None,) * len(values)], schema)
     done = write(df, warehouse)
     assert (done.rows, done.was_there) == (2, False)
-    back = read(spark, TABLE, warehouse=warehouse).orderBy(F.col("d").asc_nulls_last()).collect()
+    back = (
+        read_table(spark, TABLE, warehouse=warehouse).orderBy(F.col("d").asc_nulls_last()).collect()
+    )
     expected = df.orderBy(F.col("d").asc_nulls_last()).collect()
     assert [tuple(row) for row in back] == [tuple(row) for row in expected]
     arrow = load(TABLE, warehouse=warehouse).scan(row_filter="c = 3").to_arrow()
@@ -121,9 +123,9 @@ def test_a_new_column_is_null_in_the_rows_before_it(spark: SparkSession, warehou
     write(rows(spark, 1), warehouse)
     write(rows(spark, 2).withColumn("city", F.lit("x")), warehouse)
     write(rows(spark, 3).select("id"), warehouse)
-    found = read(spark, TABLE, warehouse=warehouse).orderBy("id").collect()
+    found = read_table(spark, TABLE, warehouse=warehouse).orderBy("id").collect()
     assert [tuple(row) for row in found] == [(1, "1", None), (2, "2", "x"), (3, None, None)]
-    narrow = read(spark, TABLE, warehouse=warehouse, columns=["city", "id"]).where("id = 2")
+    narrow = read_table(spark, TABLE, warehouse=warehouse, columns=["city", "id"]).where("id = 2")
     assert narrow.select("city").first() == ("x",)
 
 
@@ -131,7 +133,7 @@ def test_a_type_is_widened_and_never_narrowed(spark: SparkSession, warehouse: st
     write(spark.createDataFrame([(1, 1)], "id long, n int"), warehouse)
     write(spark.createDataFrame([(2, 2**40)], "id long, n long"), warehouse)
     write(spark.createDataFrame([(3, 3)], "id int, n int"), warehouse)
-    found = read(spark, TABLE, warehouse=warehouse).orderBy("id").collect()
+    found = read_table(spark, TABLE, warehouse=warehouse).orderBy("id").collect()
     assert [tuple(row) for row in found] == [(1, 1), (2, 2**40), (3, 3)]
 
 
@@ -202,7 +204,9 @@ def test_no_change_is_allowed_and_the_change_is_named(spark: SparkSession, wareh
 def test_a_name_in_other_capitals_is_the_tables_column(spark: SparkSession, warehouse: str) -> None:
     write(rows(spark, 1), warehouse)
     write(rows(spark, 2).withColumnRenamed("id", "ID"), warehouse)
-    found = read(spark, TABLE, warehouse=warehouse).orderBy("ID").select("id", "name").collect()
+    found = (
+        read_table(spark, TABLE, warehouse=warehouse).orderBy("ID").select("id", "name").collect()
+    )
     assert [tuple(row) for row in found] == [(1, "1"), (2, "2")]
 
 
@@ -271,7 +275,7 @@ def test_a_table_that_is_not_there_is_not_found(spark: SparkSession, warehouse: 
     with pytest.raises(NotFound, match=r"no table shop\.orders"):
         load(TABLE, warehouse=warehouse)
     with pytest.raises(NotFound):
-        read(spark, TABLE, warehouse=warehouse)
+        read_table(spark, TABLE, warehouse=warehouse)
 
 
 # Streams
@@ -401,7 +405,7 @@ def test_a_table_on_s3_needs_no_jar(
     write(rows(spark, 1, 2), url)
     write(rows(spark, 3), url)
     assert ids(url) == [1, 2, 3]
-    assert read(spark, TABLE, warehouse=url).count() == 3
+    assert read_table(spark, TABLE, warehouse=url).count() == 3
 
 
 def test_another_catalog_by_its_configuration(spark: SparkSession, warehouse: str) -> None:
@@ -413,4 +417,4 @@ def test_another_catalog_by_its_configuration(spark: SparkSession, warehouse: st
     done = to_table(rows(spark, 1), TABLE, catalog=catalog)
     assert isinstance(done, Commit)
     assert ids(warehouse) == [1]
-    assert read(spark, TABLE, catalog=catalog).count() == 1
+    assert read_table(spark, TABLE, catalog=catalog).count() == 1

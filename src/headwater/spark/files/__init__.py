@@ -5,8 +5,8 @@ Enters: Arrow batches of a task, and a plan. Leaves: Parquet files, and what to 
 Always holds: a file has a name that nobody else writes; what travels to executors holds no secret.
 """
 
-from headwater.spark.files.parquet import WRITTEN, FilePlan, Written, discard, task
+from headwater.spark.files.parquet import WRITTEN, FilePlan, task
 from headwater.spark.files.place import Place
 from headwater.spark.files.reading import ReadPlan, read_task
 
-__all__ = ["FilePlan", "Place", "ReadPlan", "WRITTEN", "Written", "discard", "read_task", "task"]
+__all__ = ["FilePlan", "Place", "ReadPlan", "WRITTEN", "read_task", "task"]

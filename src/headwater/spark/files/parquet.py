@@ -13,20 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headwater.core import portal, runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import Refused
 from headwater.spark.files.place import Place
 
 WRITTEN: Final = "location string, bytes long, footer binary"
 """What a task tells of each file it wrote."""
 ROW_GROUP_ROWS: Final = 1_048_576
-
-
-class Written(NamedTuple):
-    """A data file that is in the store, and in no snapshot yet."""
-
-    location: str
-    size_bytes: int
-    footer: bytes
 
 
 class FilePlan(NamedTuple):
@@ -123,15 +115,3 @@ class _Rolling:
             ],
             names=["location", "bytes", "footer"],
         )
-
-
-def discard(place: Place, files: list[Written]) -> list[str]:
-    """Remove files that no snapshot names; those that could not be removed."""
-    store = place.store()
-    left = []
-    for file in files:
-        try:
-            portal.shared().call(store.delete(place.key(file.location)))
-        except HeadwaterError:
-            left.append(file.location)
-    return left

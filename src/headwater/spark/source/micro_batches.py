@@ -22,12 +22,13 @@ from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.spark.options import ReadOptions
 from headwater.spark.options.offsets import LATEST
-from headwater.spark.source import asked, limits
+from headwater.spark.source import asked
 from headwater.spark.source.buffer_feed import BufferFeed
 from headwater.spark.source.checkpoint import CURE, NOT_READ, CheckpointGuard
 from headwater.spark.source.feed import Feed
 from headwater.spark.source.known import Known
 from headwater.spark.source.limits import Limits
+from headwater.spark.source.limits import ends as micro_batch_ends
 from headwater.spark.source.loss import beyond_the_end, lost_before
 from headwater.spark.source.membership import Membership, at_once
 from headwater.spark.source.offset import Offset, Part
@@ -328,7 +329,7 @@ class MicroBatches:
             until = None if self._fixed is None else self._fixed.get(part, here[part])
             waiting.append(known.until(until))
         self._turn += 1
-        found = limits.ends(waiting, asked_for, turn=self._turn)
+        found = micro_batch_ends(waiting, asked_for, turn=self._turn)
         return {
             part: end
             for part, end in zip(parts, found, strict=True)

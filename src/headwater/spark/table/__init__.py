@@ -23,7 +23,7 @@ from headwater.spark.table.catalog import RegisterCatalog
 from headwater.spark.table.commit import Commit
 from headwater.spark.table.file_io import StoreFileIO
 from headwater.spark.table.orphans import Orphans, remove_orphans
-from headwater.spark.table.reading import load, read
+from headwater.spark.table.target import load
 
 __all__ = [
     "Commit",
@@ -31,6 +31,5 @@ __all__ = [
     "RegisterCatalog",
     "StoreFileIO",
     "load",
-    "read",
     "remove_orphans",
 ]

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 try:
     from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
 except ModuleNotFoundError as error:
-    # The first import of pyiceberg wherever headwater.spark.table is imported.
+    # The first import of pyiceberg wherever headwater.table is imported.
     raise ModuleNotFoundError(
         f"Iceberg tables need pyiceberg ({error}): pip install 'pyiceberg>=0.12,<0.13'",
         name=error.name,

@@ -37,7 +37,7 @@ from headwater.core.errors import Contended, OutcomeUnknown, Unavailable
 from headwater.core.retry import RetryPolicy
 from headwater.spark.files import Written
 from headwater.spark.table import token as tokens
-from headwater.spark.table.data_files import FLOOR, check_belong, described
+from headwater.spark.table.data_files import FLOOR, Written, check_belong, described
 from headwater.spark.table.sweep import is_due, listed, sweep
 from headwater.spark.table.token import Landed, Token
 from headwater.store import ObjectMeta

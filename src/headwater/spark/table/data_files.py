@@ -7,7 +7,7 @@ again, and other columns then have the same ids.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,13 +23,22 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 from pyiceberg.types import NestedField
 
-from headwater.core.errors import Refused
-from headwater.spark.files import Written
+from headwater.core import portal
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.spark.files import Place
 
 TABLE_UUID: Final = b"headwater.table-uuid"
 """Key of a data file's metadata."""
 FLOOR: Final = "headwater.orphan-floor"
 """Property of a table: files whose ids are not above it may have been removed as orphans."""
+
+
+class Written(NamedTuple):
+    """A data file that is in the store, and in no snapshot yet."""
+
+    location: str
+    size_bytes: int
+    footer: bytes
 
 
 class FilesRefused(Refused):
@@ -117,3 +126,15 @@ def _described(table: Table, file: Written) -> DataFile:
 
 def _footer(file: Written) -> Any:
     return pq.read_metadata(pa.BufferReader(file.footer))
+
+
+def discard(place: Place, files: list[Written]) -> list[str]:
+    """Remove files that no snapshot names; those that could not be removed."""
+    store = place.store()
+    left = []
+    for file in files:
+        try:
+            portal.shared().call(store.delete(place.key(file.location)))
+        except HeadwaterError:
+            left.append(file.location)
+    return left

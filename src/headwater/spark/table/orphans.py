@@ -33,7 +33,6 @@ from headwater.core.runtime import encode_ulid
 from headwater.spark.files import Place
 from headwater.spark.table.commit import in_doubt, require_same_floor
 from headwater.spark.table.data_files import FLOOR
-from headwater.spark.table.reading import load
 from headwater.spark.table.target import checked_target
 from headwater.store import ObjectMeta
 
@@ -74,12 +73,8 @@ def remove_orphans(
             "because a job that is still running has files that no snapshot names yet"
         )
     target = checked_target(table, warehouse, catalog, store_options or {})
-
-    def loaded() -> Table:
-        return load(table, warehouse=warehouse, catalog=catalog, store_options=store_options)
-
-    first = loaded()
-    return removed(loaded, first, target.place(first), older_than_hours, dry_run=dry_run)
+    first = target.load()
+    return removed(target.load, first, target.place(first), older_than_hours, dry_run=dry_run)
 
 
 def removed(

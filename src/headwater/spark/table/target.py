@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from headwater.core.errors import Refused
+from headwater.core.errors import NotFound, Refused
 from headwater.spark.files import Place
 from headwater.spark.table.catalog import RegisterCatalog
 
@@ -31,6 +32,13 @@ class Target(NamedTuple):
             return load_catalog(properties.pop("name", "default"), **properties)
         assert self.warehouse is not None
         return _register_catalog(self.warehouse)
+
+    def load(self) -> Table:
+        """The table; `NotFound` if there is none."""
+        try:
+            return self.open_catalog().load_table(self.table)
+        except NoSuchTableError as error:
+            raise NotFound(f"there is no table {self.table}") from error
 
     def place(self, table: Table) -> Place:
         """Where the files of the table stand."""
@@ -60,3 +68,14 @@ def checked_target(
         warehouse = Place.at(warehouse, **store_options).url
     known = catalog if catalog is None or isinstance(catalog, str) else dict(catalog)
     return Target(table, warehouse, known, dict(store_options))
+
+
+def load(
+    table: str,
+    *,
+    warehouse: str | None = None,
+    catalog: Mapping[str, str] | str | None = None,
+    store_options: Mapping[str, str] | None = None,
+) -> Table:
+    """Load a table with pyiceberg: to scan it, read its history or pass it to Polars."""
+    return checked_target(table, warehouse, catalog, store_options or {}).load()

@@ -22,13 +22,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.core import runtime
 from headwater.core.errors import Contended, OutcomeUnknown
-from headwater.spark.files import WRITTEN, FilePlan, Place, Written, discard, task
+from headwater.spark.files import WRITTEN, FilePlan, Place, task
 from headwater.spark.plain_errors import sentence_first
 from headwater.spark.table import commit as commits
 from headwater.spark.table import shape
 from headwater.spark.table import token as tokens
 from headwater.spark.table.commit import WHILE_COMMITTING, Commit
-from headwater.spark.table.data_files import FLOOR, FilesRefused
+from headwater.spark.table.data_files import FLOOR, FilesRefused, Written, discard
 from headwater.spark.table.query_id import QueryId
 from headwater.spark.table.target import Target
 from headwater.spark.table.token import Token

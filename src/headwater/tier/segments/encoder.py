@@ -30,10 +30,19 @@ from headwater.tier.segments.footer import (
     FORMAT,
     METADATA_KEY,
     Description,
+    Receipt,
     RowGroup,
     SegmentRun,
     encode_description,
+    footer_bytes,
     schema_text,
+    seal,
+)
+from headwater.tier.segments.parquet_writer import (
+    HashingSink,
+    SegmentConfig,
+    SegmentPlan,
+    open_writer,
 )
 from headwater.tier.segments.parquet_writer import (
     HashingSink,
