@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from headwater.log.record import Group
-from headwater.log.record.columns import NO_RECORDS
+from headwater.log.record.group import NO_RECORDS
 from headwater.tier import (
     EventOutcome,
     MetadataEvent,

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from headwater.core import runtime
 from headwater.core.errors import Damaged, OutcomeUnknown, Refused, Trimmed, Unavailable
 from headwater.log.record.group import Group
-from headwater.log.spool.errors import SpoolCorrupt
+from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import Store
 from headwater.tier.errors import NotReady
 from headwater.tier.reader import LogReader

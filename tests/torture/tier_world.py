@@ -20,7 +20,7 @@ from headwater.core.limits import EPOCH_STEP_MAX
 from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed
 from headwater.log.record.group import Group
-from headwater.log.spool.errors import SpoolCorrupt
+from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import Condition, MemoryBackend, Store, Version
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope

@@ -13,7 +13,7 @@ from headwater.buffer import Call, Calls
 from headwater.buffer.consumer.consumed import ConsumedBatch
 from headwater.core.errors import Bug
 from headwater.log.record import Group, changes_of, consumed_records
-from headwater.log.record.columns import check_columns
+from headwater.log.record.group import check_columns
 
 
 class _Descriptor:

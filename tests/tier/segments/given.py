@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from headwater.buffer.records import HEADERS_TYPE
 from headwater.log.record import Group
-from headwater.log.record.columns import NO_RECORDS
+from headwater.log.record.group import NO_RECORDS
 from headwater.store import MemoryBackend, Store
 from headwater.tier import SegmentMetadata
 from headwater.tier.segments import (

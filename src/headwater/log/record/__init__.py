@@ -16,10 +16,10 @@ views         columns that share their data, counted and cut
 """
 
 from headwater.log.record.change import ChangeRecord
-from headwater.log.record.columns import GROUP_SCHEMA, consumed_records
+from headwater.log.record.group import GROUP_SCHEMA, consumed_records
 from headwater.log.record.group import Group
-from headwater.log.record.hashing import range_hash, record_hashes
-from headwater.log.record.rows import changes_of, group_of
+from headwater.log.record.hashes import range_hash, record_hashes
+from headwater.log.record.change import changes_of, group_of
 
 __all__ = [
     "ChangeRecord",

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.log.record.group import Group
-from headwater.log.record.range_hashes import hash_of
+from headwater.log.record.hashes import hash_groups
 from headwater.tier.errors import LastCopy, LocalLogDamaged, NotOneSegment, OtherRecords
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.jobs.led_partition import LedPartition
@@ -117,14 +117,14 @@ async def _is_same(
     both: list[range] = []
     skipped: list[range] = []
     here = led.readable_groups(lsns.start, lsns.stop - 1, skipped)
-    local = await hash_of(_parts_outside(here, lost, both))
+    local = await hash_groups(_parts_outside(here, lost, both))
     if skipped:
         # Nothing is known of these: what they are dropped for must be good.
         await led.storage.verify(piece.segment)
     if not both:
         return True
     remote = led.storage.fetch(piece.segment, both[0].start, both[-1].stop)
-    return local == await hash_of(_within(remote, both))
+    return local == await hash_groups(_within(remote, both))
 
 
 async def _parts_outside(

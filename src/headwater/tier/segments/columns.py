@@ -26,10 +26,10 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from headwater.core.errors import Refused
-from headwater.log.record.columns import LOG_COLUMNS, check_columns
+from headwater.log.record.group import LOG_COLUMNS, check_columns
 from headwater.log.record.group import Group
-from headwater.log.record.kept_columns import kept_column, restored_column
-from headwater.log.record.kept_types import kept_type
+from headwater.log.record.parquet_types import to_parquet_column, from_parquet_column
+from headwater.log.record.parquet_types import parquet_type
 from headwater.tier.errors import NotOneSegment
 
 LSN: Final = "_lsn"
@@ -143,7 +143,7 @@ class ColumnUnion:
         for field in schema:
             _check_same(field, self.kinds.setdefault(field.name, field.type))
             nullable = field.nullable or self._fields.get(field.name, field).nullable
-            kept = kept_type(field.name, field.type)
+            kept = parquet_type(field.name, field.type)
             self._fields[field.name] = pa.field(field.name, kept, nullable)
         self._seen.update(schema.names)
         self._schemas += 1
@@ -190,7 +190,7 @@ class SegmentColumns:
                 column = pa.nulls(rows, field.type)
             elif _has_decimals(field.type):
                 _check_digits(field.name, column)
-            arrays.append(kept_column(column, field.type))
+            arrays.append(to_parquet_column(column, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._plain)
 
     def _check_fitting(self, schema: pa.Schema) -> None:
@@ -232,7 +232,7 @@ def restored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of a segment as the records that they were."""
     if not schema.names:  # of arrays that are none, there would be no rows
         return rows.select([]).replace_schema_metadata(schema.metadata)
-    columns = [restored_column(rows.column(field.name), field.type) for field in schema]
+    columns = [from_parquet_column(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -19,9 +19,9 @@ from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
-from headwater.log.record.columns import COMMIT_TIMESTAMP
+from headwater.log.record.group import COMMIT_TIMESTAMP
 from headwater.log.record.group import Group
-from headwater.log.spool.conform import filled, merged
+from headwater.log.spool.codec import filled, merged
 from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate

@@ -22,7 +22,7 @@ from headwater.buffer.records import HEADERS, KEY, VALUE
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused
 from headwater.core.runtime import decode_ulid
-from headwater.log.record.columns import METADATA, REFRESH_RECORDS
+from headwater.log.record.group import METADATA, REFRESH_RECORDS
 from headwater.tier.events import SegmentId, TopicIdPartition
 from headwater.tier.segments.columns import LSN, children
 

@@ -18,7 +18,7 @@ import xxhash
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Refused
-from headwater.log.record.columns import NO_RECORDS
+from headwater.log.record.group import NO_RECORDS
 from headwater.log.record.group import Group
 from headwater.store import ByteRange, Store
 from headwater.store.objects import Buffer

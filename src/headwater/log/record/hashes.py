@@ -1,29 +1,35 @@
-"""What two copies of the log compare: a hash of each record, computed a column at a time.
+"""Hashes by which two copies of the log are compared, one per record, computed a column at a time.
 
-It covers the LSN and the record. It does not cover the term, the frame, its time or the grouping:
-another leader writes the same records in other frames, and that is no divergence. A column that
-is absent counts as one of nulls, and a default that is written out as one that is not, because
-which of them stands in a frame depends on its neighbours. Times of another kind or unit differ, and
-so do those with a zone, whichever, from those without. Numbers of one value are one, whatever their
-widths, and so are a text and the bytes of it.
+A hash covers the LSN and the record, and not the term, the frame, the frame's time or the grouping:
+another leader writes the same records in other frames. An absent column counts as a column of
+nulls, and an explicit default as an absent value. Times of another kind or unit differ, and so do
+times with a zone from times without one. Numbers of one value are equal whatever their widths, and
+so are a text and its bytes.
 
-The hash of a record adds up those of its columns and mixes in the LSN; that of a range adds up its
-records', so it comes out the same whatever the groups. It finds accidents, not forgeries.
+The hash of a record is the sum of the hashes of its columns, mixed with the LSN. The hash of a
+range is the sum over its records, so the grouping does not matter. Hashes find accidents, not
+forgeries.
+
+Hashing costs a few dozen Arrow calls per column, however few records there are. So groups of one
+schema are joined first, and larger amounts are hashed on a thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-
 from headwater.buffer.records import HEADERS, OPERATION, TIMESTAMP
-from headwater.log.record.columns import COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, RID
+from headwater.log.record.group import COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, RID
 from headwater.log.record.group import Group
 from headwater.log.record.layout import is_list
+from collections.abc import AsyncIterable, Iterator, Sequence
+from typing import Final
+from headwater.core import limits, runtime
+from headwater.core.errors import Bug
+
 
 HASH_MASK: Final = (1 << 64) - 1
 _PIECE_ROWS: Final = 4_096
@@ -55,7 +61,7 @@ def _hashes_of(group: Group) -> pa.UInt64Array:
     if group.lost is not None:
         return _mixed(pc.add(lsns, _scalar(_seed("lost"))))
     total = pa.repeat(_scalar(0), len(group))
-    for name, column in _compared(group.records).items():
+    for name, column in _hashed_columns(group.records).items():
         hashed = _mixed(pc.add(_hashes(column), _scalar(_seed(name))))
         total = pc.add(total, pc.fill_null(hashed, 0))
     return _mixed(pc.add(total, _mixed(lsns)))
@@ -70,7 +76,7 @@ def range_hash(groups: Sequence[Group]) -> int:
     return total & HASH_MASK
 
 
-def _compared(records: pa.RecordBatch) -> dict[str, pa.Array]:
+def _hashed_columns(records: pa.RecordBatch) -> dict[str, pa.Array]:
     """The columns, each in the one form in which a value of it counts."""
     columns = dict(zip(records.schema.names, records.columns, strict=True))
     ingested = columns.get(COMMIT_TIMESTAMP)
@@ -90,14 +96,14 @@ def _without(column: pa.Array, excluded: pa.Array) -> pa.Array:
     return pc.if_else(pc.fill_null(excluded, False), pa.scalar(None, column.type), column)
 
 
-def is_compared(kind: pa.DataType) -> bool:
+def is_hashable_type(kind: pa.DataType) -> bool:
     """Whether values of this type have hashes: a log carries no others."""
     if pa.types.is_map(kind):
-        return is_compared(kind.key_type) and is_compared(kind.item_type)
+        return is_hashable_type(kind.key_type) and is_hashable_type(kind.item_type)
     if is_list(kind):
-        return is_compared(kind.value_type)
+        return is_hashable_type(kind.value_type)
     if pa.types.is_struct(kind):
-        return all(is_compared(field.type) for field in kind)
+        return all(is_hashable_type(field.type) for field in kind)
     return any(is_kind(kind) for is_kind in _SIMPLE)
 
 
@@ -222,3 +228,75 @@ def _seed(name: str) -> int:
 
 def _scalar(value: int) -> pa.Scalar:
     return pa.scalar(value, pa.uint64())
+
+
+_AT_ONCE_BYTES: Final = 4 * limits.MIB
+"""What is put together and hashed in one go on a thread."""
+
+
+async def hash_groups(groups: AsyncIterable[Group]) -> int:
+    """What `range_hash` gives for all of these, some at a time."""
+    total, waiting, waiting_bytes = 0, list[Group](), 0
+    async for group in groups:
+        waiting.append(group)
+        waiting_bytes += group.cost_bytes
+        if waiting_bytes >= _AT_ONCE_BYTES:
+            total += await runtime.run_blocking(_range_hash, waiting)
+            waiting, waiting_bytes = [], 0
+    if waiting_bytes > limits.DECODE_INLINE_BYTES:
+        total += await runtime.run_blocking(_range_hash, waiting)
+    else:
+        total += _range_hash(waiting)
+    return total & HASH_MASK
+
+
+def _range_hash(groups: Sequence[Group]) -> int:
+    return range_hash([run[0] if len(run) == 1 else _join_run(run) for run in _hash_runs(groups)])
+
+
+async def hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> pa.UInt64Array:
+    """What `record_hashes` gives for each of these LSNs; null for those that are in no group.
+
+    Groups stand in the order of their LSNs, and none reaches beyond the two.
+    """
+    if sum(group.cost_bytes for group in groups) <= limits.DECODE_INLINE_BYTES:
+        return _hashes_between(groups, first_lsn, last_lsn)
+    return await runtime.run_blocking(_hashes_between, groups, first_lsn, last_lsn)
+
+
+def _hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> pa.UInt64Array:
+    parts: list[pa.Array] = []
+    next_lsn = first_lsn
+    for run in _hash_runs(groups):
+        joined = run[0] if len(run) == 1 else _join_run(run)
+        if joined.first_lsn < next_lsn:
+            # Arrow would take the negative length, and the process would end with it.
+            raise Bug(f"LSN {joined.first_lsn} is in two groups of a copy")
+        parts += [pa.nulls(joined.first_lsn - next_lsn, pa.uint64()), record_hashes(joined)]
+        next_lsn = joined.last_lsn + 1
+    parts.append(pa.nulls(last_lsn + 1 - next_lsn, pa.uint64()))
+    return pa.concat_arrays(parts)
+
+
+def _hash_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """Groups that can be hashed as one: they follow each other, have one schema, and are there."""
+    run: list[Group] = []
+    for group in groups:
+        if run and not _follows(run[-1], group):
+            yield run
+            run = []
+        run.append(group)
+    if run:
+        yield run
+
+
+def _follows(before: Group, group: Group) -> bool:
+    if before.lost is not None or group.lost is not None:
+        return False
+    is_next = group.first_lsn == before.last_lsn + 1
+    return bool(is_next and group.records.schema == before.records.schema)
+
+
+def _join_run(run: Sequence[Group]) -> Group:
+    records = pa.concat_batches([group.records for group in run])
+    return Group(run[0].term, run[0].first_lsn, run[-1].last_lsn, records)

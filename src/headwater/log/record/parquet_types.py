@@ -1,11 +1,10 @@
-"""In which type Parquet keeps each type that a log carries, so that nothing changes: in segments of
-the tier, and in images of keyed states.
+"""The Parquet type in which each column of a log is stored, without loss.
 
-A log takes more types than a stream carries, and Parquet hands some of them back as others. Those
-are kept under a type of the same layout, or cast to another one; both ways nothing is lost, because
-the records' own schema stands beside them.
+A log takes more types than a stream carries, and Parquet returns some of them as others. Those are
+stored under a type of the same layout, or cast to another type. Both are lossless, because the
+records' own schema is stored beside them. Segments of the tier and images of keyed states use it.
 
-| a log's | kept as | how |
+| type in the log | stored as | how |
 | --- | --- | --- |
 | date64 | timestamp in ms, without a zone | the same memory |
 | time in s | int32 | the same memory |
@@ -16,8 +15,8 @@ the records' own schema stands beside them.
 | large and view strings and binaries, binaries of 0 bytes | string, binary | cast |
 | large and fixed-size lists | list | cast |
 
-All others are kept as they are. What no segment can hold no log takes: what it has acknowledged
-must not stop the copying of all that comes after.
+All other types are stored as they are. The log refuses types that no segment can hold: a record
+that was acknowledged must not stop the copying of the records after it.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
-
 import pyarrow as pa
-
 from headwater.buffer.types import check_names
 from headwater.core.errors import Refused
-from headwater.log.record.hashing import is_compared
-from headwater.log.record.layout import list_like, loosened
+from headwater.log.record.hashes import is_hashable_type
+from headwater.log.record.layout import list_like, nullable_type
+from headwater.log.record.layout import retype
+
 
 _MAX_DEPTH: Final = 16
 _DIGITS_MAX: Final = 38
@@ -45,9 +44,9 @@ _DECIMALS: Final[dict[int, Callable[[int, int], pa.DataType]]] = {
 }
 
 
-def check_kept(column: str, kind: pa.DataType) -> None:
+def check_column_type(column: str, kind: pa.DataType) -> None:
     """Raise `Refused` for a type that a log does not carry and a segment could not keep."""
-    if not is_compared(kind):
+    if not is_hashable_type(kind):
         raise Refused(
             f"column {column!r} is {kind}, which a log does not carry: "
             "cast it to a list, a string or a number, and decode what is a dictionary"
@@ -55,13 +54,13 @@ def check_kept(column: str, kind: pa.DataType) -> None:
     _check_within(column, kind, 0)
 
 
-def kept_type(column: str, kind: pa.DataType) -> pa.DataType:
+def parquet_type(column: str, kind: pa.DataType) -> pa.DataType:
     """The type that a segment keeps a column in."""
-    check_kept(column, kind)
-    return _kept_type(kind)
+    check_column_type(column, kind)
+    return _parquet_type(kind)
 
 
-class Casts(NamedTuple):
+class ParquetCasts(NamedTuple):
     """The types on the way from a column to what it is kept in, or back. In them anything may be
     null: a cast refuses nulls below a null where the field by itself allows none."""
 
@@ -74,17 +73,17 @@ class Casts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def casts(kind: pa.DataType) -> Casts | None:
+def parquet_casts(kind: pa.DataType) -> ParquetCasts | None:
     """By which casts a column gets to what it is kept in; None if that has the same layout."""
-    between = loosened(kind, _leaf_of_same_layout)
+    between = nullable_type(kind, _leaf_of_same_layout)
     if _castable(between) == between:
         return None
-    return Casts(between, _castable(between, keeps_lists=True))
+    return ParquetCasts(between, _castable(between, keeps_lists=True))
 
 
 @functools.lru_cache(maxsize=1024)
-def _kept_type(kind: pa.DataType) -> pa.DataType:
-    needed = casts(kind)
+def _parquet_type(kind: pa.DataType) -> pa.DataType:
+    needed = parquet_casts(kind)
     return _same_layout(kind) if needed is None else _castable(needed.between)
 
 
@@ -151,3 +150,28 @@ def _castable(kind: pa.DataType, *, keeps_lists: bool = False) -> pa.DataType:
         return pa.map_(within(kind.key_type), within(kind.item_type))
     element = pa.field("element", within(kind.value_type), kind.value_field.nullable)
     return list_like(kind, element) if keeps_lists else pa.list_(element)
+
+
+def to_parquet_column(column: pa.Array, kept: pa.DataType) -> pa.Array:
+    """A column in the type that it is kept in."""
+    if column.type.equals(kept, check_metadata=True):
+        return column
+    needed = parquet_casts(column.type)
+    if needed is None:
+        return retype(column, kept)
+    return _cast_unchecked(retype(column, needed.between), kept)
+
+
+def from_parquet_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as it was before it was kept."""
+    if column.type.equals(kind, check_metadata=True):
+        return column
+    needed = parquet_casts(kind)
+    if needed is not None:
+        column = _cast_unchecked(_cast_unchecked(column, needed.shaped), needed.between)
+    return retype(column, kind)
+
+
+def _cast_unchecked(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Unchecked: every value fits, and below a null there may be what does not."""
+    return column.cast(kind, safe=False)
