@@ -21,7 +21,7 @@ from headwater.buffer.batch import (
     encode_batch,
     read_footer,
 )
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.records import KEY, from_arrow, from_values, with_column
 from headwater.core import limits

@@ -16,8 +16,8 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.buffer.queue.native.registers import QueueFloors
 from headwater.buffer.stream import create_stream
-from headwater.buffer.v1_batch import encode_batch
-from headwater.buffer.v1_manifest import Manifest, encode_manifest
+from headwater.buffer.queue.v1.batch_format import encode_batch
+from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.cli.inspection import entries, partition
 from headwater.core import limits
 from headwater.store import Register, Store, open_store

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.batch import Batch, decode_batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Call, Calls
 from headwater.buffer.queue.native.chunk import (
     Chunk,
     ChunkEntry,
@@ -33,11 +33,11 @@ from headwater.buffer.queue.native.registers import (
     QueueEnd,
     QueueFloors,
 )
-from headwater.buffer.queue.v1.ledger import Counted
-from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.segment import decode_segment, encode_segment
+from headwater.buffer.queue.v1.ledger import NumberedEntry
+from headwater.buffer.queue.v1.side_object import V1Names
+from headwater.buffer.queue.v1.acked import decode_segment, encode_segment
 from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
-from headwater.buffer.v1_manifest import Entry, MetadataItem
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
 from headwater.core import runtime
 from headwater.core.errors import NotSupported
 from headwater.core.lease import FloorAge
@@ -89,14 +89,14 @@ REGISTERS: dict[str, Any] = {
 }
 
 SEGMENT_ENTRIES = [
-    Entry(7, f"ingest/{BATCH}.batch", [MetadataItem(0, -5, b"m")]),
-    Entry(8, "elsewhere/é", []),
-    Entry(9, f"ingest/{BATCH}.batch", [MetadataItem(0, 9, b"")]),
+    ManifestEntry(7, f"ingest/{BATCH}.batch", [MetadataItem(0, -5, b"m")]),
+    ManifestEntry(8, "elsewhere/é", []),
+    ManifestEntry(9, f"ingest/{BATCH}.batch", [MetadataItem(0, 9, b"")]),
 ]
 SEGMENT_COUNTED = [
-    Counted(100, 2, 17, -5, -5),
-    Counted(102, 0, 7, 50, 60),
-    Counted(102, 0, 0, 9, 9, duplicate=True),
+    NumberedEntry(100, 2, 17, -5, -5),
+    NumberedEntry(102, 0, 7, 50, 60),
+    NumberedEntry(102, 0, 0, 9, 9, duplicate=True),
 ]
 
 
@@ -179,7 +179,7 @@ def test_a_batch_is_read_as_it_always_was(name: str) -> None:
 def test_a_segment_of_acknowledged_entries_is_written_and_read_as_it_always_was() -> None:
     golden = (HERE / "segment.1").read_bytes()
     assert encode_segment(b"t" * 16, SEGMENT_ENTRIES, SEGMENT_COUNTED, 60) == golden
-    header, batches = decode_segment(Names("ingest", "orders-0"), "key", golden)
+    header, batches = decode_segment(V1Names("ingest", "orders-0"), "key", golden)
     assert (header.first_sequence, header.next_sequence) == (7, 10)
     assert (header.first_lsn, header.next_lsn, header.newest_ms) == (100, 102, 60)
     assert [batch.location for batch in batches] == [one.location for one in SEGMENT_ENTRIES]

@@ -22,7 +22,7 @@ import pyarrow as pa
 from headwater.buffer.producer.dict_rows import table_of
 from headwater.buffer.producer.exact import check_exact
 from headwater.buffer.records import KEY, RESERVED, from_arrow
-from headwater.buffer.widening import Inexact, exact_cast, extended_type, typed_as
+from headwater.buffer.conversion import Inexact, exact_cast, extended_type, fill_untyped
 from headwater.cli.json_columns import JsonColumns, suspicious_numbers
 from headwater.cli.json_rows import read_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
@@ -228,7 +228,7 @@ class JsonRows:
             raise Refused(f"column {name!r}{mixed or f': {error}'}") from error
         if pa.types.is_null(found.type):
             return pa.nulls(len(values), self._types.get(name, pa.null()))
-        found = exact_cast(found, typed_as(found.type, known, may_drop=not self._is_declared))
+        found = exact_cast(found, fill_untyped(found.type, known, may_drop=not self._is_declared))
         kind = self._types.setdefault(name, found.type)
         if found.type == kind:
             return found

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Call, Calls
 from headwater.buffer.consumer import read_async
 from headwater.buffer.records import from_arrow
 from headwater.core import runtime

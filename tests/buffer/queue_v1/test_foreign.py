@@ -8,7 +8,7 @@ import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention
 from headwater.buffer.queue.v1 import Adopted, ConsumedElsewhere, adopt_v1_queue
-from headwater.buffer.v1_manifest import Manifest, encode_manifest
+from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.core import limits
 from headwater.core.errors import (
     Corrupt,

@@ -10,7 +10,7 @@ import pytest
 from headwater.buffer.consumer import Consumer, GroupRegister
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream, delete_stream, open_stream
-from headwater.buffer.truncating import plan_truncation, truncate_partition
+from headwater.buffer.truncation import plan_truncation, truncate_partition
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 from headwater.spark.source import StreamReader
 from headwater.spark.source.buffer_feed import BufferFeed

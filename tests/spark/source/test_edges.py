@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, Follower, Place, list_dead_letters
+from headwater.buffer.consumer import Consumer, Follower, QueuePosition, list_dead_letters
 from headwater.buffer.queue import Uncounted
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Trimmed, Unavailable
@@ -82,9 +82,9 @@ class RacedFeed:
         self._taken = False
 
     async def owner(self) -> Owner:
-        return Owner(self._winner if self._taken else "", Place(0, 1))
+        return Owner(self._winner if self._taken else "", QueuePosition(0, 1))
 
-    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
+    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
         self._taken = True
         raise self._error(f"{self._winner} owns it")
 
@@ -95,11 +95,11 @@ def test_whoever_loses_the_race_for_a_stream_follows(
 ) -> None:
     feed: Any = RacedFeed("faster", error)
     membership = Membership("g", take_over=False)
-    wait(membership.join([feed], {feed.part: Place(0, 1)}, "q"))
+    wait(membership.join([feed], {feed.part: QueuePosition(0, 1)}, "q"))
     assert not membership.owns("orders")
     same: Any = RacedFeed("g")
     with pytest.raises(Refused, match="g owns it"):
-        wait(Membership("g", take_over=False).join([same], {same.part: Place(0, 1)}, "q"))
+        wait(Membership("g", take_over=False).join([same], {same.part: QueuePosition(0, 1)}, "q"))
 
 
 def test_a_deleted_stream_is_not_matched(world: World) -> None:
@@ -156,8 +156,8 @@ def test_what_goes_while_a_read_is_planned_counts_only_if_it_was_named(
     _expire(world)
     world.produce([b"b"])
 
-    async def stale(*_: object) -> Place:
-        return Place(0, 1)
+    async def stale(*_: object) -> QueuePosition:
+        return QueuePosition(0, 1)
 
     monkeypatch.setattr(asked, "starting_place", stale)
     assert values_of(world.read()) == [b"b"]

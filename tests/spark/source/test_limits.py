@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.queue import Descriptor
 from headwater.spark.source.limits import Limits, ends, shares
 from headwater.spark.source.plan import tasks
@@ -77,7 +77,7 @@ def test_a_micro_batch_keeps_its_limits_and_always_advances(
         assert sum(count for count, _ in taken) == sum(one.take for s in waiting for one in s)
 
 
-def _taken(slices: list[Slice], end: Place | None) -> tuple[int, int]:
+def _taken(slices: list[Slice], end: QueuePosition | None) -> tuple[int, int]:
     if end is None:
         return 0, 0
     inside = [one for one in slices if one.first_lsn < end.lsn < one.end_lsn]

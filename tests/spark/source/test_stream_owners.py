@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Ownership, Place
+from headwater.buffer.consumer import Ownership, QueuePosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source import buffer_feed
@@ -133,7 +133,7 @@ def test_a_run_of_a_replaced_checkpoint_acknowledges_nothing_by_its_opening(
 
     async def replaced(feed: buffer_feed.BufferFeed) -> Owner:
         """A newer checkpoint claims the partition after this one was found to be the newest."""
-        await feed.claim("g", Place(0, 1), "newer")
+        await feed.claim("g", QueuePosition(0, 1), "newer")
         return await owner(feed)
 
     monkeypatch.setattr(buffer_feed.BufferFeed, "owner", replaced)

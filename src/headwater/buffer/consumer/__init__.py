@@ -30,19 +30,19 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.consumer.async_reader import AsyncReader, read_async
-    from headwater.buffer.consumer.backlog import Lag, lag
+    from headwater.buffer.consumer.metrics import Lag, lag
     from headwater.buffer.consumer.blocking import BlockingConsumer
-    from headwater.buffer.consumer.consumed import ConsumedBatch, Lost, Metadata
+    from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords, CallMetadata
     from headwater.buffer.consumer.consumer import Consumer
     from headwater.buffer.consumer.dead_letter import DeadLetter, list_dead_letters
-    from headwater.buffer.consumer.fetch import FetchHandle
+    from headwater.buffer.consumer.fetcher import FetchHandle
     from headwater.buffer.consumer.follower import Follower
-    from headwater.buffer.consumer.group import GroupRegister, Place
+    from headwater.buffer.consumer.group import GroupRegister, QueuePosition
     from headwater.buffer.consumer.metrics import ConsumerMetrics
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
-    from headwater.buffer.consumer.reader import Reader, read
-    from headwater.buffer.consumer.reading import lsn_at_time, place_at_time
-    from headwater.buffer.consumer.riding import shipped
+    from headwater.buffer.consumer.blocking import Reader, read
+    from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
+    from headwater.buffer.consumer.fetcher import compact_descriptor
     from headwater.buffer.consumer.unreadable import UnreadableBatch
 
 __all__ = [
@@ -56,39 +56,36 @@ __all__ = [
     "Follower",
     "GroupRegister",
     "Lag",
-    "Lost",
-    "Metadata",
+    "LostRecords",
+    "CallMetadata",
     "Ownership",
-    "Place",
+    "QueuePosition",
     "Reader",
     "TakenOver",
     "UnreadableBatch",
     "lag",
     "list_dead_letters",
     "lsn_at_time",
-    "place_at_time",
+    "position_at_time",
     "read",
     "read_async",
-    "shipped",
+    "compact_descriptor",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "async_reader": "AsyncReader read_async",
-        "backlog": "Lag lag",
-        "blocking": "BlockingConsumer",
-        "consumed": "ConsumedBatch Lost Metadata",
-        "consumer": "Consumer",
-        "dead_letter": "DeadLetter list_dead_letters",
-        "fetch": "FetchHandle",
-        "follower": "Follower",
-        "group": "GroupRegister Place",
-        "metrics": "ConsumerMetrics",
-        "ownership": "Ownership TakenOver",
-        "reader": "Reader read",
-        "reading": "lsn_at_time place_at_time",
-        "riding": "shipped",
-        "unreadable": "UnreadableBatch",
-    },
+'async_reader': 'AsyncReader read_async',
+'blocking': 'BlockingConsumer Reader read',
+'consumed_batch': 'CallMetadata ConsumedBatch LostRecords',
+'consumer': 'Consumer',
+'dead_letter': 'DeadLetter list_dead_letters',
+'fetcher': 'FetchHandle compact_descriptor',
+'follower': 'Follower',
+'group': 'GroupRegister QueuePosition',
+'metrics': 'ConsumerMetrics Lag lag',
+'ownership': 'Ownership TakenOver',
+'positions': 'lsn_at_time position_at_time',
+'unreadable': 'UnreadableBatch',
+},
 )

@@ -9,7 +9,7 @@ from typing import Final
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.engine import Engine
 from headwater.buffer.producer.metrics import ProducerMetrics
-from headwater.buffer.queue.contract import Resumed
+from headwater.buffer.queue.contract import ProducerState
 from headwater.buffer.stream import Stream
 
 _log: Final = logging.getLogger("headwater")
@@ -21,7 +21,7 @@ class AboutProducer:
     _engine: Engine
 
     @property
-    def resumed(self) -> dict[int, Resumed]:
+    def resumed(self) -> dict[int, ProducerState]:
         """By partition: how far the last producer under this id came."""
         return {lane.partition: lane.resumed for lane in self._engine.lanes}
 

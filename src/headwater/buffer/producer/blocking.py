@@ -33,8 +33,8 @@ from headwater.buffer.producer.parcel import (
 )
 from headwater.buffer.producer.unclosed import UNCLOSED
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.source import opening
-from headwater.buffer.stream.streams import resolve
+from headwater.buffer.stream.handle import open_source
+from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError
 from headwater.core.portal import Portal
@@ -81,8 +81,8 @@ class BlockingProducer(AboutProducer):
         home = portal.shared()
 
         async def opened() -> tuple[Engine, Store | None]:
-            async with opening(source) as (found, owned):
-                stream = await resolve(found, name, writing=True)
+            async with open_source(source) as (found, owned):
+                stream = await resolve_stream(found, name, writing=True)
                 make = functools.partial(BlockingHandle, _portal=home)
                 return await Engine.open(stream, producer_id, settings, make), owned
 

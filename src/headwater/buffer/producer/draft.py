@@ -14,12 +14,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Calls
-from headwater.buffer.loose import Apart
+from headwater.buffer.batch import Calls
+from headwater.buffer.arrow_stream import DeferredBytes
 from headwater.buffer.producer.gathering import Gathering
 from headwater.buffer.producer.pieces import joined, loosely_joined, without_nulls
 from headwater.buffer.producer.rows import Rows
-from headwater.buffer.queue.contract import Placed
+from headwater.buffer.queue.contract import AppendedBatch
 
 
 class Part(NamedTuple):
@@ -50,7 +50,7 @@ class Draft(Gathering):
         self.sealed_s = 0.0
         self.is_done = False
         """Whether its handles have been told: accepted, or an error."""
-        self.placed: Placed | None = None
+        self.placed: AppendedBatch | None = None
         self.producer_sequence = 0
         self.error: BaseException | None = None
         self.heard = False
@@ -66,7 +66,7 @@ class Draft(Gathering):
         sealed.
         """
         calls = Calls.from_columns(self.starts, self.times_ms, self.metadata)
-        values: Apart | None = None
+        values: DeferredBytes | None = None
         first = self.pieces[0]
         if len(self.pieces) > 1 or not isinstance(first, Rows):
             pieces = [one.to_arrow() if isinstance(one, Rows) else one for one in self.pieces]
@@ -78,7 +78,7 @@ class Draft(Gathering):
         records = without_nulls(records, defaults, lambda: calls.per_record(self.rows)[0])
         return Batch(batch_id, records, calls, values)
 
-    def accept(self, placed: Placed) -> None:
+    def accept(self, placed: AppendedBatch) -> None:
         """It stands in the queue. Also one that failed with an unknown outcome may come to this."""
         self.placed = placed
         self._end()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from headwater.buffer.nulls import check_nulls
+from headwater.buffer.conversion import check_nulls
 from headwater.buffer.producer.accumulator import INLINE_COPY_BYTES, Accumulator
 from headwater.buffer.producer.config import Settings, settings_for
 from headwater.buffer.producer.dict_rows import table_of
@@ -33,10 +33,10 @@ from headwater.buffer.producer.line import BufferFull, Line, Place
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.parcel import Entries, Extras, Parcel, typed, valued
 from headwater.buffer.producer.pieces import defaults_for
-from headwater.buffer.queue.contract import Appender, Resumed
+from headwater.buffer.queue.contract import Appender, ProducerState
 from headwater.buffer.records import VALUE, without_untyped
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import telling_of_deletion, told_of_deletion
+from headwater.buffer.stream.handle import explain_deletion, deletion_error
 from headwater.buffer.types import is_untyped
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
@@ -60,7 +60,7 @@ class Engine:
         stream: Stream,
         producer_id: str,
         settings: Settings,
-        opened: list[tuple[Appender, Resumed]],
+        opened: list[tuple[Appender, ProducerState]],
         handle_type: Callable[..., Handle],
         *,
         resumable: bool,
@@ -118,9 +118,9 @@ class Engine:
         chosen = runtime.new_ulid() if producer_id is None else _checked_id(producer_id)
         slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
-        async def one(partition: int) -> tuple[Appender, Resumed]:
+        async def one(partition: int) -> tuple[Appender, ProducerState]:
             appender = stream.appender(partition, chosen)
-            async with slots, telling_of_deletion(stream):
+            async with slots, explain_deletion(stream):
                 return appender, await appender.open()
 
         found = await asyncio.gather(
@@ -365,7 +365,7 @@ class Engine:
 
     async def explain(self, error: HeadwaterError) -> HeadwaterError:
         """The error, or what is behind it: that the stream was deleted."""
-        told = await told_of_deletion(self.stream, error)
+        told = await deletion_error(self.stream, error)
         if told is not error:
             told.__cause__ = error
         return told

@@ -16,7 +16,7 @@ from headwater.buffer.producer.parcel import Parcel
 from headwater.buffer.records import RESERVED, VALUE
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.recording import settled_schema
+from headwater.buffer.stream.schema import await_schema
 from headwater.core.errors import (
     Conflict,
     Denied,
@@ -109,7 +109,7 @@ class KnownStream:
         """Learn the stream's schema, from this version on; wait for it, or withdraw it."""
         if self.stream.schema_version < floor:
             before = self.stream.config
-            self._learn(await settled_schema(self.stream.store, before, floor, is_patient=True))
+            self._learn(await await_schema(self.stream.store, before, floor, is_patient=True))
 
     def refit(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         """Records that were fitted to an older schema, under the present one, and its version."""

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch, Times
+from headwater.buffer.batch import Batch, BatchTimes
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.draft import Draft
 from headwater.buffer.producer.known_stream import KnownStream
@@ -34,14 +34,14 @@ from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.queue.contract import (
     Appender,
     BelowFloor,
-    Encoded,
+    EncodedBytes,
     NewBatch,
     OlderSchema,
-    Placed,
-    Resumed,
+    AppendedBatch,
+    ProducerState,
     Unsettled,
 )
-from headwater.buffer.queue.v1.items import pack_calls
+from headwater.buffer.queue.v1.manifest_format import pack_calls
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     Bug,
@@ -133,7 +133,7 @@ class _Flight:
         self.batch_id = ""
         self.batch: Batch | None = None
         self.size_bytes = 0
-        self.times = Times(0, 0, None, None)
+        self.times = BatchTimes(0, 0, None, None)
         self.inline: bytes | None = None
         self.packed = b""
         self.metadata: bytes | None = None
@@ -151,7 +151,7 @@ class Lane:
     """Carries the drafts of one partition into its queue."""
 
     def __init__(
-        self, partition: int, appender: Appender, resumed: Resumed, carrier: Carrier
+        self, partition: int, appender: Appender, resumed: ProducerState, carrier: Carrier
     ) -> None:
         self.partition = partition
         self.resumed = resumed
@@ -221,7 +221,7 @@ class Lane:
         if self._carrier.packs_calls:
             flight.packed = pack_calls(flight.batch.calls)
 
-    def _encode(self, flight: _Flight) -> Encoded:
+    def _encode(self, flight: _Flight) -> EncodedBytes:
         draft = flight.draft
         if flight.batch is None:
             is_older = 0 < draft.schema_version < self._carrier.schema_floor
@@ -305,7 +305,7 @@ class Lane:
             calls=flight.packed,
         )
 
-    def _land(self, group: list[_Flight], placed: list[Placed]) -> None:
+    def _land(self, group: list[_Flight], placed: list[AppendedBatch]) -> None:
         carrier = self._carrier
         now_s = runtime.monotonic_s()
         for flight, place in zip(group, placed, strict=True):

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from headwater.buffer.expansion import check_expansion
+from headwater.buffer.records import check_expansion
 from headwater.buffer.producer.given import (
     OFFSET_BYTES,
     checked_keys,
@@ -39,7 +39,7 @@ from headwater.buffer.records import (
     from_values,
     with_column,
 )
-from headwater.buffer.soundness import check_sound
+from headwater.buffer.arrow_stream import check_valid
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
 
@@ -257,7 +257,7 @@ def typed(
         and isinstance(data, pa.RecordBatch)
         and data.schema.equals(carried, check_metadata=True)
     ):
-        check_sound(data)
+        check_valid(data)
         parcel.take_batches([data])
     else:
         parcel.take_batches(from_arrow(data))
@@ -286,7 +286,7 @@ def _take_arrow(parcel: Parcel, entries: pa.Array | pa.ChunkedArray, extras: Ext
 
 def _check_array(name: str, column: pa.Array) -> None:
     table = pa.table({name: column})
-    check_sound(table)
+    check_valid(table)
     check_expansion(table)
 
 

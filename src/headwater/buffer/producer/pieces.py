@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.loose import Chunks
+from headwater.buffer.arrow_stream import ChunkedColumn
 from headwater.buffer.partitioner import NO_PARTITION, partition_keys
 from headwater.buffer.records import KEY, OPERATION, RESERVED, TIMESTAMP, VALUE, Operation
 from headwater.core import limits
@@ -93,7 +93,7 @@ def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def loosely_joined(
     pieces: Sequence[pa.RecordBatch],
-) -> tuple[pa.RecordBatch, Chunks | None]:
+) -> tuple[pa.RecordBatch, ChunkedColumn | None]:
     """The same with a stand-in for the largest column of bytes or text, and that column.
 
     Whoever writes the batch writes it from where it is, and does not copy it once more.
@@ -113,7 +113,7 @@ def loosely_joined(
         or not all(piece.schema.equals(first) for piece in pieces)
     ):
         return joined(pieces), None
-    chunks = Chunks([piece.column(name) for piece in pieces])
+    chunks = ChunkedColumn([piece.column(name) for piece in pieces])
     place = first.get_field_index(name)
     rest = joined([piece.drop_columns([name]) for piece in pieces])
     columns = list(rest.columns)

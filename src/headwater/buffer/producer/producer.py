@@ -36,8 +36,8 @@ from headwater.buffer.producer.parcel import (
     Timestamps,
 )
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.source import opening
-from headwater.buffer.stream.streams import resolve
+from headwater.buffer.stream.handle import open_source
+from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.store import Store
@@ -69,8 +69,8 @@ class Producer(AboutProducer):
         the successor of whoever had the id: that one is fenced, and `resumed` says how far it came.
         Without one, the producer has an id of its own.
         """
-        async with opening(source) as (found, owned):
-            stream = await resolve(found, name, writing=True)
+        async with open_source(source) as (found, owned):
+            stream = await resolve_stream(found, name, writing=True)
             return cls(await Engine.open(stream, producer_id, settings), owned)
 
     async def __aenter__(self) -> Producer:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.buffer.loose import Loose
+from headwater.buffer.arrow_stream import ValuesColumn
 from headwater.buffer.records import (
     HEADERS,
     KEY,
@@ -90,7 +90,7 @@ class Rows:
         except TypeError:
             return self._with_values(pa.array(self.values, RESERVED[VALUE]))
 
-    def to_loose_arrow(self) -> tuple[pa.RecordBatch, Loose | None]:
+    def to_loose_arrow(self) -> tuple[pa.RecordBatch, ValuesColumn | None]:
         """The same with a stand-in for the values, and the values, where none of them is null."""
         try:
             loose = self._loose()
@@ -98,9 +98,9 @@ class Rows:
             return self._with_values(pa.array(self.values, RESERVED[VALUE])), None
         return self._with_values(loose.stand_in()), loose
 
-    def _loose(self) -> Loose:
+    def _loose(self) -> ValuesColumn:
         known = self.sizes if len(self.sizes) == len(self.values) else None
-        return Loose(self.values, known)  # type: ignore[arg-type]
+        return ValuesColumn(self.values, known)  # type: ignore[arg-type]
 
     def _with_values(self, values: pa.Array) -> pa.RecordBatch:
         columns = {

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
         Collector,
         Counters,
         Descriptor,
-        Looker,
+        QueueReader,
         NewBatch,
-        Placed,
+        AppendedBatch,
         QueueState,
-        Resumed,
+        ProducerState,
         Retention,
-        Taker,
+        QueueConsumer,
         TimeBy,
         Uncounted,
     )
@@ -35,13 +35,13 @@ __all__ = [
     "Collector",
     "Counters",
     "Descriptor",
-    "Looker",
+    "QueueReader",
     "NewBatch",
-    "Placed",
+    "AppendedBatch",
     "QueueState",
-    "Resumed",
+    "ProducerState",
     "Retention",
-    "Taker",
+    "QueueConsumer",
     "TimeBy",
     "Uncounted",
 ]
@@ -49,7 +49,6 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "contract": "Appender BelowFloor Collected Collector Counters Descriptor Looker NewBatch "
-        "Placed QueueState Resumed Retention Taker TimeBy Uncounted",
+        "contract": 'Appender BelowFloor Collected Collector Counters Descriptor QueueReader NewBatch AppendedBatch QueueState ProducerState Retention QueueConsumer TimeBy Uncounted',
     },
 )

@@ -19,16 +19,16 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction.appending import finish
+from headwater.buffer.transaction.record import finish_append
 from headwater.buffer.transaction.holds import Hold, Holds, holds_register, read_holds
-from headwater.buffer.transaction.identity import producer_id
-from headwater.buffer.transaction.record import Application, application_register
+from headwater.buffer.transaction.record import producer_id
+from headwater.buffer.transaction.record import ApplicationRecord, application_register
 from headwater.core import runtime
 from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
 
-class Held(NamedTuple):
+class ActiveHolds(NamedTuple):
     """What open transactions keep from the collector."""
 
     below: str
@@ -38,7 +38,7 @@ class Held(NamedTuple):
     """Who appends what they commit."""
 
 
-async def held(stream: Stream, grace_ms: int) -> Held:
+async def active_holds(stream: Stream, grace_ms: int) -> ActiveHolds:
     """What a pass of the collector has to leave alone.
 
     First ends the holds that nobody renews, and raises their floor as far as the others allow.
@@ -46,13 +46,13 @@ async def held(stream: Stream, grace_ms: int) -> Held:
     register = holds_register(stream)
     holds = await read_holds(register)
     if holds.holds:
-        holds = await _look(stream, register)
+        holds = await _mark_ending(stream, register)
         ending = {name: hold for name, hold in holds.holds.items() if hold.is_ending}
         if ending:
             holds = await _end(stream, register, ending)
     if holds.floor < min(_ulid_at(runtime.wall_ms() - grace_ms), _lowest(holds)):
         holds = await _raise_floor(stream, register, grace_ms)
-    return Held(
+    return ActiveHolds(
         encode_ulid(decode_ulid(holds.floor) + 1),
         frozenset(producer_id(hold.application) for hold in holds.holds.values()),
     )
@@ -94,7 +94,7 @@ async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds,
     return counted, await stream.store.now_ms(register.key)
 
 
-async def _look(stream: Stream, register: Register[Holds]) -> Holds:
+async def _mark_ending(stream: Stream, register: Register[Holds]) -> Holds:
     """Note which holds were renewed since the last look, and mark those that were not for long."""
 
     before, at_ms = await _count_pass(stream, register)
@@ -126,7 +126,7 @@ async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold
     for application in sorted({hold.application for hold in ending.values()}):
         record = (await application_register(stream, application).update(_revoked)).value
         if record.is_appending and f"{application}.{record.attempt}" in ending:
-            await finish(stream, application, record)
+            await finish_append(stream, application, record)
 
     def drop(now: Holds | None) -> Holds:
         now = now or Holds()
@@ -138,8 +138,8 @@ async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold
     return (await register.update(drop)).value
 
 
-def _revoked(now: Application | None) -> Application:
-    return (now or Application()).revoked()
+def _revoked(now: ApplicationRecord | None) -> ApplicationRecord:
+    return (now or ApplicationRecord()).revoked()
 
 
 def _ulid_at(time_ms: int) -> str:

@@ -25,7 +25,7 @@ from headwater.core.errors import Bug
 from headwater.log.record.layout import records_size_bytes
 
 if TYPE_CHECKING:
-    from headwater.buffer.consumer.consumed import ConsumedBatch
+    from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 
 
 COMMIT_TIMESTAMP: Final = "_commit_timestamp"

@@ -20,7 +20,7 @@ from headwater.core.limits import LOG_GROUP_BYTES, TIER_MERGE_COLUMNS
 import zlib
 from dataclasses import dataclass
 from headwater.buffer import arrow_stream
-from headwater.buffer.soundness import check_sound
+from headwater.buffer.arrow_stream import check_valid
 from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.change import DEFAULT_TERM, ChangeRecord
 from headwater.log.record.group import NO_RECORDS
@@ -30,7 +30,7 @@ from headwater.log.record.change import group_of
 from headwater.log.spool.frame import crc32_after
 from headwater.log.spool.frame import (CRC, ENVELOPE, ENVELOPE_BYTES, GROUP_MAGIC, HEAD_BYTES, GroupKind, read_envelope)
 from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, FrameHeader, check_payload_bytes
-from headwater.buffer.extension_names import has_names, without_names
+from headwater.buffer.arrow_stream import has_names, without_names
 from headwater.core.errors import Refused
 from headwater.core.limits import LOG_GROUP_BYTES
 from headwater.log.record.group import check_columns
@@ -131,7 +131,7 @@ class GroupFrame:
             stream = memoryview(body.frame)[HEAD_BYTES:-CRC_BYTES]
             body.records = arrow_stream.read_back(stream)
         except Corrupt as error:
-            check_sound(records)
+            check_valid(records)
             raise Refused(f"these records could not be read afterwards: {error}") from error
         body.given = records.schema if given is None else given
         return body

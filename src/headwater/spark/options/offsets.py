@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from headwater.buffer.consumer.reading import time_us_of
+from headwater.buffer.consumer.positions import time_us_of
 from headwater.core.errors import Refused
 
 EARLIEST: Final = "earliest"

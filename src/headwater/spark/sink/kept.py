@@ -12,7 +12,7 @@ import os
 from typing import Final, NamedTuple
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import Appending, Attempt
+from headwater.buffer.transaction import Appending, CommitAttempt
 
 KEPT_MAX: Final = 16
 """Queries of one process whose partitions stay open."""
@@ -28,7 +28,7 @@ class Kept(NamedTuple):
 _kept: dict[tuple[str, str, str], Kept] = {}
 
 
-def take(stream: Stream, attempt: Attempt) -> Appending:
+def take(stream: Stream, attempt: CommitAttempt) -> Appending:
     """The query's own, for one commit; nobody else has it meanwhile."""
     found = _kept.pop(_key(stream, attempt), None)
     # Another configuration may have more partitions.
@@ -37,7 +37,7 @@ def take(stream: Stream, attempt: Attempt) -> Appending:
     return found.appending
 
 
-async def keep(stream: Stream, attempt: Attempt, appending: Appending) -> None:
+async def keep(stream: Stream, attempt: CommitAttempt, appending: Appending) -> None:
     """Leave it for the query's next commit."""
     _kept[_key(stream, attempt)] = Kept(stream, appending)
     while len(_kept) > KEPT_MAX:
@@ -49,7 +49,7 @@ def forget() -> None:
     _kept.clear()
 
 
-def _key(stream: Stream, attempt: Attempt) -> tuple[str, str, str]:
+def _key(stream: Stream, attempt: CommitAttempt) -> tuple[str, str, str]:
     return stream.store.url, stream.id, attempt.application
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from headwater.buffer.compression import Compression
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import Attempt, TaskUploads, Uploader
+from headwater.buffer.transaction import CommitAttempt, TaskUploads, Uploader
 from headwater.core.errors import Bug
 from headwater.core.portal import Portal, shared
 from headwater.spark.options import WriteOptions
@@ -30,7 +30,7 @@ is told by the tasks, and one that was made again has its columns recorded by th
 class Written(WriterCommitMessage):
     """What a task tells the driver."""
 
-    def __init__(self, attempt: Attempt, uploads: TaskUploads) -> None:
+    def __init__(self, attempt: CommitAttempt, uploads: TaskUploads) -> None:
         self.attempt = attempt
         self.uploads = uploads
 
@@ -47,7 +47,7 @@ def write_task(
     options: WriteOptions,
     columns: Columns,
     schema: StructType,
-    attempt: Attempt,
+    attempt: CommitAttempt,
     batches: Iterator[pa.RecordBatch],
 ) -> Written:
     """Upload whatever the task is given."""
@@ -91,7 +91,7 @@ async def open_target(options: WriteOptions) -> Stream:
     return await named_stream(store_at(options.url), options.topic, writing=True)
 
 
-async def _uploader(options: WriteOptions, stream: Stream, attempt: Attempt, task: int) -> Uploader:
+async def _uploader(options: WriteOptions, stream: Stream, attempt: CommitAttempt, task: int) -> Uploader:
     compression = options.compression
     return Uploader(
         stream,

@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from headwater.buffer.transaction import (
-    Attempt,
-    Committer,
+    CommitAttempt,
+    TransactionCommitter,
     TaskUploads,
     check_batch_bytes,
     check_timeout_ms,
@@ -60,9 +60,9 @@ class BatchWriter(DataSourceArrowWriter):
         prepare_target(options, self._columns, schema)
         token = runtime.new_token().hex()
         if options.txn_app_id is None or options.txn_version is None:
-            self._attempt = Attempt.of_job(token)
+            self._attempt = CommitAttempt.of_job(token)
         else:
-            self._attempt = Attempt.of_version(options.txn_app_id, options.txn_version, token)
+            self._attempt = CommitAttempt.of_version(options.txn_app_id, options.txn_version, token)
 
     @plain
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -113,36 +113,36 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if attempt is not None:
             shared().call(_abort(self._options, attempt, _uploads(messages)))
 
-    def _task_attempt(self) -> Attempt:
+    def _task_attempt(self) -> CommitAttempt:
         context = task_context()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
             raise Bug(f"a task of a streaming query without {QUERY_ID} or {BATCH_ID}")
         run = context.getLocalProperty(RUN_ID) or self._token
-        return Attempt.of_query(query, int(batch), run)
+        return CommitAttempt.of_query(query, int(batch), run)
 
 
-async def _commit(options: WriteOptions, attempt: Attempt, tasks: Sequence[TaskUploads]) -> None:
+async def _commit(options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]) -> None:
     stream = await open_target(options)
     timeout_ms = options.sink_timeout_ms
     if not attempt.follows_on:
-        await Committer(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
+        await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
         return
     appending = kept.take(stream, attempt)
-    await Committer(stream, attempt, timeout_ms=timeout_ms, appending=appending).commit(tasks)
+    await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms, appending=appending).commit(tasks)
     await kept.keep(stream, attempt, appending)
 
 
-async def _abort(options: WriteOptions, attempt: Attempt, tasks: Sequence[TaskUploads]) -> None:
+async def _abort(options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]) -> None:
     stream = await open_target(options)
-    await Committer(stream, attempt, timeout_ms=options.sink_timeout_ms).abort(tasks)
+    await TransactionCommitter(stream, attempt, timeout_ms=options.sink_timeout_ms).abort(tasks)
 
 
 def _uploads(messages: Messages) -> list[TaskUploads]:
     return [one.uploads for one in messages if isinstance(one, Written)]
 
 
-def _attempt_of(messages: Messages, batch_id: int) -> Attempt | None:
+def _attempt_of(messages: Messages, batch_id: int) -> CommitAttempt | None:
     found = {one.attempt for one in messages if isinstance(one, Written)}
     if len(found) > 1 or any(one.version != batch_id for one in found):
         raise Bug(f"micro-batch {batch_id}: its tasks belong to {sorted(map(str, found))}")

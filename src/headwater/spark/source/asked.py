@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.consumer import Place, UnreadableBatch
+from headwater.buffer.consumer import QueuePosition, UnreadableBatch
 from headwater.core.errors import Refused, Trimmed
 from headwater.spark.options import ReadOptions, TimeBound
 from headwater.spark.options.offsets import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
@@ -42,7 +42,7 @@ def _check_named(name: str, offsets: Any, parts: Iterable[Part]) -> None:
         raise Refused(f"{name} names {other}, which is not read here")
 
 
-async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Place:
+async def starting_place(feed: Feed, options: ReadOptions, default: str) -> QueuePosition:
     """Where a reading begins that begins anew."""
     bounds = await feed.bounds()
     if options.starting_time is not None:
@@ -54,7 +54,7 @@ async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Plac
     try:
         return await _place(feed, bounds, default if asked is None else asked)
     except Trimmed:
-        wanted = Place(-1, asked[feed.part.stream][feed.part.partition])
+        wanted = QueuePosition(-1, asked[feed.part.stream][feed.part.partition])
         loss = lost_before(feed.part, wanted, bounds.oldest, options.url)
         if options.fail_on_data_loss:
             raise loss from None
@@ -62,7 +62,7 @@ async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Plac
         return bounds.oldest
 
 
-async def ending_place(feed: Feed, options: ReadOptions) -> Place:
+async def ending_place(feed: Feed, options: ReadOptions) -> QueuePosition:
     """Where a batch read ends."""
     bounds = await feed.bounds()
     if options.ending_time is not None:
@@ -74,14 +74,14 @@ async def ending_place(feed: Feed, options: ReadOptions) -> Place:
         return bounds.oldest  # everything that was asked for is gone; the start says so
 
 
-async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> Place | None:
+async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> QueuePosition | None:
     try:
         return await feed.at_time(bound.of(*feed.part), bound.by)
     except UnreadableBatch as error:
         if options.on_bad_batch == "fail":
             raise
         # It is passed over when its turn comes, or noted; here it is no obstacle.
-        return Place(error.descriptor.sequence, error.descriptor.first_lsn)
+        return QueuePosition(error.descriptor.sequence, error.descriptor.first_lsn)
 
 
 def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
@@ -93,7 +93,7 @@ def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
     )
 
 
-async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> Place:
+async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> QueuePosition:
     if offsets == EARLIEST:
         return bounds.oldest
     if offsets == LATEST:

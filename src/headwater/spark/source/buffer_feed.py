@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.buffer.consumer import GroupRegister, Ownership, Place, place_at_time, shipped
-from headwater.buffer.consumer.group import NO_STEP, GroupPosition, Step
+from headwater.buffer.consumer import GroupRegister, Ownership, QueuePosition, position_at_time, compact_descriptor
+from headwater.buffer.consumer.group import NO_STEP, GroupPosition, QueryStep
 from headwater.buffer.queue import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
-from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.buffer.stream.handle import explain_deletion
 from headwater.core.errors import Refused, Trimmed
 from headwater.spark.source.feed import Bounds, Claim, Owner
 from headwater.spark.source.offset import Part
@@ -29,17 +29,17 @@ class BufferFeed:
         self._gives_up = gives_up
         self._looker = stream.looker(partition)
         self._ownership: Ownership | None = None
-        self._catching_up: Place | None = None
+        self._catching_up: QueuePosition | None = None
         """What another group acknowledged beyond where this one stands, while it owns the queue."""
 
     async def bounds(self) -> Bounds:
         """What is retained at this moment."""
         state = await self._state()
         return Bounds(
-            Place(state.floor_sequence, state.floor_lsn), Place(state.next_sequence, state.next_lsn)
+            QueuePosition(state.floor_sequence, state.floor_lsn), QueuePosition(state.next_sequence, state.next_lsn)
         )
 
-    async def at_lsn(self, lsn: int) -> Place:
+    async def at_lsn(self, lsn: int) -> QueuePosition:
         """`Trimmed`, with the oldest LSN as its floor, or `Refused` if it lies ahead."""
         state = await self._state()
         if lsn < state.floor_lsn:
@@ -50,26 +50,26 @@ class BufferFeed:
             )
         sequence = None
         if lsn < state.next_lsn:
-            async with telling_of_deletion(self._stream):
+            async with explain_deletion(self._stream):
                 sequence = await self._looker.sequence_at_lsn(lsn)
-        return Place(state.next_sequence if sequence is None else sequence, lsn)
+        return QueuePosition(state.next_sequence if sequence is None else sequence, lsn)
 
-    async def at_time(self, time_us: int, by: TimeBy) -> Place | None:
+    async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
         """Reads one batch at most."""
-        async with telling_of_deletion(self._stream):
-            return await place_at_time(self._stream, self._partition, time_us, by)
+        async with explain_deletion(self._stream):
+            return await position_at_time(self._stream, self._partition, time_us, by)
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
         """Descriptors from the queue, without the batches that ride in it."""
         found = await self._after(sequence - 1, limit)
-        return [Slice.whole(shipped(descriptor)) for descriptor in found]
+        return [Slice.whole(compact_descriptor(descriptor)) for descriptor in found]
 
     async def owner(self) -> Owner:
         """As the queue says."""
         state = await self._state()
-        return Owner(state.group, Place(state.acked_sequence, state.acked_lsn))
+        return Owner(state.group, QueuePosition(state.acked_sequence, state.acked_lsn))
 
-    async def place_of(self, group: str) -> Place | None:
+    async def place_of(self, group: str) -> QueuePosition | None:
         """The register's, or the queue's own if the group owns it: whichever is ahead.
 
         Where a truncation put the queue's position and nothing was acknowledged since, the
@@ -77,7 +77,7 @@ class BufferFeed:
         """
         kept = await self._register(group).read()
         state = await self._state()
-        acked = Place(state.acked_sequence, state.acked_lsn) if state.group == group else None
+        acked = QueuePosition(state.acked_sequence, state.acked_lsn) if state.group == group else None
         if kept is None:
             return acked
         place = await self._placed(kept)
@@ -90,17 +90,17 @@ class BufferFeed:
         return f"{self.stream_id}/{self._partition}"
 
     async def begin(
-        self, group: str, place: Place, *, together: Mapping[str, Place] | None = None
-    ) -> Place:
+        self, group: str, place: QueuePosition, *, together: Mapping[str, QueuePosition] | None = None
+    ) -> QueuePosition:
         """Kept in the group's register, once."""
         return await self._placed(await self._register(group).begin(place, together=together))
 
-    async def begun_together(self, group: str) -> Mapping[str, Place]:
+    async def begun_together(self, group: str) -> Mapping[str, QueuePosition]:
         """From the group's register."""
         kept = await self._register(group).read()
-        return {} if kept is None else {key: Place(*found) for key, found in kept.together.items()}
+        return {} if kept is None else {key: QueuePosition(*found) for key, found in kept.together.items()}
 
-    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
+    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
         """Open the queue's consumer."""
         owner = await self.owner()
         register = self._register(group)
@@ -137,20 +137,20 @@ class BufferFeed:
         """From the group's register."""
         kept = await self._register(group).read()
         return (
-            Claim("", NO_STEP) if kept is None else Claim(kept.query, Step(kept.step, kept.closed))
+            Claim("", NO_STEP) if kept is None else Claim(kept.query, QueryStep(kept.step, kept.closed))
         )
 
-    async def claim(self, group: str, place: Place, query: str) -> None:
+    async def claim(self, group: str, place: QueuePosition, query: str) -> None:
         """In the group's register, an owner's too."""
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             await self._register(group).claim(place, query)
 
-    async def count(self, group: str, query: str, step: Step) -> None:
+    async def count(self, group: str, query: str, step: QueryStep) -> None:
         """In the group's register, an owner's too."""
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             await self._register(group).count(query, step)
 
-    async def commit(self, group: str, place: Place, *, query: str, step: Step) -> None:
+    async def commit(self, group: str, place: QueuePosition, *, query: str, step: QueryStep) -> None:
         """An owner acknowledges whole batches; what goes beyond them stands in the register.
 
         The register comes before the queue: whichever is ahead counts, so nothing is read twice
@@ -158,7 +158,7 @@ class BufferFeed:
         """
         caught_up = self._catching_up is None or place >= self._catching_up
         register = self._register(group)
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             await register.advance(place, behind=not caught_up, query=query, step=step)
         if caught_up:
             self._catching_up = None
@@ -168,7 +168,7 @@ class BufferFeed:
     async def _after(self, sequence: int, limit: int) -> list[Descriptor]:
         while True:
             try:
-                async with telling_of_deletion(self._stream):
+                async with explain_deletion(self._stream):
                     return await self._looker.after(sequence, limit)
             except Uncounted as error:
                 if self._ownership is None or not self._gives_up:
@@ -176,21 +176,21 @@ class BufferFeed:
                 await self._ownership.give_up(error)
 
     async def _state(self) -> QueueState:
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             return await self._looker.state()
 
-    async def _placed(self, kept: GroupPosition) -> Place:
+    async def _placed(self, kept: GroupPosition) -> QueuePosition:
         """A kept position with its LSN, which followers without a query leave out."""
         if kept.lsn is not None:
-            return Place(kept.next_sequence, kept.lsn)
+            return QueuePosition(kept.next_sequence, kept.lsn)
         state = await self._state()
         if kept.next_sequence >= state.next_sequence:
-            return Place(kept.next_sequence, state.next_lsn)
+            return QueuePosition(kept.next_sequence, state.next_lsn)
         if kept.next_sequence < state.floor_sequence:
             # Which record it was nobody knows any more; that it is gone is all that matters.
-            return Place(kept.next_sequence, 1)
+            return QueuePosition(kept.next_sequence, 1)
         (found,) = await self._after(kept.next_sequence - 1, 1)
-        return Place(found.sequence, found.first_lsn)
+        return QueuePosition(found.sequence, found.first_lsn)
 
     def _register(self, group: str) -> GroupRegister:
         return GroupRegister(self._stream, self._partition, group)

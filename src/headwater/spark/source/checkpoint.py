@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from headwater.buffer.consumer.group import OtherQuery, Step
+from headwater.buffer.consumer.group import OtherQuery, QueryStep
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused
 from headwater.spark.source.feed import Claim, Feed
 from headwater.spark.source.membership import at_once
 from headwater.spark.source.offset import Offset, Part
 
-BEFORE_ALL: Final = Step(0, closed=True)
+BEFORE_ALL: Final = QueryStep(0, closed=True)
 CURE: Final = (
     "To go on where the group stands, give the query a new checkpoint; to read again, a new "
     "checkpoint, a groupId of its own and startingOffsets"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from headwater.buffer.consumer import Place
-from headwater.buffer.consumer.group import Step
+from headwater.buffer.consumer import QueuePosition
+from headwater.buffer.consumer.group import QueryStep
 from headwater.buffer.queue import TimeBy
 from headwater.spark.source.offset import Part
 from headwater.spark.source.slices import Slice
@@ -19,8 +19,8 @@ from headwater.spark.source.slices import Slice
 class Bounds(NamedTuple):
     """What is retained."""
 
-    oldest: Place
-    latest: Place
+    oldest: QueuePosition
+    latest: QueuePosition
     """The place after the last record."""
 
 
@@ -29,7 +29,7 @@ class Owner(NamedTuple):
 
     group: str
     """Empty if nobody ever did."""
-    acked: Place
+    acked: QueuePosition
 
 
 class Claim(NamedTuple):
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
 
     query: str
     """The token of the checkpoint that was started last; empty if there is none."""
-    step: Step
+    step: QueryStep
     """The last micro-batch that it has planned, if this partition counts them."""
 
 
@@ -52,10 +52,10 @@ class Feed(Protocol):
     async def bounds(self) -> Bounds:
         """The oldest and the latest place."""
 
-    async def at_lsn(self, lsn: int) -> Place:
+    async def at_lsn(self, lsn: int) -> QueuePosition:
         """The place before a record that is retained, or after the last one."""
 
-    async def at_time(self, time_us: int, by: TimeBy) -> Place | None:
+    async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
         """The place before the first record of a time or a later one; None if there is none."""
 
     async def more(self, sequence: int, limit: int) -> list[Slice]:
@@ -67,7 +67,7 @@ class Feed(Protocol):
     async def owner(self) -> Owner:
         """Who owns the partition. Opens nothing."""
 
-    async def place_of(self, group: str) -> Place | None:
+    async def place_of(self, group: str) -> QueuePosition | None:
         """How far a group has come; None if it is not known."""
 
     @property
@@ -75,14 +75,14 @@ class Feed(Protocol):
         """What no other partition is called, also none of a stream that has the name later."""
 
     async def begin(
-        self, group: str, place: Place, *, together: Mapping[str, Place] | None = None
-    ) -> Place:
+        self, group: str, place: QueuePosition, *, together: Mapping[str, QueuePosition] | None = None
+    ) -> QueuePosition:
         """Where a group begins: here, unless it has begun; and in all partitions it begins with."""
 
-    async def begun_together(self, group: str) -> Mapping[str, Place]:
+    async def begun_together(self, group: str) -> Mapping[str, QueuePosition]:
         """Where a group begins in the partitions it began with, as far as this one was told."""
 
-    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
+    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
         """Become the owner; everything before `start` is processed."""
 
     async def check(self) -> None:
@@ -91,11 +91,11 @@ class Feed(Protocol):
     async def claim_of(self, group: str) -> Claim:
         """Whose the group's position is."""
 
-    async def claim(self, group: str, place: Place, query: str) -> None:
+    async def claim(self, group: str, place: QueuePosition, query: str) -> None:
         """The group's position is this query's from here on; `OtherQuery` if it has moved on."""
 
-    async def count(self, group: str, query: str, step: Step) -> None:
+    async def count(self, group: str, query: str, step: QueryStep) -> None:
         """The query has so many micro-batches in its checkpoint, and is about to read the last."""
 
-    async def commit(self, group: str, place: Place, *, query: str, step: Step) -> None:
+    async def commit(self, group: str, place: QueuePosition, *, query: str, step: QueryStep) -> None:
         """Everything before this place is processed, by a query that has planned so many."""

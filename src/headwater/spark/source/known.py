@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.core.errors import RolledBack
 from headwater.core.limits import LOOK_BATCHES
 from headwater.spark.source.feed import Feed
@@ -19,7 +19,7 @@ KNOWN_BATCHES: Final = 65_536
 class Known:
     """Slices from a place on, without a gap."""
 
-    def __init__(self, feed: Feed, start: Place) -> None:
+    def __init__(self, feed: Feed, start: QueuePosition) -> None:
         self.feed = feed
         self._start = start
         self._asked = start
@@ -39,11 +39,11 @@ class Known:
         """About how many stored bytes they are."""
         return sum(one.size_bytes for one in self._slices)
 
-    def begins_at(self, start: Place) -> bool:
+    def begins_at(self, start: QueuePosition) -> bool:
         """Whether everything from here on is known, as far as anything is."""
         return self._asked == start
 
-    def begin_at(self, start: Place, *, instead_of: Place | None = None) -> None:
+    def begin_at(self, start: QueuePosition, *, instead_of: QueuePosition | None = None) -> None:
         """What lies before is done; a start elsewhere is looked for anew.
 
         `instead_of` is the place that was asked for, where what follows it is lost.
@@ -74,7 +74,7 @@ class Known:
                 break
         return found_any
 
-    async def all_until(self, end: Place) -> list[Slice]:
+    async def all_until(self, end: QueuePosition) -> list[Slice]:
         """The slices up to a place that was there once, learned of where they are not known."""
         while self.end < end:
             found = await self.feed.more(self.end.sequence, LOOK_BATCHES)
@@ -87,7 +87,7 @@ class Known:
             self._add(found)
         return self.until(end)
 
-    def until(self, end: Place | None) -> list[Slice]:
+    def until(self, end: QueuePosition | None) -> list[Slice]:
         """The slices up to a place."""
         return list(self._slices) if end is None else until(self._slices, end)
 
@@ -95,7 +95,7 @@ class Known:
         for one in found:
             self._slices.append(one.cut(self._start.lsn, one.end_lsn))
         if found:
-            self.end = Place(found[-1].sequence + 1, found[-1].end_lsn)
+            self.end = QueuePosition(found[-1].sequence + 1, found[-1].end_lsn)
 
     def _has(self, rows: int | None, size_bytes: int | None) -> bool:
         if rows is not None and self.rows >= rows:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.spark.source.slices import Slice
 
 
@@ -47,9 +47,9 @@ def shares(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[int]:
     return given
 
 
-def end_by_rows(slices: Sequence[Slice], rows: int) -> Place | None:
+def end_by_rows(slices: Sequence[Slice], rows: int) -> QueuePosition | None:
     """The place after so many rows; None if that is before the first."""
-    end: Place | None = None
+    end: QueuePosition | None = None
     for one in slices:
         if one.take > rows:
             return one.place_at(one.first_lsn + rows) if rows else end
@@ -60,7 +60,7 @@ def end_by_rows(slices: Sequence[Slice], rows: int) -> Place | None:
 
 def ends_by_bytes(
     waiting: Sequence[Sequence[Slice]], size_bytes: int, *, turn: int = 0
-) -> list[Place | None]:
+) -> list[QueuePosition | None]:
     """The places after whole batches that fit; within one, if it alone is more than that.
 
     Batches stay whole because each micro-batch that has a part of one fetches all of it.
@@ -96,13 +96,13 @@ def _that_fit(slices: Sequence[Slice], size_bytes: int) -> int:
     return len(slices)
 
 
-def _after(slices: Sequence[Slice]) -> Place | None:
+def _after(slices: Sequence[Slice]) -> QueuePosition | None:
     return slices[-1].place_at(slices[-1].end_lsn) if slices else None
 
 
 def ends(
     waiting: Sequence[Sequence[Slice]], limits: Limits, *, turn: int = 0
-) -> list[Place | None]:
+) -> list[QueuePosition | None]:
     """Where each partition's part of a micro-batch ends; None where nothing is taken."""
     if limits.rows is not None:
         rows = shares(limits.rows, [sum(one.take for one in s) for s in waiting], turn=turn)
@@ -116,7 +116,7 @@ def ends(
     return [_after(slices) for slices in waiting]
 
 
-def until(slices: Iterable[Slice], end: Place | None) -> list[Slice]:
+def until(slices: Iterable[Slice], end: QueuePosition | None) -> list[Slice]:
     """The slices up to a place; none up to None."""
     if end is None:
         return []

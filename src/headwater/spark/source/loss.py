@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.queue import Descriptor
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.config import FOR_EVER
+from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import RolledBack, Trimmed
 from headwater.spark.source.offset import Part
 
 
-def lost_before(part: Part, wanted: Place, oldest: Place, url: str) -> Trimmed:
+def lost_before(part: Part, wanted: QueuePosition, oldest: QueuePosition, url: str) -> Trimmed:
     """A query wants to go on at a place that is gone."""
     gone = oldest.lsn - wanted.lsn
     return Trimmed(
@@ -27,7 +27,7 @@ def lost_before(part: Part, wanted: Place, oldest: Place, url: str) -> Trimmed:
 def lost_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trimmed:
     """A batch went while a task was about to read it."""
     kept_ms = stream.config.retention_ms
-    kept = "for ever" if kept_ms == FOR_EVER else f"for {kept_ms / 3_600_000:,.1f} h"
+    kept = "for ever" if kept_ms == UNLIMITED else f"for {kept_ms / 3_600_000:,.1f} h"
     return Trimmed(
         f"{Part(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
         f"{lost.last_lsn}, which went with the retention (the stream keeps what is acknowledged "
@@ -36,7 +36,7 @@ def lost_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trim
     )
 
 
-def beyond_the_end(part: Part, wanted: Place, end: Place, whose: str) -> RolledBack:
+def beyond_the_end(part: Part, wanted: QueuePosition, end: QueuePosition, whose: str) -> RolledBack:
     """A query wants to go on at a place that the stream has not come to."""
     return RolledBack(
         f"{part}: {whose} is at offset {wanted.lsn}, and the next record of the stream will be "

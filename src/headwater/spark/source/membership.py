@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.consumer import Place, TakenOver
-from headwater.buffer.consumer.group import OtherQuery, Step
+from headwater.buffer.consumer import QueuePosition, TakenOver
+from headwater.buffer.consumer.group import OtherQuery, QueryStep
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source.feed import Feed
 from headwater.spark.source.offset import Part
@@ -33,7 +33,7 @@ class Membership:
         """Whether this group acknowledges."""
         return self._owns.get(stream, False)
 
-    async def join(self, feeds: Iterable[Feed], start: Mapping[Part, Place], query: str) -> None:
+    async def join(self, feeds: Iterable[Feed], start: Mapping[Part, QueuePosition], query: str) -> None:
         """Own or follow what was not joined before.
 
         `OtherQuery` if the group goes on with another checkpoint than that of this query.
@@ -56,7 +56,7 @@ class Membership:
         except Fenced as error:
             raise self._explained(error) from error
 
-    async def commit(self, feed: Feed, place: Place, *, query: str, step: Step) -> None:
+    async def commit(self, feed: Feed, place: QueuePosition, *, query: str, step: QueryStep) -> None:
         """Acknowledge, or keep the position."""
         try:
             await feed.commit(self._group, place, query=query, step=step)
@@ -76,7 +76,7 @@ class Membership:
             )
         return False
 
-    async def _own(self, feeds: list[Feed], start: Mapping[Part, Place], query: str) -> bool:
+    async def _own(self, feeds: list[Feed], start: Mapping[Part, QueuePosition], query: str) -> bool:
         """Open the consumers: the first one alone, because it decides between two that race."""
         first, *rest = sorted(feeds, key=lambda feed: feed.part)
         try:
@@ -89,7 +89,7 @@ class Membership:
         await at_once(self._own_one(feed, start[feed.part], query) for feed in rest)
         return True
 
-    async def _own_one(self, feed: Feed, start: Place, query: str) -> None:
+    async def _own_one(self, feed: Feed, start: QueuePosition, query: str) -> None:
         try:
             await feed.own(self._group, start, query=query, take_over=self._take_over)
         except OtherQuery:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.consumer.group import NO_STEP, OtherQuery
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
@@ -60,13 +60,13 @@ class MicroBatches:
         self._ids: dict[str, str] = {}
         self._refreshed_s: float | None = None
         self._initial: Offset | None = None
-        self._fixed: dict[Part, Place] | None = None
-        self._committed: dict[Part, Place] = {}
+        self._fixed: dict[Part, QueuePosition] | None = None
+        self._committed: dict[Part, QueuePosition] = {}
         self._guard = CheckpointGuard(options.group_id)
         self._told: Offset | None = None
         self._planned: Offset | None = None
         self._quiet_since_s = runtime.monotonic_s()
-        self._ends: tuple[float, dict[Part, Place]] | None = None
+        self._ends: tuple[float, dict[Part, QueuePosition]] | None = None
         self._turn = 0
 
     async def initial(self) -> Offset:
@@ -167,7 +167,7 @@ class MicroBatches:
         told = end if self._told is None or self._told.query != end.query else self._told
         counting = self._guard.counting(end, self._feeds)
 
-        async def one(part: Part, place: Place) -> None:
+        async def one(part: Part, place: QueuePosition) -> None:
             if self._committed.get(part) == place:
                 return
             step = told.last_step if part == counting else NO_STEP
@@ -228,7 +228,7 @@ class MicroBatches:
                     "or a new checkpoint and a groupId of its own"
                 )
 
-    async def _check_ends(self, places: Mapping[Part, Place], whose: str) -> None:
+    async def _check_ends(self, places: Mapping[Part, QueuePosition], whose: str) -> None:
         """Refuse places beyond the end, before anything is changed by them."""
         parts = sorted(places)
         bounds = await at_once(self._feeds[part].bounds() for part in parts)
@@ -236,7 +236,7 @@ class MicroBatches:
             if places[part] > found.latest:
                 raise beyond_the_end(part, places[part], found.latest, whose)
 
-    async def _begin(self, feeds: list[Feed], *, is_new: bool = True) -> dict[Part, Place]:
+    async def _begin(self, feeds: list[Feed], *, is_new: bool = True) -> dict[Part, QueuePosition]:
         """Where the group stands in each partition; a partition that came later: its oldest."""
         group = self._options.group_id
         kept = await at_once(feed.place_of(group) for feed in feeds)
@@ -258,7 +258,7 @@ class MicroBatches:
                 places[feed.part] = await feed.begin(group, first)
         return places
 
-    async def _resolve(self, known: list[Feed], missing: list[Feed]) -> dict[str, Place]:
+    async def _resolve(self, known: list[Feed], missing: list[Feed]) -> dict[str, QueuePosition]:
         """Where the group begins in the partitions that it began with; nothing of later ones.
 
         All of it is kept in the first register that is written. Whoever dies before the others are
@@ -271,12 +271,12 @@ class MicroBatches:
             together = {feed.key: place for feed, place in zip(missing, found, strict=True)}
             await missing[0].begin(group, found[0], together=together)
             known = missing[:1]
-        resolved: dict[str, Place] = {}
+        resolved: dict[str, QueuePosition] = {}
         for told in await at_once(feed.begun_together(group) for feed in known):
             resolved |= told
         return resolved
 
-    async def _first_place(self, feed: Feed) -> Place:
+    async def _first_place(self, feed: Feed) -> QueuePosition:
         options = self._options
         if options.take_over and options.starting_option is None:
             owner = await feed.owner()
@@ -284,20 +284,20 @@ class MicroBatches:
                 return owner.acked  # to take over is to go on where the other one stood
         return await asked.starting_place(feed, options, LATEST)
 
-    async def _begin_added(self, feed: Feed) -> Place:
+    async def _begin_added(self, feed: Feed) -> QueuePosition:
         kept = await feed.place_of(self._options.group_id)
         if kept is not None:
             return kept
         return await feed.begin(self._options.group_id, (await feed.bounds()).oldest)
 
-    async def _latest_places(self) -> dict[Part, Place]:
+    async def _latest_places(self) -> dict[Part, QueuePosition]:
         feeds = list(self._feeds.values())
         bounds = await at_once(feed.bounds() for feed in feeds)
         return {feed.part: found.latest for feed, found in zip(feeds, bounds, strict=True)}
 
     # What comes next
 
-    async def _look(self, start: Offset, here: dict[Part, Place], limits: Limits) -> None:
+    async def _look(self, start: Offset, here: dict[Part, QueuePosition], limits: Limits) -> None:
         """Ask the queues for more, and whether this is still their owner."""
         await self._membership.check(self._feeds[part] for part in here)
         found = await at_once(self._learn(start, part, limits) for part in here)
@@ -319,7 +319,7 @@ class MicroBatches:
                 oldest = await self._after_loss(start, part, place, trimmed)
                 known.begin_at(oldest, instead_of=place)
 
-    def _ends_of(self, here: dict[Part, Place], asked_for: Limits) -> dict[Part, Place]:
+    def _ends_of(self, here: dict[Part, QueuePosition], asked_for: Limits) -> dict[Part, QueuePosition]:
         """Where each partition's part of the next micro-batch ends, if it has one."""
         parts = [part for part in here if part in self._known]
         waiting = []
@@ -336,7 +336,7 @@ class MicroBatches:
             if end is not None and end > here[part]
         }
 
-    async def _slices(self, end: Offset, part: Part, since: Place) -> list[Slice]:
+    async def _slices(self, end: Offset, part: Part, since: QueuePosition) -> list[Slice]:
         until = end.places[part]
         known = self._known.get(part)
         if known is None or not known.begins_at(since):
@@ -350,8 +350,8 @@ class MicroBatches:
                 known = Known(self._feeds[part], oldest)
 
     async def _after_loss(
-        self, offset: Offset, part: Part, wanted: Place, trimmed: Trimmed
-    ) -> Place:
+        self, offset: Offset, part: Part, wanted: QueuePosition, trimmed: Trimmed
+    ) -> QueuePosition:
         """The oldest place, where it may be gone on with."""
         # What another query of this group has read and let expire is not lost.
         await self._guard.check_again(offset, self._feeds)

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.consumer import ConsumedBatch
-from headwater.buffer.consumer.columns import Columns
+from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.records import INGESTED, TIMESTAMP, operation_names
-from headwater.buffer.widening import Inexact, exact_cast
+from headwater.buffer.conversion import Inexact, exact_cast
 from headwater.core.errors import Refused
 from headwater.core.limits import MIB
 from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST
@@ -62,7 +62,7 @@ class Rows:
         ]
         self._carried = None
         if self._carried_names or shows_all:
-            self._carried = Columns(
+            self._carried = ReaderColumns(
                 typed if len(typed) else None,
                 self._carried_names or [TIMESTAMP],
                 version=version,

@@ -13,10 +13,10 @@ from typing import Final
 from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatch
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.consumer.delivery import check_retained
-from headwater.buffer.consumer.read_ahead import ReadAhead
+from headwater.buffer.consumer.delivery import ReadAhead
 from headwater.buffer.queue import Descriptor
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.buffer.stream.handle import explain_deletion
 from headwater.core.errors import Trimmed
 from headwater.spark.source.loss import lost_while_reading
 from headwater.spark.source.rows import BATCH_BYTES, ROWS, Piece
@@ -68,7 +68,7 @@ class SliceReading:
 
     async def _next(self) -> Piece | None:
         wanted = self._slices[self._done]
-        async with telling_of_deletion(self._stream):
+        async with explain_deletion(self._stream):
             found = await self._ahead.first()
             if not isinstance(found, ConsumedBatch):
                 if not isinstance(found, UnreadableBatch):

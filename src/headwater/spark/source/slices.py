@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.queue import Descriptor
 from headwater.spark.source.offset import Part
 
@@ -56,10 +56,10 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         rows = self.descriptor.rows
         return self.descriptor.size_bytes * self.take // rows if rows else 0
 
-    def place_at(self, lsn: int) -> Place:
+    def place_at(self, lsn: int) -> QueuePosition:
         """The place before a record of this batch, or after its last one: in the next batch."""
         is_over = lsn > self.descriptor.last_lsn
-        return Place(self.sequence + 1 if is_over else self.sequence, lsn)
+        return QueuePosition(self.sequence + 1 if is_over else self.sequence, lsn)
 
     def cut(self, first_lsn: int, end_lsn: int) -> Slice:
         """The rows of this slice that lie between two LSNs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from headwater.buffer.stream import Stream, open_several, stream_names
+from headwater.buffer.stream import Stream, open_streams, stream_names
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.offset import Part
@@ -38,7 +38,7 @@ def parts_of(streams: Sequence[Stream], options: ReadOptions) -> list[tuple[Stre
 async def _matching(store: Store, pattern: re.Pattern[str]) -> list[Stream]:
     names = [name for name in await stream_names(store) if pattern.fullmatch(name)]
     streams = []
-    for found in (await open_several(store, names)).values():
+    for found in (await open_streams(store, names)).values():
         if isinstance(found, HeadwaterError):
             raise found
         streams.append(found)

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from headwater.buffer.layout import log_start_key
-from headwater.buffer.stream.register import StreamRegister
+from headwater.buffer.stream.config import StreamRegister
 from headwater.core.errors import Fenced, NotFound, NotSupported, RolledBack
 from headwater.store import Register, Store
 from headwater.tier.errors import StreamGone

@@ -20,7 +20,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import xxhash
 
-from headwater.buffer.queue.contract import NewBatch, Placed, TimeBy, micros
+from headwater.buffer.queue.contract import NewBatch, AppendedBatch, TimeBy, micros
 from headwater.core import limits
 from headwater.core.errors import Bug, Corrupt, LimitExceeded, NotSupported
 from headwater.core.runtime import decode_ulid, encode_ulid
@@ -196,11 +196,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         """About how many bytes its entries take."""
         return sum(entry.stored_bytes for entry in self.entries)
 
-    def places(self) -> list[Placed]:
+    def places(self) -> list[AppendedBatch]:
         """Sequence and first LSN of each entry."""
         places, lsn = [], self.first_lsn
         for offset, entry in enumerate(self.entries):
-            places.append(Placed(self.first_sequence + offset, lsn))
+            places.append(AppendedBatch(self.first_sequence + offset, lsn))
             lsn += entry.rows
         return places
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.queue.contract import Counters, Descriptor, Looker, QueueState, Taker, TimeBy
+from headwater.buffer.queue.contract import Counters, Descriptor, QueueReader, QueueState, QueueConsumer, TimeBy
 from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.buffer.queue.native.reading import (
     ChunkPosition,
@@ -31,7 +31,7 @@ from headwater.core.errors import Bug, Fenced, Refused, RolledBack, Trimmed
 from headwater.store import Store
 
 
-class NativeConsumer(Taker):
+class NativeConsumer(QueueConsumer):
     """One life of a partition's owning consumer."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
@@ -179,7 +179,7 @@ class NativeConsumer(Taker):
 # What is read counts under a floor read after it.
 
 
-class NativeReader(Looker):
+class NativeReader(QueueReader):
     """Reads a partition's queue."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:

@@ -27,11 +27,16 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar, overload
-
 import msgspec
-
 from headwater.buffer.compression import Buffer
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
+from typing import TYPE_CHECKING, Final
+from headwater.core.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from headwater.buffer.batch import Calls
+
 
 VERSION: Final = 1
 _FOOTER: Final = struct.Struct("<IQQH")
@@ -107,7 +112,7 @@ class MetadataItem(msgspec.Struct, frozen=True):
     payload: bytes = b""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ManifestEntry(msgspec.Struct, frozen=True):
     """One pending batch: its place in the queue, its object, and its metadata."""
 
     sequence: int
@@ -132,14 +137,14 @@ class Entry(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """The queue: pending batches in order, the sequence of the next one, and who may consume."""
 
-    entries: Sequence[Entry] = ()
+    entries: Sequence[ManifestEntry] = ()
     next_sequence: int = 0
     epoch: int = 0
 
     def appended(self, batches: Iterable[tuple[str, Sequence[MetadataItem]]]) -> Manifest:
         """With these locations and their metadata at the end, under the sequences that follow."""
         added = tuple(
-            Entry(sequence, location, metadata)
+            ManifestEntry(sequence, location, metadata)
             for sequence, (location, metadata) in enumerate(batches, start=self.next_sequence)
         )
         entries = _packed(self.entries).followed_by(_packed(added))
@@ -280,7 +285,7 @@ def _check_items(data: bytes, offset: int, end: int, count: int, *, lenient: boo
     return offset
 
 
-def _parse_entry(data: bytes, offset: int) -> Entry:
+def _parse_entry(data: bytes, offset: int) -> ManifestEntry:
     _, sequence, location_size = _ENTRY.unpack_from(data, offset)
     location_start = offset + _ENTRY.size
     count_start = location_start + location_size
@@ -291,7 +296,7 @@ def _parse_entry(data: bytes, offset: int) -> Entry:
         position += _ITEM.size + _ITEM.unpack_from(data, position)[2]
         starts.append(position)
     location = data[location_start:count_start].decode("utf-8")
-    return Entry(sequence, location, Packed(data, starts, _parse_item))
+    return ManifestEntry(sequence, location, Packed(data, starts, _parse_item))
 
 
 def _parse_item(data: bytes, offset: int) -> MetadataItem:
@@ -313,7 +318,7 @@ def unpack_metadata(items: Buffer) -> Packed[MetadataItem]:
     return Packed(kept, starts, _parse_item)
 
 
-def _packed(entries: Sequence[Entry]) -> Packed[Entry]:
+def _packed(entries: Sequence[ManifestEntry]) -> Packed[ManifestEntry]:
     if isinstance(entries, Packed):
         return entries
     last = -1
@@ -328,7 +333,7 @@ def _packed(entries: Sequence[Entry]) -> Packed[Entry]:
     return Packed(b"".join(parts), starts, _parse_entry)
 
 
-def _encode_entry(entry: Entry) -> bytes:
+def _encode_entry(entry: ManifestEntry) -> bytes:
     try:
         location = entry.location.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -364,3 +369,72 @@ def _encode_items(metadata: Sequence[MetadataItem]) -> bytes | memoryview:
 def _check_fits(name: str, value: int, largest: int) -> None:
     if not 0 <= value <= largest:
         raise LimitExceeded(f"{name}: {value:,} is not from 0 to {largest:,}")
+
+
+# The metadata items of a manifest entry, from the produce calls of a batch and back.
+#
+# An item holds from its start index to the next item's, so adjacent calls that say the same share
+# one: the item of the first of them. A producer that writes one record per call would otherwise
+# put 16 bytes into the manifest for every record, and every append would move them again.
+
+
+_BYTES_MAX: Final = (1 << 31) - 1
+
+
+def pack_calls(calls: Calls) -> bytes:
+    """The items of these calls, as a manifest entry has them: what `NewBatch.calls` takes.
+
+    A call without metadata has an empty payload: the published format knows no other nothing.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not len(calls):
+        return b""
+    starts, times_ms, metadata = calls.columns.columns
+    payloads = pc.fill_null(metadata, b"")
+    if len(calls) > 1:
+        differs = pc.or_(
+            pc.not_equal(times_ms[1:], times_ms[:-1]), pc.not_equal(payloads[1:], payloads[:-1])
+        )
+        first = pa.concat_arrays([pa.array([True]), differs])
+        starts, times_ms, payloads = (
+            column.filter(first) for column in (starts, times_ms, payloads)
+        )
+    sizes = pc.binary_length(payloads)
+    size_bytes = _ITEM.size * len(starts) + (pc.sum(sizes).as_py() or 0)
+    if size_bytes > _BYTES_MAX:
+        raise LimitExceeded(
+            f"{size_bytes:,} bytes of metadata in one batch: at most {_BYTES_MAX:,}"
+        )
+    columns = [_raw(starts, 4), _raw(times_ms, 8), _raw(sizes, 4), payloads]
+    joined = pc.binary_join_element_wise(*columns, b"")
+    return bytes(memoryview(joined.buffers()[2])[:size_bytes])
+
+
+def items_of(entry: ManifestEntry) -> memoryview:
+    """The packed items of an entry that was decoded from bytes."""
+    assert isinstance(entry.metadata, Packed)
+    return entry.metadata.packed_bytes
+
+
+def time_range_ms(items: bytes | memoryview) -> tuple[int, int] | None:
+    """The earliest and the latest ingestion time that packed items name; None without items."""
+    if not len(items):
+        return None
+    unpack, head_bytes = _ITEM.unpack_from, _ITEM.size
+    low_ms = high_ms = unpack(items, 0)[1]
+    offset = 0
+    while offset < len(items):
+        _, time_ms, size = unpack(items, offset)
+        low_ms, high_ms = min(low_ms, time_ms), max(high_ms, time_ms)
+        offset += head_bytes + size
+    return low_ms, high_ms
+
+
+def _raw(column: pa.Array, width: int) -> pa.Array:
+    """A column of numbers as the bytes they are stored in."""
+    import pyarrow as pa
+
+    bits = column.buffers()[1].slice(column.offset * width)
+    return pa.Array.from_buffers(pa.binary(width), len(column), [None, bits]).cast(pa.binary())

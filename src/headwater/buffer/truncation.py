@@ -20,23 +20,22 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
-
 import msgspec
-
 from headwater.buffer import layout
-from headwater.buffer.consumer.reading import ReadBounds, bound_of, check_bounds, resolve_end
-from headwater.buffer.consumer.source import retention_of
+from headwater.buffer.consumer.positions import (ReadBounds, partition_bound, check_bounds, resolve_end)
+from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.buffer.stream.handle import explain_deletion
 from headwater.core.errors import Contended, HeadwaterError, NotFound, Refused, RolledBack, Trimmed
+
 
 PARTITIONS_AT_ONCE: Final = 16
 IDLE_PASSES_MAX: Final = 100
 """Passes in a row that leave the floor where it was: others raise it, or nothing works."""
 
 
-class Truncation(msgspec.Struct, frozen=True):
+class TruncationPlan(msgspec.Struct, frozen=True):
     """What a truncation will do to one partition."""
 
     stream_id: str
@@ -86,7 +85,7 @@ class Truncated(msgspec.Struct, frozen=True):
 
 async def plan_truncation(
     stream: Stream, before: ReadBounds, partitions: Sequence[int] | None = None
-) -> list[Truncation]:
+) -> list[TruncationPlan]:
     """What a truncation would do to each partition; changes nothing.
 
     `before` is an offset, a time, "earliest" or "latest", or one for each partition. `Refused` if
@@ -94,11 +93,11 @@ async def plan_truncation(
     """
     check_bounds(stream, before)
     if partitions is None:
-        partitions = [one for one in range(stream.partitions) if bound_of(before, one) is not None]
+        partitions = [one for one in range(stream.partitions) if partition_bound(before, one) is not None]
     for one in partitions:
         stream.check_partition(one)
     _check_format(stream)
-    found: list[Truncation] = []
+    found: list[TruncationPlan] = []
     for first in range(0, len(partitions), PARTITIONS_AT_ONCE):
         several = partitions[first : first + PARTITIONS_AT_ONCE]
         plans = (_plan(stream, one, before) for one in several)
@@ -109,13 +108,13 @@ async def plan_truncation(
     return found
 
 
-async def truncate_partition(stream: Stream, plan: Truncation) -> Truncated:
+async def truncate_partition(stream: Stream, plan: TruncationPlan) -> Truncated:
     """Let the log of one partition begin where the plan says. It may be repeated at any time.
 
     `Refused` if it was planned for another stream: the name was deleted and created again since.
     """
     _check_planned_for(stream, plan)
-    async with telling_of_deletion(stream):
+    async with explain_deletion(stream):
         collector, failed, idle = stream.collector(plan.partition), 0, 0
         if not plan.is_done:
             await collector.acknowledge_before(plan.sequence)
@@ -141,8 +140,8 @@ async def _state(stream: Stream, partition: int) -> QueueState:
     return (await stream.looker(partition).state()).checked()
 
 
-async def _plan(stream: Stream, partition: int, before: ReadBounds) -> Truncation:
-    async with telling_of_deletion(stream):
+async def _plan(stream: Stream, partition: int, before: ReadBounds) -> TruncationPlan:
+    async with explain_deletion(stream):
         await _check_led(stream, partition)
         while True:
             # The floor may pass what is looked for: the retention or another truncation is quicker.
@@ -150,9 +149,9 @@ async def _plan(stream: Stream, partition: int, before: ReadBounds) -> Truncatio
                 return await _planned(stream, partition, before)
 
 
-async def _planned(stream: Stream, partition: int, before: ReadBounds) -> Truncation:
+async def _planned(stream: Stream, partition: int, before: ReadBounds) -> TruncationPlan:
     state = await _state(stream, partition)
-    lsn = await resolve_end(stream, partition, bound_of(before, partition), state)
+    lsn = await resolve_end(stream, partition, partition_bound(before, partition), state)
     if lsn > state.next_lsn:
         raise Refused(
             f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} lies beyond the end, "
@@ -160,7 +159,7 @@ async def _planned(stream: Stream, partition: int, before: ReadBounds) -> Trunca
             "everything that is there)"
         )
     sequence, start_lsn = await _batch_at(stream, partition, lsn, state)
-    return Truncation(
+    return TruncationPlan(
         stream_id=stream.id,
         partition=partition,
         before_lsn=lsn,
@@ -190,7 +189,7 @@ async def _batch_at(stream: Stream, partition: int, lsn: int, state: QueueState)
     return found[0].sequence, found[0].first_lsn
 
 
-def _check_planned_for(stream: Stream, plan: Truncation) -> None:
+def _check_planned_for(stream: Stream, plan: TruncationPlan) -> None:
     if plan.stream_id != stream.id:
         raise Refused(
             f"stream {stream.name!r} was deleted and created again since the truncation was "
@@ -229,7 +228,7 @@ async def _check_led(stream: Stream, partition: int) -> None:
 
 
 async def truncate_all(
-    stream: Stream, plans: Sequence[Truncation], progress: Callable[[], None] = lambda: None
+    stream: Stream, plans: Sequence[TruncationPlan], progress: Callable[[], None] = lambda: None
 ) -> dict[int, Truncated | HeadwaterError]:
     """Truncate partitions side by side; for each what was done, or why it could not be.
 
@@ -239,7 +238,7 @@ async def truncate_all(
         _check_planned_for(stream, plan)
     slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
-    async def one(plan: Truncation) -> Truncated | HeadwaterError:
+    async def one(plan: TruncationPlan) -> Truncated | HeadwaterError:
         async with slots:
             try:
                 return await truncate_partition(stream, plan)

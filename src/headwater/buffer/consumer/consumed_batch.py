@@ -1,24 +1,19 @@
-"""The columns that a reader sees: the same, in the same types, for every batch of a stream.
-
-    the typed columns of the stream, declared or inferred, or `_value`
-    `_key`, `_headers`, `_timestamp`, `_operation`       as the record model has them, never absent
-    `_lsn`, `_partition`, `_sequence`                    where the record stands
-
-Only when they are asked for: `_ingestion_timestamp` and `_metadata` (of the record's produce call),
-`_collection`, `_kind`, `_rid`, `_refresh_records`.
-
-A batch that was written in narrower types is widened, and numbers are taken over where each of them
-stays the number that it is (widening.py). Nothing else is cast: what does not fit is refused.
-"""
+"""The batch that a consumer gets, and the columns that readers see."""
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+import msgspec
+import pyarrow as pa
+from headwater.buffer.batch import Call, Calls
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.records import VALUE, from_values
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, unpack_metadata
+from headwater.core.errors import Refused
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
 import pyarrow.compute as pc
-
 from headwater.buffer.records import (
     HEADERS,
     INGESTED,
@@ -29,11 +24,175 @@ from headwater.buffer.records import (
     VALUE,
     Operation,
 )
-from headwater.buffer.widening import Inexact, common_type, exact_cast, relaxed
-from headwater.core.errors import Refused
+from headwater.buffer.conversion import Inexact, common_type, exact_cast, all_nullable
 
-if TYPE_CHECKING:
-    from headwater.buffer.consumer.consumed import ConsumedBatch
+
+class CallMetadata(NamedTuple):
+    """What one produce call said, and from which record of its batch on it holds."""
+
+    start_index: int
+    ingestion_time_ms: int
+    payload: bytes | None
+
+
+class LostRecords(msgspec.Struct, frozen=True):
+    """Records that cannot be read any more. Their LSNs stay taken."""
+
+    first_lsn: int
+    last_lsn: int
+    cause: str
+    partition: int = 0
+
+
+def calls_of(descriptor: Descriptor, rows: int) -> Calls:
+    """The produce calls of a published v1 batch, which its descriptor knows."""
+    items = unpack_metadata(descriptor.calls)
+    runs = ManifestEntry(descriptor.sequence, descriptor.location, items).metadata_runs(rows)
+    calls = [Call(first, item.ingestion_time_ms, item.payload) for first, _, item in runs]
+    if rows and (not runs or runs[0][0] > 0):
+        # The published format obliges nobody to say anything of a record.
+        calls.insert(0, Call(0, descriptor.min_ms, None))
+    return Calls.of(calls)
+
+
+class ConsumedBatch:
+    """One batch of a partition, decoded.
+
+    `records` has the columns that the producer wrote and no others, in the types in which they were
+    written; `table()` has all columns of the stream, in its types, and the reserved ones. A batch
+    that was lost, and one that the queue holds twice, has no records: `lost` tells them apart.
+    """
+
+    def __init__(
+        self,
+        descriptor: Descriptor,
+        records: pa.RecordBatch,
+        calls: Calls | None = None,
+        *,
+        stream: str,
+        partition: int,
+        lost: LostRecords | None = None,
+        recorded: StreamColumns | None = None,
+    ) -> None:
+        self.descriptor: Descriptor = descriptor
+        self.records: pa.RecordBatch = records
+        self.stream: str = stream
+        self.partition: int = partition
+        self.lost = lost
+        self._calls = calls
+        self._recorded = recorded or StreamColumns()
+
+    @classmethod
+    def empty(
+        cls,
+        descriptor: Descriptor,
+        *,
+        stream: str,
+        partition: int,
+        lost: LostRecords | None = None,
+        recorded: StreamColumns | None = None,
+    ) -> ConsumedBatch:
+        """A batch that delivers nothing."""
+        return cls(
+            descriptor,
+            from_values([]),
+            stream=stream,
+            partition=partition,
+            lost=lost,
+            recorded=recorded,
+        )
+
+    def __len__(self) -> int:
+        return int(self.records.num_rows)
+
+    def __bool__(self) -> bool:
+        return True  # a batch without records is a batch; None says that there is none
+
+    def __repr__(self) -> str:
+        lost = ", lost" if self.lost else ""
+        return (
+            f"<batch {self.sequence} of {self.stream}/{self.partition}: {len(self):,} records, "
+            f"LSNs {self.first_lsn}–{self.last_lsn}{lost}>"
+        )
+
+    @property
+    def sequence(self) -> int:
+        """The batch's place in the queue: what is acknowledged."""
+        return self.descriptor.sequence
+
+    @property
+    def location(self) -> str:
+        """The key of the object that holds the batch."""
+        return self.descriptor.location
+
+    @property
+    def first_lsn(self) -> int:
+        """The number of the first record."""
+        return self.descriptor.first_lsn
+
+    @property
+    def last_lsn(self) -> int:
+        """The number of the last record, also of a lost batch; one below the first if none."""
+        return self.descriptor.last_lsn
+
+    @property
+    def lsns(self) -> pa.Array:
+        """The number of every record that is here."""
+        return pa.arange(self.first_lsn, self.first_lsn + len(self))
+
+    @property
+    def entries(self) -> list[bytes | None]:
+        """The values as Python's own bytes, for those who want them one by one."""
+        if not len(self):
+            return []
+        if VALUE not in self.records.schema.names:
+            raise Refused(
+                f"the records of {self.stream!r} have typed columns "
+                f"({', '.join(self.records.schema.names)}): take `records` or `table()`"
+            )
+        found: list[bytes | None] = self.records.column(VALUE).to_pylist()
+        return found
+
+    @property
+    def metadata(self) -> list[CallMetadata]:
+        """What each produce call said, as it was written."""
+        if self._calls is not None:
+            columns = (column.to_pylist() for column in self._calls.columns.columns)
+            return [CallMetadata(*row) for row in zip(*columns, strict=True)]
+        return [
+            CallMetadata(item.start_index, item.ingestion_time_ms, item.payload)
+            for item in unpack_metadata(self.descriptor.calls)
+        ]
+
+    @functools.cached_property
+    def calls(self) -> Calls:
+        """The produce calls, each with the records it covers."""
+        return calls_of(self.descriptor, len(self)) if self._calls is None else self._calls
+
+    def table(self) -> pa.Table:
+        """The records in the columns that `headwater.read` shows, defaults filled in.
+
+        In the types that are recorded of the stream by now, also where the batch was written in
+        narrower ones: tables of consecutive batches can be joined.
+        """
+        columns = ReaderColumns(self._recorded.with_those_of(self.records))
+        return pa.Table.from_batches([columns.of(self)], schema=columns.schema)
+
+
+# The columns that a reader sees: the same, in the same types, for every batch of a stream.
+#
+#     the typed columns of the stream, declared or inferred, or `_value`
+#     `_key`, `_headers`, `_timestamp`, `_operation`       as the record model has them, never
+#     absent
+#     `_lsn`, `_partition`, `_sequence`                    where the record stands
+#
+# Only when they are asked for: `_ingestion_timestamp` and `_metadata` (of the record's produce
+# call), `_collection`, `_kind`, `_rid`, `_refresh_records`.
+#
+# A batch that was written in narrower types is widened, and numbers are taken over where each of
+# them stays the number that it is (widening.py). Nothing else is cast: what does not fit is
+# refused.
+
 
 LSN: Final = "_lsn"
 PARTITION: Final = "_partition"
@@ -63,7 +222,7 @@ _DEFAULTS: Final[dict[str, Callable[[ConsumedBatch], pa.Array]]] = {
 }
 
 
-class RecordedColumns:
+class StreamColumns:
     """The stream's columns as whoever hands out its batches knows them; None of opaque values."""
 
     def __init__(self, schema: pa.Schema | None = None) -> None:
@@ -76,11 +235,11 @@ class RecordedColumns:
             if not field.name.startswith("_"):
                 before = known.get(field.name, field.type)
                 # No type holds both where an inferred one was replaced: then as it was written.
-                known[field.name] = common_type(relaxed(before), field.type) or field.type
+                known[field.name] = common_type(all_nullable(before), field.type) or field.type
         return pa.schema(list(known.items())) if known else None
 
 
-class Columns:
+class ReaderColumns:
     """One fixed set of columns, and how a batch is brought into it."""
 
     def __init__(

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import difflib
 from typing import Protocol
-
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from headwater.buffer.nulls import first, first_null, is_strict
+from headwater.buffer.conversion import first_true, first_null, is_strict
 from headwater.buffer.records import (
     OPERATION,
     RESERVED,
@@ -32,12 +30,12 @@ from headwater.buffer.records import (
 )
 from headwater.buffer.stream.config import Origin
 from headwater.buffer.stream.schema import difference
-from headwater.buffer.type_text import field_text, type_text
-from headwater.buffer.widening import Inexact, accepts, exact_cast, relaxed
+from headwater.buffer.types import field_text, type_text
+from headwater.buffer.conversion import Inexact, accepts, exact_cast, all_nullable
 from headwater.core.errors import Refused
 
 
-class Fits(Protocol):
+class RowFitter(Protocol):
     """Fits records to what a stream carries. Safe to share between threads."""
 
     def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
@@ -47,7 +45,7 @@ class Fits(Protocol):
         """Records that were fitted before, to an older version of what the stream carries."""
 
 
-class OpaqueFitting:
+class OpaqueFitter:
     """Fits records to a stream of opaque values, or to one that carries nothing yet."""
 
     def __init__(self, stream: str, *, is_recorded: bool) -> None:
@@ -76,7 +74,7 @@ class OpaqueFitting:
         return records
 
 
-class Fitting:
+class SchemaFitter:
     """Fits records to one version of a stream's schema."""
 
     def __init__(
@@ -88,7 +86,7 @@ class Fitting:
         self._origin = origin
         self._alter = alter
         self._declared = schema
-        self._typed = [pa.field(field.name, relaxed(field.type)) for field in schema]
+        self._typed = [pa.field(field.name, all_nullable(field.type)) for field in schema]
         self._strict = [field for field in schema if not field.nullable or is_strict(field.type)]
         self._matching: pa.Schema | None = None
 
@@ -153,7 +151,7 @@ class Fitting:
         return records.drop_columns([VALUE])
 
     def _check_all_deletes(self, records: pa.RecordBatch) -> None:
-        row = first(pc.invert(_deletes(records)))
+        row = first_true(pc.invert(_deletes(records)))
         if row is not None:
             raise self._refused(
                 f"record {row} has none of its columns ({', '.join(self._declared.names)}); only a "
@@ -166,7 +164,7 @@ class Fitting:
         for field in self._declared:
             found = given.pop(field.name, None)
             if found is None:
-                if not field.nullable and first(pc.invert(_deletes(records))) is not None:
+                if not field.nullable and first_true(pc.invert(_deletes(records))) is not None:
                     wrong.append((field.name, f"{field_text(field)} is declared, and is missing"))
             elif not accepts(found.type, field.type):
                 told = f"{field_text(field)} is {self._origin}, {type_text(found.type)} is given"

@@ -1,28 +1,22 @@
-"""Fetching batches: needs a store and a descriptor, and nothing of the queue.
+"""Fetching: from the descriptor of a batch to its decoded records.
 
-Always holds:
-
-- two fetches of one descriptor give equal batches: tasks share a handle, other processes get their
-  own. All it keeps are chunks of the queue that were read last, of which a batch never changes;
-- what is handed out agrees with its descriptor: the batch's id, where the format has one, and the
-  number of records. Otherwise every LSN after it would name another record;
-- a handle knows no fence. Whoever asked for the descriptors learns of a successor, from the queue.
+Small batches are stored inside a chunk of the queue. `compact_descriptor` removes their bytes
+from a descriptor that is sent to another process; the fetcher then reads the chunk, once for
+all the batches in it.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
 import pyarrow as pa
-
-from headwater.buffer import arrow_stream, v1_batch
+from headwater.buffer import arrow_stream
+from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.batch import FOOTER_BYTES, decode_batch, read_footer
-from headwater.buffer.calls import SCHEMA as CALLS_SCHEMA
-from headwater.buffer.calls import Calls
-from headwater.buffer.consumer.columns import RecordedColumns
-from headwater.buffer.consumer.consumed import ConsumedBatch, described_calls
+from headwater.buffer.batch import SCHEMA as CALLS_SCHEMA
+from headwater.buffer.batch import Calls
+from headwater.buffer.consumer.consumed_batch import StreamColumns
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, calls_of
 from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.riding import IN_ITS_CHUNK, Riding
 from headwater.buffer.consumer.unreadable import UnreadableBatch, unreadable
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import from_values
@@ -31,6 +25,15 @@ from headwater.core import portal, runtime
 from headwater.core.errors import BadKey, Corrupt, LimitExceeded, NotFound, NotSupported
 from headwater.core.limits import DECODE_INLINE_BYTES
 from headwater.store import ByteRange, Store
+import asyncio
+from collections import OrderedDict
+from typing import Final
+import msgspec
+from headwater.buffer.queue.native.chunk import decode_chunk
+from headwater.core import runtime
+from headwater.core.errors import NotFound
+from headwater.store import Store
+
 
 Decoded = tuple[pa.RecordBatch, Calls | None]
 
@@ -46,7 +49,7 @@ class FetchHandle:
         partition: int,
         metrics: ConsumerMetrics | None = None,
         lenient: bool = False,
-        recorded: RecordedColumns | None = None,
+        recorded: StreamColumns | None = None,
     ) -> None:
         """`lenient` reads published v1 batches as the reference does; `recorded` are the columns
         of the stream. `of` asks the stream for both."""
@@ -54,9 +57,9 @@ class FetchHandle:
         self._stream = stream
         self._partition = partition
         self._metrics = metrics or ConsumerMetrics()
-        self._riding = Riding(store)
+        self._riding = ChunkCache(store)
         self._lenient = lenient
-        self.recorded = recorded or RecordedColumns()
+        self.recorded = recorded or StreamColumns()
 
     @classmethod
     def of(
@@ -69,7 +72,7 @@ class FetchHandle:
             partition=partition,
             metrics=metrics,
             lenient=stream.config.is_lenient,
-            recorded=RecordedColumns(stream.schema),
+            recorded=StreamColumns(stream.schema),
         )
 
     def __repr__(self) -> str:
@@ -128,7 +131,7 @@ class FetchHandle:
         Not covered by the checksum, which is over the whole batch: for searching, not for keeping.
         """
         if descriptor.format == "v1" or not descriptor.rows:
-            return described_calls(descriptor, descriptor.rows)
+            return calls_of(descriptor, descriptor.rows)
         if descriptor.inline is not None:
             return (await self.fetch(descriptor)).calls
         try:
@@ -156,7 +159,7 @@ class FetchHandle:
         return portal.shared().call(self.fetch(descriptor))
 
     async def _read(self, descriptor: Descriptor) -> bytes | memoryview:
-        if descriptor.inline == IN_ITS_CHUNK:
+        if descriptor.inline == IN_CHUNK:
             return await self._riding.batch(descriptor)
         if descriptor.inline is not None:
             return descriptor.inline
@@ -165,7 +168,7 @@ class FetchHandle:
 
 
 def _handle(
-    store: Store, stream: str, partition: int, lenient: bool, recorded: RecordedColumns
+    store: Store, stream: str, partition: int, lenient: bool, recorded: StreamColumns
 ) -> FetchHandle:
     return FetchHandle(
         store, stream=stream, partition=partition, lenient=lenient, recorded=recorded
@@ -184,7 +187,7 @@ def _holds_bytes(descriptor: Descriptor) -> bool:
 def _decode(descriptor: Descriptor, data: bytes | memoryview, lenient: bool) -> Decoded:
     calls = None
     if descriptor.format == "v1":
-        records = from_values(v1_batch.decode_batch(data, lenient=lenient))
+        records = from_values(batch_format.decode_batch(data, lenient=lenient))
     else:
         batch = decode_batch(data, expected_id=descriptor.batch_id)
         records, calls = batch.records, batch.calls
@@ -193,3 +196,60 @@ def _decode(descriptor: Descriptor, data: bytes | memoryview, lenient: bool) -> 
             f"the batch holds {records.num_rows:,} records, and the queue says {descriptor.rows:,}"
         )
     return records, calls
+
+
+# Batches that ride in a chunk of the queue, fetched by descriptors without their bytes.
+#
+# A descriptor that goes far (from a planner to executors) leaves the batch behind:
+# `compact_descriptor` makes it small, and whoever fetches reads the chunk, once for all the
+# batches that ride in it.
+
+
+IN_CHUNK: Final = b""
+"""Stands in a descriptor for a batch that rides in the chunk at its location; none is empty."""
+CHUNKS_KEPT: Final = 4
+
+InlineBatches = dict[str, bytes]
+
+
+def compact_descriptor(descriptor: Descriptor) -> Descriptor:
+    """The same batch in as few bytes as it takes to fetch it."""
+    inline = None if descriptor.inline is None else IN_CHUNK
+    return msgspec.structs.replace(
+        descriptor, inline=inline, metadata=None, producer="", producer_sequence=0
+    )
+
+
+class ChunkCache:
+    """The last chunks that were read, each asked for once however many want it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._chunks: OrderedDict[str, asyncio.Task[InlineBatches]] = OrderedDict()
+
+    async def batch(self, descriptor: Descriptor) -> bytes:
+        """The bytes of one batch; `NotFound` if it is not there, or not any more."""
+        riders = await self._riders(descriptor.location)
+        if descriptor.batch_id not in riders:
+            # The chunk may have been read before the batch was added to it.
+            self._chunks.pop(descriptor.location, None)
+            riders = await self._riders(descriptor.location)
+        found = riders.get(descriptor.batch_id)
+        if found is None:
+            raise NotFound(f"batch {descriptor.batch_id} is not in {descriptor.location}")
+        return found
+
+    async def _riders(self, key: str) -> InlineBatches:
+        task = self._chunks.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = runtime.spawn(self._read(key), name=f"read {key}")
+            self._chunks[key] = task
+            while len(self._chunks) > CHUNKS_KEPT:
+                self._chunks.popitem(last=False)
+        # Shielded: whoever is called off must not take the chunk from the others.
+        return await asyncio.shield(task)
+
+    async def _read(self, key: str) -> InlineBatches:
+        data = (await self._store.get(key)).data
+        entries = decode_chunk(data, queue_id=None, number=None).entries
+        return {entry.batch_id: entry.inline for entry in entries if entry.inline is not None}

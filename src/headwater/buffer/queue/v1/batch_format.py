@@ -29,13 +29,19 @@ from array import array
 from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
-
 from headwater.buffer.compression import Buffer, Compression, compress, decompress
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import BATCH_MAX_BYTES
+from collections import OrderedDict
+from typing import NamedTuple
+from headwater.buffer.compression import Compression
+from headwater.core import limits
+from headwater.core.errors import BadKey, Corrupt
+from headwater.store import ByteRange, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 VERSION: Final = 1
 _FOOTER: Final = struct.Struct("<BIH")
@@ -47,7 +53,7 @@ _STRIDE_RECORDS: Final = 8192
 _KNOWN: Final = (Compression.NONE, Compression.ZSTD)
 
 
-class Footer(NamedTuple):
+class V1Footer(NamedTuple):
     """What the last seven bytes of a batch say."""
 
     record_count: int
@@ -95,7 +101,7 @@ def _interleave(lengths: pa.Int32Array, values: pa.BinaryArray, size_bytes: int)
     return joined.buffers()[2].slice(0, size_bytes)
 
 
-def read_footer(tail: Buffer) -> Footer:
+def read_footer(tail: Buffer) -> V1Footer:
     """What the last seven bytes say; `tail` ends where the batch ends, and may begin earlier."""
     view = memoryview(tail).cast("B")
     if len(view) < FOOTER_BYTES:
@@ -113,7 +119,7 @@ def read_footer(tail: Buffer) -> Footer:
             "batch is not damaged, a newer writer wrote it: upgrade Headwater to a version that "
             "reads its format."
         )
-    return Footer(record_count, Compression(code))
+    return V1Footer(record_count, Compression(code))
 
 
 def decode_batch(
@@ -239,3 +245,65 @@ def _one_by_one(block: bytes, end: int, position: int, done: int, count: int) ->
             )
         append(position)
     return found
+
+
+# How many records batches have: from the seven bytes at their ends, read once.
+#
+# The published manifest names batches and says nothing of their sizes. A ranged read of the
+# footer tells the rows, and its answer the size of the object.
+
+
+_FOOTER_LENGTH_BYTES = 4
+
+
+class BatchCount(NamedTuple):
+    """What the end of a batch and the store tell of it."""
+
+    rows: int
+    size_bytes: int
+    modified_ms: int
+
+
+class BatchCounts:
+    """The counts of batches, by their location; the ones used last are kept."""
+
+    def __init__(self, store: Store, capacity: int = limits.V1_COUNTS_CACHED) -> None:
+        self._store = store
+        self._capacity = capacity
+        self._known: OrderedDict[str, BatchCount] = OrderedDict()
+
+    def know(self, location: str, count: BatchCount) -> None:
+        """Keep what is known without reading: a batch never changes."""
+        self._known[location] = count
+        self._known.move_to_end(location)
+        while len(self._known) > self._capacity:
+            self._known.popitem(last=False)
+
+    async def of(self, location: str) -> BatchCount:
+        """The count of one batch. What its bytes may be wrong in, `read_footer` says."""
+        known = self._known.get(location)
+        if known is None:
+            known = await self._read(location)
+        self.know(location, known)
+        return known
+
+    async def _read(self, location: str) -> BatchCount:
+
+        try:
+            found = await self._store.get(location, ByteRange(-FOOTER_BYTES), foreign=True)
+        except BadKey as error:
+            # Another implementation may write any text. Escaping it here would look for an object
+            # of another name, and perhaps find one.
+            raise BadKey(
+                f"the batch at location {location!r} cannot be asked for: {error}"
+            ) from None
+        rows, compression = read_footer(found.data)
+        block_bytes = limits.BATCH_MAX_BYTES
+        if compression is Compression.NONE:
+            block_bytes = min(found.meta.size_bytes - FOOTER_BYTES, block_bytes)
+        if rows * _FOOTER_LENGTH_BYTES > block_bytes:
+            raise Corrupt(
+                f"{location}: record_count is {rows:,}, and {found.meta.size_bytes:,} bytes hold "
+                "fewer"
+            )
+        return BatchCount(rows, found.meta.size_bytes, found.meta.modified_ms)

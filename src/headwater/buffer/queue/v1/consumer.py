@@ -18,14 +18,13 @@ Each step may be the last before a crash:
 from __future__ import annotations
 
 import msgspec
-
-from headwater.buffer.queue.contract import Counters, Descriptor, Taker, Uncounted
-from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, Race, raise_epoch
-from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.contract import Counters, Descriptor, QueueConsumer, Uncounted
+from headwater.buffer.queue.v1.manifest_object import StoredManifest, ManifestObject, ManifestRetry, raise_epoch
+from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.queue.v1.reader import EntryReader
-from headwater.buffer.queue.v1.side import Side, SideObject, remember
-from headwater.buffer.queue.v1.view import View, check_front, check_not_back, read_view
-from headwater.buffer.v1_manifest import Manifest
+from headwater.buffer.queue.v1.side_object import SideState, SideObject, remember_locations
+from headwater.buffer.queue.v1.side_object import QueueView, check_front, check_not_back, read_view
+from headwater.buffer.queue.v1.manifest_format import Manifest
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     Conflict,
@@ -39,7 +38,7 @@ from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 
-class V1Taker(Taker):
+class V1Consumer(QueueConsumer):
     """Opens, reads on, dequeues. One LSN for each record, whoever was the consumer before."""
 
     def __init__(
@@ -51,7 +50,7 @@ class V1Taker(Taker):
         policy: RetryPolicy | None = None,
         lenient: bool = False,
     ) -> None:
-        names = Names(prefix, queue_id)
+        names = V1Names(prefix, queue_id)
         self.counters = Counters()
         self.epoch = 0
         self._names = names
@@ -61,7 +60,7 @@ class V1Taker(Taker):
         self._reader = EntryReader(store, names, self._beside)
         self._queue_id = queue_id
         self._claim = ""
-        self._side = Side(queue_id)
+        self._side = SideState(queue_id)
         self._pending = 0
 
     @property
@@ -82,7 +81,7 @@ class V1Taker(Taker):
             await self._check_countable(view, last_acked_sequence + 1)
         claim = runtime.new_token().hex()
 
-        def claimed(side: Side) -> Side:
+        def claimed(side: SideState) -> SideState:
             _check_group(side, group, take_over)
             return msgspec.structs.replace(
                 side, group=group, claim=claim, opened_ms=runtime.wall_ms()
@@ -113,7 +112,7 @@ class V1Taker(Taker):
             # A garbage collector may have raised the floor.
             self._side = _owned(await self._beside.read(), self._claim)
         try:
-            return await self._reader.after(View(found, self._side), start, limit)
+            return await self._reader.after(QueueView(found, self._side), start, limit)
         except Uncounted:
             # A successor may have acknowledged the batch meanwhile, and a collector deleted it.
             await self._fenced_read()
@@ -152,7 +151,7 @@ class V1Taker(Taker):
         await self._reader.acked.discard_from(self._side.sequence)
         self._side = await self._beside.update(lambda now: self._without(now, sequence, rows))
 
-    def _without(self, now: Side, sequence: int, rows: int) -> Side:
+    def _without(self, now: SideState, sequence: int, rows: int) -> SideState:
         given_up = sorted({*_owned(now, self._claim).given_up, sequence})
         if len(given_up) > limits.V1_GIVEN_UP_MAX:
             raise LimitExceeded(
@@ -162,7 +161,7 @@ class V1Taker(Taker):
         kept = [*now.given_up_rows, (sequence, rows)] if rows else now.given_up_rows
         return msgspec.structs.replace(now, given_up=given_up, given_up_rows=kept)
 
-    async def _present(self) -> View:
+    async def _present(self) -> QueueView:
         """The queue before it is opened."""
         if await self._beside.look() is None:
             found = await self._manifest.look()
@@ -171,10 +170,10 @@ class V1Taker(Taker):
             else:
                 # Where nothing was ever dequeued, LSNs are known without a side object.
                 check_front(self._names.manifest, found, await self._beside.look())
-                await self._beside.create(Side(self._queue_id))
+                await self._beside.create(SideState(self._queue_id))
         return await read_view(self._manifest, self._beside)
 
-    def _check_resume(self, view: View, last_acked_sequence: int | None) -> None:
+    def _check_resume(self, view: QueueView, last_acked_sequence: int | None) -> None:
         if last_acked_sequence is None:
             return
         if last_acked_sequence >= view.found.next_sequence:
@@ -185,7 +184,7 @@ class V1Taker(Taker):
             )
         self._reader.check_retained(view.side, last_acked_sequence + 1)
 
-    async def _check_countable(self, view: View, end: int) -> None:
+    async def _check_countable(self, view: QueueView, end: int) -> None:
         """`Uncounted` before anybody is fenced, if what is to be acknowledged has no numbers."""
         while True:
             async with self._reader.lock:
@@ -199,10 +198,10 @@ class V1Taker(Taker):
                         raise
                     # It was only acknowledged and collected while it was looked for.
 
-    async def _raise_epoch(self, side: Side, claim: str) -> Found:
+    async def _raise_epoch(self, side: SideState, claim: str) -> StoredManifest:
         """Become the consumer of the manifest, without what is acknowledged."""
 
-        async def prepared(found: Found) -> Manifest:
+        async def prepared(found: StoredManifest) -> Manifest:
             nonlocal side
             if found.front > side.sequence:
                 side = _owned(await self._beside.read(), claim)
@@ -212,7 +211,7 @@ class V1Taker(Taker):
 
         return await raise_epoch(self._manifest, self._policy, prepared)
 
-    async def _fenced_read(self) -> Found:
+    async def _fenced_read(self) -> StoredManifest:
         """The manifest, if it is still this consumer's."""
         if not self._claim:
             raise Refused(f"{self._names.manifest}: open the consumer first")
@@ -220,7 +219,7 @@ class V1Taker(Taker):
         self._check_epoch(found)
         return found
 
-    def _check_epoch(self, found: Found) -> None:
+    def _check_epoch(self, found: StoredManifest) -> None:
         if found.epoch != self.epoch:
             raise Fenced(
                 f"{self._names.manifest}: the epoch is {found.epoch:,}, and this consumer has "
@@ -229,7 +228,7 @@ class V1Taker(Taker):
         check_front(self._names.manifest, found, self._side)
         self._count_pending(found)
 
-    async def _acknowledge(self, found: Found, end: int) -> None:
+    async def _acknowledge(self, found: StoredManifest, end: int) -> None:
         """Segments, then the side object."""
         before = self._side
         sequences = range(before.sequence, end)
@@ -245,9 +244,9 @@ class V1Taker(Taker):
             newest_ms = await self._reader.acked.write(found, ledger, sequences, before.newest_ms)
         lsn = counted[-1].first_lsn + counted[-1].rows
         acked_bytes = before.acked_bytes + sum(one.size_bytes for one in counted)
-        recent = remember(before.recent, (found.entry(s).location for s in sequences))
+        recent = remember_locations(before.recent, (found.entry(s).location for s in sequences))
 
-        def acknowledged(now: Side) -> Side:
+        def acknowledged(now: SideState) -> SideState:
             if _owned(now, self._claim).sequence >= end:
                 return now  # by an earlier attempt whose answer was lost
             return msgspec.structs.replace(
@@ -264,10 +263,10 @@ class V1Taker(Taker):
         self._side = await self._beside.update(acknowledged)
         self._count_pending(found)
 
-    async def _shorten(self, found: Found) -> None:
+    async def _shorten(self, found: StoredManifest) -> None:
         """Take out of the manifest what the side object says is acknowledged."""
         through = self._side.sequence - 1
-        race = Race(self._policy, self._manifest)
+        race = ManifestRetry(self._policy, self._manifest)
         try:
             while found.front <= through:
                 shorter = found.manifest.dequeued(through)
@@ -286,11 +285,11 @@ class V1Taker(Taker):
             ) from error
         self._count_pending(found)
 
-    def _count_pending(self, found: Found) -> None:
+    def _count_pending(self, found: StoredManifest) -> None:
         self._pending = found.next_sequence - max(found.front, self._side.sequence)
 
 
-def _check_group(side: Side, group: str, take_over: bool) -> None:
+def _check_group(side: SideState, group: str, take_over: bool) -> None:
     if side.group not in ("", group) and not take_over:
         raise Refused(
             f"the consumer belongs to group {side.group!r}, not {group!r}: read as a follower, or "
@@ -298,7 +297,7 @@ def _check_group(side: Side, group: str, take_over: bool) -> None:
         )
 
 
-def _owned(side: Side, claim: str) -> Side:
+def _owned(side: SideState, claim: str) -> SideState:
     if side.claim != claim:
         raise Fenced("another consumer was opened, and has the side object. Stop, or open again.")
     return side

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
 from headwater.core.errors import Refused
+from headwater.buffer.types import field_text
 
 
 class Inexact(Refused):
@@ -107,7 +107,7 @@ def extended_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
     return common_type(kind, found) or kind
 
 
-def typed_as(kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True) -> pa.DataType:
+def fill_untyped(kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True) -> pa.DataType:
     """The type, where the parts of it that have none (pa.null()) take that of the stream's column.
 
     `[]`, `[null]` and `{"x": null}` say nothing of what may come there. A field of a struct that
@@ -115,14 +115,14 @@ def typed_as(kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = T
     of a list or a map cannot be left out, and neither can the last field: that stays as it is.
     """
     if pa.types.is_null(kind):
-        return kind if known is None else relaxed(known)
+        return kind if known is None else all_nullable(known)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = known.value_type if known is not None and pa.types.is_list(known) else None
-        value = typed_as(kind.value_type, inner, may_drop=may_drop)
+        value = fill_untyped(kind.value_type, inner, may_drop=may_drop)
         return kind if value == kind.value_type else pa.list_(pa.field("element", value))
     if pa.types.is_map(kind):
         inner = known.item_type if known is not None and pa.types.is_map(known) else None
-        item = typed_as(kind.item_type, inner, may_drop=may_drop)
+        item = fill_untyped(kind.item_type, inner, may_drop=may_drop)
         return kind if item == kind.item_type else pa.map_(kind.key_type, item)
     if pa.types.is_struct(kind):
         return _typed_struct(kind, known, may_drop=may_drop)
@@ -132,29 +132,29 @@ def typed_as(kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = T
 def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: bool) -> pa.DataType:
     inner = {} if known is None or not pa.types.is_struct(known) else {f.name: f for f in known}
     if not kind.num_fields:
-        return kind if not inner else relaxed(known)
+        return kind if not inner else all_nullable(known)
     fields = []
     for field in kind:
         found = inner.get(field.name)
-        told = typed_as(field.type, None if found is None else found.type, may_drop=may_drop)
+        told = fill_untyped(field.type, None if found is None else found.type, may_drop=may_drop)
         fields.append(field if told == field.type else pa.field(field.name, told))
     if may_drop:
         typed = [field for field in fields if not pa.types.is_null(field.type)]
         fields = (
-            typed or [pa.field(one.name, relaxed(one.type)) for one in inner.values()] or fields
+            typed or [pa.field(one.name, all_nullable(one.type)) for one in inner.values()] or fields
         )
     made = pa.struct(fields)
     return kind if made == kind else made
 
 
-def relaxed(kind: pa.DataType) -> pa.DataType:
+def all_nullable(kind: pa.DataType) -> pa.DataType:
     """The type with everything inside it nullable: as it stands in batches."""
     if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", relaxed(kind.value_type)))
+        return pa.list_(pa.field("element", all_nullable(kind.value_type)))
     if pa.types.is_map(kind):
-        return pa.map_(relaxed(kind.key_type), relaxed(kind.item_type))
+        return pa.map_(all_nullable(kind.key_type), all_nullable(kind.item_type))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, relaxed(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, all_nullable(field.type)) for field in kind])
     return kind
 
 
@@ -165,7 +165,7 @@ def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column
     if column.null_count == len(column):
         return pa.nulls(len(column), kind)
-    if accepts(given, relaxed(kind)):
+    if accepts(given, all_nullable(kind)):
         # Only here: Arrow's own cast drops the fields of a struct that the other type lacks.
         return column.cast(kind)
     if _is_number(given) and _is_number(kind):
@@ -261,3 +261,63 @@ def _entries(column: pa.MapArray) -> tuple[pa.Array, pa.Array]:
     entry = pa.struct([column.type.key_field, column.type.item_field])
     flat = pc.list_flatten(column.cast(pa.list_(pa.field("entries", entry, nullable=False))))
     return pc.struct_field(flat, 0), pc.struct_field(flat, 1)
+
+
+# Nulls where a type allows none, at any depth.
+#
+# Arrow checks neither: whoever reads such a column as what it says finds a value that is not
+# there.
+
+
+def check_nulls(records: pa.RecordBatch) -> None:
+    """Refuse records that do not hold to what their own columns say."""
+    for field in records.schema:
+        if field.nullable and not is_strict(field.type):
+            continue
+        row = first_null(records.column(field.name), field, pa.repeat(False, records.num_rows))
+        if row is not None:
+            raise Refused(
+                f"column {field.name!r} is {field_text(field)}, and record {row} has null there: "
+                "give it a value, or make the column, or the field within it, nullable"
+            )
+
+
+def is_strict(kind: pa.DataType) -> bool:
+    """Whether something inside a type may not be null."""
+    if pa.types.is_list(kind):
+        return not kind.value_field.nullable or is_strict(kind.value_type)
+    if pa.types.is_map(kind):
+        return is_strict(kind.item_type)
+    if pa.types.is_struct(kind):
+        return any(not field.nullable or is_strict(field.type) for field in kind)
+    return False
+
+
+def first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | None:
+    """The first row with a null that `field` does not allow, at any depth; not of those excused."""
+    rows = [] if field.nullable else [first_true(pc.and_not(pc.is_null(column), excused))]
+    if is_strict(field.type):
+        rows += _nulls_within(column, field.type, pc.or_(excused, pc.is_null(column)))
+    return min((row for row in rows if row is not None), default=None)
+
+
+def first_true(mask: pa.Array) -> int | None:
+    """The first place where the mask holds."""
+    found = int(pc.index(mask, True).as_py())
+    return None if found < 0 else found
+
+
+def _nulls_within(column: pa.Array, kind: pa.DataType, excused: pa.Array) -> list[int | None]:
+    if pa.types.is_struct(kind):
+        children = zip(column.flatten(), kind, strict=True)
+        return [first_null(child, field, excused) for child, field in children]
+    # Lists and maps: what is inside has rows of its own, each belonging to one row outside.
+    if pa.types.is_map(kind):
+        entry = pa.struct([column.type.key_field, column.type.item_field])
+        column = column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
+        inside, field = pc.struct_field(pc.list_flatten(column), 1), kind.item_field
+    else:
+        inside, field = pc.list_flatten(column), kind.value_field
+    parents = pc.list_parent_indices(column)
+    row = first_null(inside, field, excused.take(parents))
+    return [None if row is None else int(parents[row].as_py())]

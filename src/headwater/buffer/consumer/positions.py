@@ -13,20 +13,19 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, get_args
-
-from headwater.buffer.consumer.group import Place
+from headwater.buffer.consumer.group import QueuePosition
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.streams import looking_at
+from headwater.buffer.stream.streams import borrow_stream
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
 from headwater.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from headwater.buffer.consumer.fetcher import FetchHandle
 
-    from headwater.buffer.consumer.fetch import FetchHandle
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -57,7 +56,7 @@ def check_bounds(stream: Stream, position: ReadBounds) -> None:
         )
 
 
-def bound_of(position: ReadBounds, partition: int) -> ReadBound:
+def partition_bound(position: ReadBounds, partition: int) -> ReadBound:
     """What a position says of one partition."""
     if isinstance(position, Mapping):
         return position.get(partition)
@@ -135,19 +134,19 @@ async def lsn_at_time(
     else:
         time_us = whole_number("time", time) * 1000
     check_time_by(time_by)
-    async with looking_at(source, name) as stream:
-        found = await place_at_time(stream, partition, time_us, time_by)
+    async with borrow_stream(source, name) as stream:
+        found = await position_at_time(stream, partition, time_us, time_by)
     return None if found is None else found.lsn
 
 
-async def place_at_time(stream: Stream, partition: int, time_us: int, by: TimeBy) -> Place | None:
+async def position_at_time(stream: Stream, partition: int, time_us: int, by: TimeBy) -> QueuePosition | None:
     """The place before the first retained record of a time or later; None if there is none.
 
     Reads a number of chunks that grows with the logarithm of theirs, and of the one batch that has
     the record: nothing if all of it is late enough, else its calls for ingestion times, and itself
     for timestamps.
     """
-    from headwater.buffer.consumer.fetch import FetchHandle
+    from headwater.buffer.consumer.fetcher import FetchHandle
 
     if time_us > _LAST_US:
         return None
@@ -155,16 +154,16 @@ async def place_at_time(stream: Stream, partition: int, time_us: int, by: TimeBy
     looker, handle = stream.looker(partition), FetchHandle.of(stream, partition)
     while (batch := await looker.batch_at_time(time_us, by)) is not None:
         try:
-            skip = await _skipped(handle, batch, time_us, by)
+            skip = await _rows_before(handle, batch, time_us, by)
         except UnreadableBatch:
             if batch.sequence < await looker.floor():
                 continue  # deleted by retention meanwhile: another one is the first
             raise
-        return Place(batch.sequence, batch.first_lsn + skip)
+        return QueuePosition(batch.sequence, batch.first_lsn + skip)
     return None
 
 
-async def _skipped(handle: FetchHandle, batch: Descriptor, time_us: int, by: TimeBy) -> int:
+async def _rows_before(handle: FetchHandle, batch: Descriptor, time_us: int, by: TimeBy) -> int:
     """How many records of a batch come before the first of a time or later."""
     if batch.range_us(by)[0] >= time_us:
         return 0
@@ -210,7 +209,7 @@ async def _resolve(
     if place == LATEST:
         return state.next_lsn
     try:
-        found = await place_at_time(stream, partition, time_us_of(place), time_by)
+        found = await position_at_time(stream, partition, time_us_of(place), time_by)
     except (UnreadableBatch, Uncounted) as error:
         if not skips:
             raise
