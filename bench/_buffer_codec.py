@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from bench._findings import Goal, Section
 from headwater.buffer import batch
-from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.batch import Call, Calls
 from headwater.buffer.compression import Compression
+from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.records import from_values
 from headwater.core import runtime
 

@@ -7,11 +7,10 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.cost import MONTH_S, READS_PER_POLL, estimate_cost
-from headwater.buffer.queue.contract import QueueReader, NewBatch, QueueConsumer
+from headwater.buffer.queue.contract import NewBatch, QueueConsumer, QueueReader
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.stream.config import Format
 from headwater.core import runtime

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.buffer import arrow_stream
-from headwater.buffer.batch import Batch, decode_batch, encode_batch, encode_parts
-from headwater.buffer.batch import Call, Calls
-from headwater.buffer.compression import Compression
 from headwater.buffer.arrow_stream import ChunkedColumn, ValuesColumn
+from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch, encode_parts
+from headwater.buffer.compression import Compression
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.pieces import (
     LOOSE_MIN_BYTES,

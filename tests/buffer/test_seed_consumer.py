@@ -18,17 +18,16 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.consumer import ConsumedBatch, Consumer, FetchHandle, CallMetadata
+from headwater.buffer.consumer import CallMetadata, ConsumedBatch, Consumer, FetchHandle
 from headwater.buffer.queue.contract import Descriptor, NewBatch
-from headwater.buffer.records import from_values
-from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.stream.config import Format
 from headwater.buffer.queue.v1.batch_format import encode_batch
 from headwater.buffer.queue.v1.manifest_format import MetadataItem as Item
 from headwater.buffer.queue.v1.manifest_format import decode_manifest, encode_manifest
+from headwater.buffer.records import from_values
+from headwater.buffer.stream import Stream, create_stream
+from headwater.buffer.stream.config import Format
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused
 from headwater.core.limits import ACKS_PER_DEQUEUE
@@ -69,7 +68,9 @@ class Queue:
             return await self._enqueue_v1(names, metadata)
         return await self._enqueue_native(names, metadata)
 
-    async def _enqueue_v1(self, names: Sequence[str], metadata: Sequence[CallMetadata]) -> list[str]:
+    async def _enqueue_v1(
+        self, names: Sequence[str], metadata: Sequence[CallMetadata]
+    ) -> list[str]:
         key = "streams/orders/0/ingest/manifest"
         items = [Item(m.start_index, m.ingestion_time_ms, m.payload or b"") for m in metadata]
         await asyncio.gather(*(self.write(name) for name in names))

@@ -11,8 +11,7 @@ import pytest
 from headwater.buffer.consumer import collection
 from headwater.buffer.transaction import TransactionCommitter, expiry
 from headwater.buffer.transaction import commit as committing
-from headwater.buffer.transaction.record import Appending
-from headwater.buffer.transaction.record import ApplicationRecord
+from headwater.buffer.transaction.record import Appending, ApplicationRecord
 from tests.buffer.transaction.test_histories import (
     appends_from_the_start,
     drops_at_once,

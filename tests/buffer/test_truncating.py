@@ -12,7 +12,13 @@ from headwater.buffer import layout
 from headwater.buffer.consumer import Consumer, Follower, lag, read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, create_stream, delete_stream, open_stream
-from headwater.buffer.truncation import (Truncated, TruncationPlan, plan_truncation, truncate_all, truncate_partition)
+from headwater.buffer.truncation import (
+    Truncated,
+    TruncationPlan,
+    plan_truncation,
+    truncate_all,
+    truncate_partition,
+)
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, Refused, Trimmed
 from headwater.store import MemoryBackend, Store

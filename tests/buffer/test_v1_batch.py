@@ -15,9 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.compression import Compression, compress
-from headwater.buffer.queue.v1.batch_format import (FOOTER_BYTES, V1Footer, decode_batch, encode_batch, read_footer)
+from headwater.buffer.queue.v1 import batch_format
+from headwater.buffer.queue.v1.batch_format import (
+    FOOTER_BYTES,
+    V1Footer,
+    decode_batch,
+    encode_batch,
+    read_footer,
+)
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import MIB
 

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.buffer.queue.v1.manifest_format import (FOOTER_BYTES, ManifestEntry, Manifest, MetadataItem, decode_manifest, encode_manifest)
+from headwater.buffer.queue.v1.manifest_format import (
+    FOOTER_BYTES,
+    Manifest,
+    ManifestEntry,
+    MetadataItem,
+    decode_manifest,
+    encode_manifest,
+)
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import MIB
 from tests.buffer.manifest_items import item_for
@@ -198,7 +205,9 @@ def test_runs_say_for_every_record_what_it_would_be_told(
     starts: list[int], record_count: int
 ) -> None:
     # Also out of order, as a manifest that is read leniently may have them.
-    entry = ManifestEntry(0, "a", [MetadataItem(start, number) for number, start in enumerate(starts)])
+    entry = ManifestEntry(
+        0, "a", [MetadataItem(start, number) for number, start in enumerate(starts)]
+    )
 
     told: dict[int, MetadataItem] = {}
     for start, end, item in entry.metadata_runs(record_count):
@@ -302,8 +311,16 @@ def test_leniently_items_may_come_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("manifest", "kind", "reason"),
     [
-        (Manifest((ManifestEntry(1, "a"), ManifestEntry(1, "b")), 2), Refused, "1 does not follow 1"),
-        (Manifest((ManifestEntry(1, "a"), ManifestEntry(3, "b")), 4), Refused, "3 does not follow 1"),
+        (
+            Manifest((ManifestEntry(1, "a"), ManifestEntry(1, "b")), 2),
+            Refused,
+            "1 does not follow 1",
+        ),
+        (
+            Manifest((ManifestEntry(1, "a"), ManifestEntry(3, "b")), 4),
+            Refused,
+            "3 does not follow 1",
+        ),
         (Manifest((ManifestEntry(1, "a"),), 3), Refused, "not the one before"),
         (Manifest((ManifestEntry(1, "a"),), 1), Refused, "not the one before"),
         (Manifest((ManifestEntry(-1, "a"),), 1), LimitExceeded, "sequence: -1"),
@@ -314,8 +331,16 @@ def test_leniently_items_may_come_in_any_order() -> None:
         ),
         (Manifest((ManifestEntry(0, "\ud800"),), 1), Refused, "no UTF-8"),
         (Manifest((ManifestEntry(0, "ä" * 40_000),), 1), LimitExceeded, "location: 80,000"),
-        (Manifest((ManifestEntry(0, "a", (MetadataItem(2**32, 0),)),), 1), LimitExceeded, "start_index"),
-        (Manifest((ManifestEntry(0, "a", (MetadataItem(0, 2**63),)),), 1), LimitExceeded, "64 bits"),
+        (
+            Manifest((ManifestEntry(0, "a", (MetadataItem(2**32, 0),)),), 1),
+            LimitExceeded,
+            "start_index",
+        ),
+        (
+            Manifest((ManifestEntry(0, "a", (MetadataItem(0, 2**63),)),), 1),
+            LimitExceeded,
+            "64 bits",
+        ),
         (Manifest((), 2**64), LimitExceeded, "next_sequence"),
         (Manifest((), 0, -1), LimitExceeded, "epoch"),
     ],
@@ -401,7 +426,8 @@ def test_changed_manifests_are_read_as_they_are_or_refused(
         return
     assert encode_manifest(found) == data
     entries = [
-        ManifestEntry(entry.sequence, entry.location, tuple(entry.metadata)) for entry in found.entries
+        ManifestEntry(entry.sequence, entry.location, tuple(entry.metadata))
+        for entry in found.entries
     ]
     if not lenient:
         rebuilt = Manifest(tuple(entries), found.next_sequence, found.epoch)

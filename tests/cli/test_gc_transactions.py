@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import create_stream
-from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, TaskUploads, Uploader
+from headwater.buffer.transaction import CommitAttempt, TaskUploads, TransactionCommitter, Uploader
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
 

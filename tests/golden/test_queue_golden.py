@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch, decode_batch
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls, decode_batch
 from headwater.buffer.queue.native.chunk import (
     Chunk,
     ChunkEntry,
@@ -33,11 +32,11 @@ from headwater.buffer.queue.native.registers import (
     QueueEnd,
     QueueFloors,
 )
-from headwater.buffer.queue.v1.ledger import NumberedEntry
-from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.queue.v1.acked import decode_segment, encode_segment
-from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
+from headwater.buffer.queue.v1.ledger import NumberedEntry
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
+from headwater.buffer.queue.v1.side_object import V1Names
+from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
 from headwater.core import runtime
 from headwater.core.errors import NotSupported
 from headwater.core.lease import FloorAge

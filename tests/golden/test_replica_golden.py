@@ -9,8 +9,8 @@ import pytest
 
 from headwater.core.errors import NotSupported
 from headwater.log.replica import Image
-from headwater.log.replica.image import decode_image, encode_image
 from headwater.log.replica.copies import SavedState, decode_state, encode_state
+from headwater.log.replica.image import decode_image, encode_image
 
 HERE = Path(__file__).parent
 KEPT = SavedState(term=7, copy=2, diverged_lsn=120, kind="log")

@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from headwater.buffer.transaction.holds import Hold, Holds
-from headwater.buffer.transaction.record import CommitAttempt
-from headwater.buffer.transaction.record import ApplicationRecord, PartitionBatches, Upload
+from headwater.buffer.transaction.record import (
+    ApplicationRecord,
+    CommitAttempt,
+    PartitionBatches,
+    Upload,
+)
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
@@ -40,7 +44,9 @@ REGISTERS: dict[str, Any] = {
         "run-1",
         "appending",
         (
-            PartitionBatches(0, 41, (Upload(BATCH, 10_000, 33_554_432, AT_MS, AT_MS + 5, -5, 7, 2),)),
+            PartitionBatches(
+                0, 41, (Upload(BATCH, 10_000, 33_554_432, AT_MS, AT_MS + 5, -5, 7, 2),)
+            ),
             PartitionBatches(
                 3,
                 1,
@@ -82,5 +88,6 @@ def test_applications_are_named_as_they_always_were() -> None:
     assert QUERY.application == "query-a2c038b590f9a7d4d0cc4d4d"
     assert CommitAttempt.of_version("nightly", 0, "t").application == "app-b7dcb502b35c42d240e688c8"
     assert (
-        CommitAttempt.of_job("01J5T4R3KXBMZ7QV9N2WSP8YDH").application == "jobs-64754e0ca22029edcfba2d58"
+        CommitAttempt.of_job("01J5T4R3KXBMZ7QV9N2WSP8YDH").application
+        == "jobs-64754e0ca22029edcfba2d58"
     )

@@ -10,8 +10,20 @@ from pathlib import Path
 import pytest
 
 from headwater.buffer.compression import Compression, compress
-from headwater.buffer.queue.v1.batch_format import (FOOTER_BYTES, V1Footer, decode_batch, encode_batch, read_footer)
-from headwater.buffer.queue.v1.manifest_format import (ManifestEntry, Manifest, MetadataItem, decode_manifest, encode_manifest)
+from headwater.buffer.queue.v1.batch_format import (
+    FOOTER_BYTES,
+    V1Footer,
+    decode_batch,
+    encode_batch,
+    read_footer,
+)
+from headwater.buffer.queue.v1.manifest_format import (
+    Manifest,
+    ManifestEntry,
+    MetadataItem,
+    decode_manifest,
+    encode_manifest,
+)
 from headwater.core.errors import Corrupt, NotSupported
 from headwater.store import Store, open_store
 from tests.interop.rust_tool import (

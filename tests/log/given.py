@@ -32,7 +32,9 @@ def opened(disk: Disk, *, first_lsn: int | None = None, config: SpoolConfig | No
 
 def waiting_ticket() -> PendingAppend:
     """An append that nobody has handed in."""
-    return PendingAppend(prepare_append(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0)
+    return PendingAppend(
+        prepare_append(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0
+    )
 
 
 def found(groups: Iterable[Group]) -> dict[int, bytes]:

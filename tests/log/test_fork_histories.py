@@ -31,7 +31,9 @@ def trusts(told: RegisterResponse, through_lsn: int, compare_records: int) -> Ve
     return Verification(through_lsn, through_lsn)
 
 
-def compares_what_the_slot_holds(told: RegisterResponse, through_lsn: int, compare_records: int) -> Verification:
+def compares_what_the_slot_holds(
+    told: RegisterResponse, through_lsn: int, compare_records: int
+) -> Verification:
     """Has only that sent again which the log is kept for."""
     after_lsn = max(told.restart_lsn, told.oldest_lsn - 1, through_lsn - compare_records)
     return Verification(min(after_lsn, through_lsn), through_lsn)
@@ -53,7 +55,11 @@ def leaves_slots(self: LogRetention) -> None:
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "unsynced-is-sent": (PrimaryService, "_read_synced", reads_all),
     "copy-is-trusted": (Verification, "of_copy", staticmethod(trusts)),
-    "only-the-slot-is-compared": (Verification, "of_copy", staticmethod(compares_what_the_slot_holds)),
+    "only-the-slot-is-compared": (
+        Verification,
+        "of_copy",
+        staticmethod(compares_what_the_slot_holds),
+    ),
     "one-answer-is-enough": (Verification, "reached", done_after_one_answer),
     "nothing-is-compared": (LogFollower, "_compare", looks_away),
     "slots-above-the-log": (LogRetention, "bring_back", leaves_slots),

@@ -10,12 +10,20 @@ import pyarrow as pa
 import pytest
 
 from headwater.log.primary import PullResponse, log_retention
-from headwater.log.replica import (Bookmark, Image, LogArchive, Target, follower, link, keyed_table, log_copy)
+from headwater.log.replica import (
+    Bookmark,
+    Image,
+    LogArchive,
+    Target,
+    follower,
+    keyed_table,
+    link,
+    log_copy,
+)
+from headwater.log.replica.copies import ReplicaCopies, SavedState, SavedStateFile, encode_state
 from headwater.log.replica.follower import LogFollower
-from headwater.log.replica.copies import ReplicaCopies
-from headwater.log.replica.link import SplitPull
-from headwater.log.replica.copies import SavedState, SavedStateFile, encode_state
 from headwater.log.replica.keyed_state import KeyedState
+from headwater.log.replica.link import SplitPull
 from headwater.log.replica.log_copy import LogCopies, LogCopy
 from headwater.log.replica.replica import Replica
 from headwater.log.slots import Slot

@@ -12,11 +12,10 @@ import pytest
 from headwater.core.errors import Damaged
 from headwater.log.primary import log_retention
 from headwater.log.primary.log_retention import LogRetention
-from headwater.log.primary.registry import ReplicaRegistry
-from headwater.log.primary.registry import ReplicaState
+from headwater.log.primary.registry import ReplicaRegistry, ReplicaState
 from headwater.log.slots import SlotRegister, SlotTable, slot_register
-from headwater.log.slots.slot_writer import SlotBook
 from headwater.log.slots.slot import Slot
+from headwater.log.slots.slot_writer import SlotBook
 from tests.planted import expect_noticed
 from tests.torture.slot_scenarios import SCENARIOS, slot_history
 

@@ -14,10 +14,10 @@ from typing import TypeVar
 import msgspec
 
 from headwater.buffer.queue import (
+    AppendedBatch,
     BelowFloor,
     Descriptor,
     NewBatch,
-    AppendedBatch,
     ProducerState,
     Retention,
     TimeBy,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.queue import Collector, Descriptor, AppendedBatch, Retention
+from headwater.buffer.queue import AppendedBatch, Collector, Descriptor, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, ProducerIncarnation, decode_chunk
 from headwater.buffer.queue.native.registers import (
     ConsumerRecord,

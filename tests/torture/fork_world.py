@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.log.primary import AcknowledgeResponse, Acknowledgement
+from headwater.log.primary import Acknowledgement, AcknowledgeResponse
 from headwater.log.record import Group
 from headwater.log.replica import KeyedState, LogCopy, Target
 from headwater.log.wal import Pruned

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from headwater.buffer.queue.contract import Descriptor, NewBatch, AppendedBatch, Retention
+from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch, Retention
 from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, V1Consumer, create_v1_queue
 from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
 from headwater.buffer.queue.v1.manifest_format import MetadataItem, decode_manifest, encode_manifest

@@ -17,8 +17,8 @@ import pyarrow as pa
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Trimmed, Unavailable
 from headwater.log.primary import (
-    AcknowledgeResponse,
     Acknowledgement,
+    AcknowledgeResponse,
     BootstrapResponse,
     PrimaryService,
     PullResponse,

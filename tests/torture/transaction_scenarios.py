@@ -23,10 +23,10 @@ from headwater.buffer.transaction import (
     Appending,
     CommitAttempt,
     CommitResult,
-    TransactionCommitter,
     HoldLost,
     OlderMicroBatch,
     TaskUploads,
+    TransactionCommitter,
     Uploader,
 )
 from headwater.buffer.transaction.record import ApplicationRecord
@@ -151,7 +151,9 @@ class Driver:
                 await runtime.sleep(world.random.choice((1.0, 100.0, 200.0)))
         return None
 
-    async def _task(self, attempt: CommitAttempt, task: int, placed: Placement) -> TaskUploads | None:
+    async def _task(
+        self, attempt: CommitAttempt, task: int, placed: Placement
+    ) -> TaskUploads | None:
         """Run a task until one of its tries succeeds, some of them beside each other."""
         random, found = self.world.random, list[TaskUploads]()
         for _ in range(3):

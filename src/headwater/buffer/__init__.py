@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.batch import Batch, decode_batch, encode_batch, read_footer
-    from headwater.buffer.batch import Call, Calls
+    from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch, read_footer
     from headwater.buffer.compression import Compression
     from headwater.buffer.consumer import (
         BlockingConsumer,
@@ -90,15 +89,15 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-'batch': 'Batch Call Calls decode_batch encode_batch read_footer',
-'compression': 'Compression',
-'consumer': 'BlockingConsumer ConsumedBatch Consumer Follower lag list_dead_letters read '
-'read_async',
-'murmur2': 'partition_for_key',
-'partitioner': 'partition_keys',
-'producer': 'BlockingProducer BufferFull Producer',
-'queue': 'Descriptor',
-'records': 'Operation from_arrow from_values',
-'stream': 'Stream adopt_stream alter_stream create_stream delete_stream list_streams open_stream',
-},
+        "batch": "Batch Call Calls decode_batch encode_batch read_footer",
+        "compression": "Compression",
+        "consumer": "BlockingConsumer ConsumedBatch Consumer Follower lag list_dead_letters read "
+        "read_async",
+        "murmur2": "partition_for_key",
+        "partitioner": "partition_keys",
+        "producer": "BlockingProducer BufferFull Producer",
+        "queue": "Descriptor",
+        "records": "Operation from_arrow from_values",
+        "stream": "Stream adopt_stream alter_stream create_stream delete_stream list_streams open_stream",
+    },
 )

@@ -13,20 +13,19 @@ placeholder of the same size, and `parts` puts the pieces of the column in its p
 
 from __future__ import annotations
 
-from typing import Final
-import pyarrow as pa
-from headwater.core.errors import Refused
 import functools
 import mmap
+import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
-import pyarrow.compute as pc
-from headwater.core import limits
-import struct
-from headwater.core.errors import Corrupt
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import limits
+from headwater.core.errors import Corrupt, Refused
 
 # Extension types are names in the metadata of fields, and what they are stored in.
 #

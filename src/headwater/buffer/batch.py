@@ -20,22 +20,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+
 from headwater.buffer import arrow_stream
-from headwater.buffer.compression import Compression, compress, decompress
 from headwater.buffer.arrow_stream import DeferredBytes
+from headwater.buffer.compression import Compression, compress, decompress
 from headwater.buffer.records import TIMESTAMP, record_schema
 from headwater.core import limits
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
+from headwater.core.limits import TIME_MAX_MS
 from headwater.core.runtime import decode_ulid, encode_ulid
 from headwater.store.objects import Parts
-from collections.abc import Iterable
-from headwater.buffer.records import TIMESTAMP
-from headwater.core.errors import Corrupt
-from headwater.core.limits import TIME_MAX_MS
-
 
 MAGIC: Final = b"HWB1"
 _HEADER: Final = struct.Struct("<4sB3x")

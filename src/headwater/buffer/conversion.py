@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from headwater.core.errors import Refused
+
 from headwater.buffer.types import field_text
+from headwater.core.errors import Refused
 
 
 class Inexact(Refused):
@@ -107,7 +108,9 @@ def extended_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
     return common_type(kind, found) or kind
 
 
-def fill_untyped(kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True) -> pa.DataType:
+def fill_untyped(
+    kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True
+) -> pa.DataType:
     """The type, where the parts of it that have none (pa.null()) take that of the stream's column.
 
     `[]`, `[null]` and `{"x": null}` say nothing of what may come there. A field of a struct that
@@ -141,7 +144,9 @@ def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: b
     if may_drop:
         typed = [field for field in fields if not pa.types.is_null(field.type)]
         fields = (
-            typed or [pa.field(one.name, all_nullable(one.type)) for one in inner.values()] or fields
+            typed
+            or [pa.field(one.name, all_nullable(one.type)) for one in inner.values()]
+            or fields
         )
     made = pa.struct(fields)
     return kind if made == kind else made

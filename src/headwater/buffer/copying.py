@@ -27,7 +27,7 @@ from headwater.buffer.consumer.unreadable import GO_ON, UnreadableBatch
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.drafts import DRAFT_ROWS
 from headwater.buffer.producer.pieces import ENTITY, cut
-from headwater.buffer.queue.contract import QueueState, ProducerState
+from headwater.buffer.queue.contract import ProducerState, QueueState
 from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, VALUE, Operation
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core.errors import AlreadyExists, Refused
@@ -121,7 +121,9 @@ async def copy_stream(
 class _PartitionRun:
     """One run of a copy."""
 
-    def __init__(self, source: Stream, producer: Producer, total: int, progress: CopyProgress) -> None:
+    def __init__(
+        self, source: Stream, producer: Producer, total: int, progress: CopyProgress
+    ) -> None:
         self._source = source
         self._producer = producer
         self._total = total

@@ -23,16 +23,15 @@ import functools
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
+
 import pyarrow as pa
 import pyarrow.compute as pc
+
 from headwater.buffer.arrow_stream import check_valid
-from headwater.buffer.types import carried_schema, check_names, check_nested
 from headwater.buffer.conversion import exact_cast, fill_untyped
+from headwater.buffer.types import carried_schema, check_names, check_nested
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
-from typing import Final
-from headwater.core.errors import LimitExceeded
-
 
 KEY: Final = "_key"
 VALUE: Final = "_value"
@@ -98,7 +97,9 @@ def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
 def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     """Records from typed columns and reserved ones, in the types a stream carries."""
     check_valid(data)
-    table = _without_position_columns(data if isinstance(data, pa.Table) else pa.Table.from_batches([data]))
+    table = _without_position_columns(
+        data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+    )
     schema = record_schema(table.schema)
     # Here and not in `record_schema`, which also reads what is stored: no batch is damaged by the
     # names of its columns.

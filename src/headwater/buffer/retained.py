@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
-import msgspec
-from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatch
-from headwater.buffer.consumer.consumed_batch import ReaderColumns
-from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.stream import Stream
-from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
 import pyarrow as pa
-from headwater.buffer.consumer import ConsumedBatch, UnreadableBatch
-from headwater.buffer.conversion import first_null, is_strict
+
+from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatch
+from headwater.buffer.consumer.consumed_batch import ReaderColumns
+from headwater.buffer.conversion import Inexact, all_nullable, exact_cast, first_null, is_strict
+from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream, queues
+from headwater.buffer.stream.config import StreamConfig, StreamRegister, with_changes
+from headwater.buffer.stream.schema import schema_version, withdrawing
 from headwater.buffer.stream.settings import RetypeNeeded, check_alterable
-from headwater.buffer.stream.config import StreamConfig, with_changes
-from headwater.buffer.stream.schema import withdrawing
-from headwater.buffer.stream.config import StreamRegister
-from headwater.buffer.stream.schema import schema_version
 from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.types import field_text
-from headwater.buffer.conversion import Inexact, exact_cast, all_nullable
 from headwater.core import runtime
-from headwater.core.errors import Contended, HeadwaterError, Refused
-
+from headwater.core.errors import Contended, Damaged, HeadwaterError, NotFound, Refused, Trimmed
 
 READ_AT_ONCE: Final = 8
 """Batches that are fetched and checked side by side."""

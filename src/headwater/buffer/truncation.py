@@ -20,15 +20,21 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
+
 import msgspec
+
 from headwater.buffer import layout
-from headwater.buffer.consumer.positions import (ReadBounds, partition_bound, check_bounds, resolve_end)
 from headwater.buffer.consumer.collection import retention_of
+from headwater.buffer.consumer.positions import (
+    ReadBounds,
+    check_bounds,
+    partition_bound,
+    resolve_end,
+)
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion
 from headwater.core.errors import Contended, HeadwaterError, NotFound, Refused, RolledBack, Trimmed
-
 
 PARTITIONS_AT_ONCE: Final = 16
 IDLE_PASSES_MAX: Final = 100
@@ -93,7 +99,9 @@ async def plan_truncation(
     """
     check_bounds(stream, before)
     if partitions is None:
-        partitions = [one for one in range(stream.partitions) if partition_bound(before, one) is not None]
+        partitions = [
+            one for one in range(stream.partitions) if partition_bound(before, one) is not None
+        ]
     for one in partitions:
         stream.check_partition(one)
     _check_format(stream)

@@ -21,12 +21,13 @@ refused when they are produced, while the producer can still do something about 
 
 from __future__ import annotations
 
-from typing import Final
-import pyarrow as pa
-from headwater.core.errors import Refused
 import json
 import re
+from typing import Final
 
+import pyarrow as pa
+
+from headwater.core.errors import Refused
 
 _WIDER: Final[dict[pa.DataType, pa.DataType]] = {
     pa.uint8(): pa.int16(),

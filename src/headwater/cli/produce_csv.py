@@ -173,7 +173,9 @@ class CsvColumns:
             if kind is None:
                 self._empty.add(column)
                 continue
-            is_open = not (self._stream.is_declared or column in RESERVED or column in POSITION_COLUMNS)
+            is_open = not (
+                self._stream.is_declared or column in RESERVED or column in POSITION_COLUMNS
+            )
             fits = _fits(texts.slice(0, rows), kind, is_guessed=is_open)
             if fits < rows and is_open and (wide := _widest(kind)) != kind:
                 kind = self._types[column] = wide

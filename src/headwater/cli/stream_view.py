@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.buffer.cost import estimate_cost
-from headwater.buffer.stream.config import UNLIMITED, LINGER_MS, SchemaVersion, StreamConfig
+from headwater.buffer.stream.config import LINGER_MS, UNLIMITED, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
 from headwater.cli.tables import print_table
 from headwater.core import runtime

@@ -12,17 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from headwater.buffer.batch import Batch, encode_batch
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls, encode_batch
 from headwater.buffer.queue.contract import (
     Collected,
     Collector,
     Counters,
     Descriptor,
+    QueueConsumer,
     QueueReader,
     QueueState,
     Retention,
-    QueueConsumer,
     TimeBy,
     Uncounted,
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import NewBatch, AppendedBatch
+from headwater.buffer.queue.contract import AppendedBatch, NewBatch
 from headwater.buffer.queue.v1.manifest_format import pack_calls
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream

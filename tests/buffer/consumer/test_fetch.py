@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.compression import Compression
-from headwater.buffer.consumer import FetchHandle, CallMetadata, UnreadableBatch
+from headwater.buffer.consumer import CallMetadata, FetchHandle, UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.queue.v1.manifest_format import ManifestEntry, Manifest, encode_manifest
+from headwater.buffer.queue.v1 import batch_format
+from headwater.buffer.queue.v1.manifest_format import Manifest, ManifestEntry, encode_manifest
 from headwater.buffer.queue.v1.manifest_format import MetadataItem as Item
 from headwater.core import runtime
 from headwater.core.errors import Denied, NotSupported, Unavailable

@@ -16,9 +16,9 @@ from headwater.buffer.consumer import (
     QueuePosition,
     TakenOver,
     UnreadableBatch,
+    compact_descriptor,
     list_dead_letters,
     lsn_at_time,
-    compact_descriptor,
 )
 from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream, create_stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.buffer.queue import QueueReader, NewBatch, AppendedBatch, Retention, TimeBy
+from headwater.buffer.queue import AppendedBatch, NewBatch, QueueReader, Retention, TimeBy
 from headwater.buffer.queue.native import (
     NativeAppender,
     NativeCollector,

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from headwater.buffer.queue import Descriptor, AppendedBatch, ProducerState
+from headwater.buffer.queue import AppendedBatch, Descriptor, ProducerState
 from headwater.core import runtime
 from headwater.core.errors import RolledBack, Unavailable
 from headwater.store import MemoryBackend
@@ -39,7 +39,9 @@ async def test_a_hole_is_no_end_even_where_nothing_says_how_far_the_queue_came(
     with contextlib.suppress(RolledBack):
         assert (await queue.looker().state()).next_sequence == CHUNKS
     with contextlib.suppress(RolledBack):
-        assert await (await queue.opened()).append([batch(1)]) == [AppendedBatch(CHUNKS, CHUNKS + 1)]
+        assert await (await queue.opened()).append([batch(1)]) == [
+            AppendedBatch(CHUNKS, CHUNKS + 1)
+        ]
 
 
 @shapes

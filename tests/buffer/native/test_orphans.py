@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import BelowFloor, AppendedBatch, Retention
+from headwater.buffer.queue import AppendedBatch, BelowFloor, Retention
 from headwater.buffer.queue.native.registers import CollectorRecord
 from headwater.core import limits, runtime
 from headwater.store import Register

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue import Collected, AppendedBatch
+from headwater.buffer.queue import AppendedBatch, Collected
 from headwater.buffer.queue.native import NativeCollector
 from headwater.core import limits, runtime
 from headwater.store import MemoryBackend, Object, Version

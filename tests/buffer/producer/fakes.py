@@ -20,18 +20,17 @@ import pyarrow as pa
 from headwater.buffer.batch import Batch, decode_batch, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import (
+    AppendedBatch,
     Appender,
     BelowFloor,
     Counters,
     EncodedBytes,
     NewBatch,
-    AppendedBatch,
     ProducerState,
 )
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig, check_config
-from headwater.buffer.stream.schema import taking_in
-from headwater.buffer.stream.schema import declared_schema, schema_version
+from headwater.buffer.stream.schema import declared_schema, schema_version, taking_in
 from headwater.core import runtime
 from headwater.core.errors import Fenced
 from headwater.store import Store, open_store
@@ -200,7 +199,9 @@ class FakeAppender(Appender):
         assert isinstance(placed, list)
         return placed
 
-    async def _apply(self, batches: Sequence[NewBatch], count: int | None = None) -> list[AppendedBatch]:
+    async def _apply(
+        self, batches: Sequence[NewBatch], count: int | None = None
+    ) -> list[AppendedBatch]:
         queue = self._queue
         if queue.producer != self._producer:
             raise Fenced("a successor took over")

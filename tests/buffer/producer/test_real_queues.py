@@ -8,13 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.queue import ProducerState
-from headwater.buffer.queue.v1 import UNKNOWN_LSN
-from headwater.buffer.stream import Stream, create_stream, open_stream
+from headwater.buffer.queue.v1 import UNKNOWN_LSN, batch_format
 from headwater.buffer.queue.v1.manifest_format import decode_manifest, encode_manifest
+from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import KIB

@@ -12,22 +12,26 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Descriptor, NewBatch, AppendedBatch
+from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch
 from headwater.buffer.queue.v1 import (
     V1Appender,
     V1Collector,
-    V1Reader,
     V1Consumer,
+    V1Reader,
     create_v1_queue,
     pack_calls,
 )
+from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
+from headwater.buffer.queue.v1.manifest_format import (
+    Manifest,
+    MetadataItem,
+    decode_manifest,
+    encode_manifest,
+)
 from headwater.buffer.queue.v1.side_object import SideState
 from headwater.buffer.records import from_values
-from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
-from headwater.buffer.queue.v1.manifest_format import (Manifest, MetadataItem, decode_manifest, encode_manifest)
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound
 from headwater.core.retry import RetryPolicy
@@ -74,7 +78,9 @@ class Queue:
         return decode_manifest((await self.store.get(f"{self.prefix}/manifest")).data)
 
     async def side(self) -> SideState:
-        return (await Register(self.store, f"{self.prefix}/headwater/side.json", SideState).read()).value
+        return (
+            await Register(self.store, f"{self.prefix}/headwater/side.json", SideState).read()
+        ).value
 
     async def records(self, batches: Sequence[Descriptor]) -> list[bytes]:
         """The records of these batches, fetched as a consumer fetches them."""

@@ -9,14 +9,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import AppendedBatch, Retention, Unsettled
 from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, create_v1_queue
-from headwater.buffer.records import KEY, VALUE, from_arrow, from_values, with_column
 from headwater.buffer.queue.v1.batch_format import decode_batch
-from headwater.buffer.queue.v1.manifest_format import (ManifestEntry, Manifest, MetadataItem, encode_manifest)
+from headwater.buffer.queue.v1.manifest_format import (
+    Manifest,
+    ManifestEntry,
+    MetadataItem,
+    encode_manifest,
+)
+from headwater.buffer.records import KEY, VALUE, from_arrow, from_values, with_column
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     Contended,
@@ -112,7 +116,11 @@ async def test_batches_of_one_call_stand_together_and_in_order() -> None:
     queue = await memory().made()
     appender = queue.appender()
     group = [await uploaded(appender, *[b"x"] * rows) for rows in (2, 0, 3)]
-    assert await appender.append(group) == [AppendedBatch(0, 1), AppendedBatch(1, 3), AppendedBatch(2, 3)]
+    assert await appender.append(group) == [
+        AppendedBatch(0, 1),
+        AppendedBatch(1, 3),
+        AppendedBatch(2, 3),
+    ]
     assert await appender.append([]) == []
     assert await produce(appender, b"y") == AppendedBatch(3, 6)
     assert appender.counters.writes == 2

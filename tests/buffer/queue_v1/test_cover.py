@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.buffer.queue.v1.acked import cover
-from headwater.buffer.queue.v1.side_object import V1Names, SegmentName
+from headwater.buffer.queue.v1.side_object import SegmentName, V1Names
 
 NAMES = V1Names("streams/orders/0/ingest", "orders-0")
 WRITER = "ab" * 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention
-from headwater.buffer.queue.v1 import V1Appender, V1Reader, V1Consumer, create_v1_queue
+from headwater.buffer.queue.v1 import V1Appender, V1Consumer, V1Reader, create_v1_queue
 from headwater.core.errors import Fenced, OutcomeUnknown, RolledBack
 from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, Version

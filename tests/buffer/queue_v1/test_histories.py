@@ -10,10 +10,9 @@ from headwater.buffer.queue.contract import Retention
 from headwater.buffer.queue.v1 import ConsumedElsewhere, V1Appender, V1Collector, V1Consumer
 from headwater.buffer.queue.v1 import reader as looker_module
 from headwater.buffer.queue.v1.ledger import Ledger
-from headwater.buffer.queue.v1.manifest_object import StoredManifest, ManifestObject
-from headwater.buffer.queue.v1.side_object import SideState, SideObject
-from headwater.buffer.queue.v1.side_object import QueueView, check_front
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
+from headwater.buffer.queue.v1.side_object import QueueView, SideObject, SideState, check_front
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.store import Object, Store
 from headwater.store.attempts import taken_by
@@ -42,7 +41,9 @@ async def _append_again(self: V1Appender, base: StoredManifest) -> None:
     self._doubts.clear()
 
 
-async def _gone_is_not_landed(self: V1Appender, base: StoredManifest, passed: dict[str, Any]) -> None:
+async def _gone_is_not_landed(
+    self: V1Appender, base: StoredManifest, passed: dict[str, Any]
+) -> None:
     """What is not in the manifest has not landed."""
     for at in passed:
         del self._doubts[at]
@@ -74,7 +75,9 @@ def _every_one_is_the_first(self: Ledger, entries: list[ManifestEntry]) -> list[
     return [False for _ in entries]
 
 
-async def _all_of_it(self: V1Collector, found: StoredManifest, side: SideState, retention: Retention) -> SideState:
+async def _all_of_it(
+    self: V1Collector, found: StoredManifest, side: SideState, retention: Retention
+) -> SideState:
     """Old enough is old enough, acknowledged or not: everything up to the end goes."""
     end = found.next_sequence
     locations = [found.entry(s).location for s in range(found.front, end)]

@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.buffer.batch import Call, Calls
-from headwater.buffer.queue.v1.manifest_format import pack_calls, time_range_ms
-from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem, unpack_metadata
+from headwater.buffer.queue.v1.manifest_format import (
+    ManifestEntry,
+    MetadataItem,
+    pack_calls,
+    time_range_ms,
+    unpack_metadata,
+)
 from headwater.core.errors import Corrupt
 from tests.buffer.manifest_items import item_for
 

@@ -6,10 +6,15 @@ import zlib
 
 import pytest
 
+from headwater.buffer.queue.v1.acked import (
+    HEADER_BYTES,
+    decode_segment,
+    encode_segment,
+    read_header,
+)
 from headwater.buffer.queue.v1.ledger import NumberedEntry
-from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.buffer.queue.v1.acked import (HEADER_BYTES, decode_segment, encode_segment, read_header)
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
+from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.core.errors import Corrupt, NotSupported
 
 NAMES = V1Names("ingest", "orders-0")
@@ -41,7 +46,10 @@ def test_it_reads_back() -> None:
 
 def test_the_bytes_are_these() -> None:
     data = encode_segment(
-        b"t" * 16, [ManifestEntry(1, "a", [MetadataItem(0, 3, b"")])], [NumberedEntry(5, 2, 17, 3, 3)], 4
+        b"t" * 16,
+        [ManifestEntry(1, "a", [MetadataItem(0, 3, b"")])],
+        [NumberedEntry(5, 2, 17, 3, 3)],
+        4,
     )
     expected = """
         48574131 76d1d99e 74747474747474747474747474747474

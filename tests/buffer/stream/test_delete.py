@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.layout import group_key
-from headwater.buffer.stream import (Stream, alter_stream, create_stream, delete, delete_stream, list_streams, open_stream)
+from headwater.buffer.stream import (
+    Stream,
+    alter_stream,
+    create_stream,
+    delete,
+    delete_stream,
+    list_streams,
+    open_stream,
+)
 from headwater.core import runtime
 from headwater.core.errors import Conflict, Denied, NotFound, Refused, Unavailable
 from headwater.store import MemoryBackend, Store

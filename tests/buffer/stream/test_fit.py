@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch, decode_batch, encode_batch
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch
 from headwater.buffer.records import from_values, with_column
 from headwater.buffer.stream.fitting import SchemaFitter
 from headwater.buffer.stream.schema import declared_schema

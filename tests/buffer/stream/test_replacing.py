@@ -313,7 +313,10 @@ async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_sink_that_waits(
     await produce(store, {"x": 1})
     await cut_off(store, {"x": "int8"}, BEFORE_QUEUES)
     for number in range(2):
-        stream, attempt = await open_stream(store, "orders"), CommitAttempt.of_query("q", number, "run")
+        stream, attempt = (
+            await open_stream(store, "orders"),
+            CommitAttempt.of_query("q", number, "run"),
+        )
         uploader = Uploader(stream, attempt, 0)
         await uploader.add(0, pa.record_batch({"x": [2**40 + number]}))
         await TransactionCommitter(stream, attempt).commit([await uploader.finish()])

@@ -15,8 +15,7 @@ from headwater.buffer.stream.schema import (
     evolve_schema,
     schema_version,
 )
-from headwater.buffer.types import field_text, parse_field
-from headwater.buffer.types import carried_type
+from headwater.buffer.types import carried_type, field_text, parse_field
 from headwater.core.errors import Corrupt, Refused
 
 PLAIN = st.sampled_from(

@@ -11,7 +11,13 @@ from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.queue import Collected
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import CommitAttempt, CommitResult, TransactionCommitter, TaskUploads, Uploader
+from headwater.buffer.transaction import (
+    CommitAttempt,
+    CommitResult,
+    TaskUploads,
+    TransactionCommitter,
+    Uploader,
+)
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Backend, Condition
@@ -63,7 +69,9 @@ async def upload(
     return await uploader.finish()
 
 
-async def write(stream: Stream, attempt: CommitAttempt, *tasks: Mapping[int, Sequence[str]]) -> CommitResult:
+async def write(
+    stream: Stream, attempt: CommitAttempt, *tasks: Mapping[int, Sequence[str]]
+) -> CommitResult:
     """A whole transaction."""
     done = [await upload(stream, attempt, number, rows) for number, rows in enumerate(tasks)]
     return await TransactionCommitter(stream, attempt).commit(done)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, HoldLost
-from headwater.buffer.transaction.record import ApplicationRecord, application_register, read_application
+from headwater.buffer.transaction import CommitAttempt, HoldLost, TransactionCommitter
+from headwater.buffer.transaction.record import (
+    ApplicationRecord,
+    application_register,
+    read_application,
+)
 from headwater.core.errors import OutcomeUnknown
 from headwater.store import Version
 from headwater.store.backend import Condition, PreconditionFailed
@@ -101,6 +105,8 @@ async def test_an_abort_leaves_it_to_the_collector_where_the_record_no_longer_te
     await TransactionCommitter(stream, job).commit(done)
     register = application_register(stream, job.application)
     others = tuple(f"other {number}" for number in range(64))
-    await register.update(lambda now: ApplicationRecord("jobs", job.name, 99, "other", recent=others))
+    await register.update(
+        lambda now: ApplicationRecord("jobs", job.name, 99, "other", recent=others)
+    )
     await TransactionCommitter(stream, job).abort(done)
     assert await values_of(stream) == ["a"]

@@ -11,15 +11,21 @@ import pytest
 from headwater.buffer.queue import ProducerState
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, HoldLost, TaskUploads, Uploader
-from headwater.buffer.transaction.record import Appending
-from headwater.buffer.transaction.record import producer_id
+from headwater.buffer.transaction import (
+    CommitAttempt,
+    HoldLost,
+    TaskUploads,
+    TransactionCommitter,
+    Uploader,
+)
 from headwater.buffer.transaction.record import (
+    Appending,
     ApplicationRecord,
     PartitionBatches,
     Upload,
     application_register,
     in_order,
+    producer_id,
     read_application,
 )
 from headwater.core import limits, runtime
@@ -186,7 +192,8 @@ async def test_two_drivers_that_commit_one_version_at_once_leave_one_copy() -> N
     attempts = [micro_batch(0, f"run {number}") for number in range(4)]
     done = [await upload(stream, one, 0, {0: ["a", "b"], 1: ["c"]}) for one in attempts]
     commits = [
-        TransactionCommitter(stream, one).commit([two]) for one, two in zip(attempts, done, strict=True)
+        TransactionCommitter(stream, one).commit([two])
+        for one, two in zip(attempts, done, strict=True)
     ]
     outcomes = await asyncio.gather(*commits)
     assert sum(one.by_this_attempt for one in outcomes) == 1
@@ -206,7 +213,9 @@ async def _finish_with_a_stale_record() -> None:
     stale, old = Appending(stream, micro_batch(0).application), micro_batch(0)
     tasks = [await upload(stream, old, number, {0: [f"old {number}"]}) for number in range(2)]
     register = application_register(stream, old.application)
-    record = await TransactionCommitter(stream, old)._change(ApplicationRecord(), tasks, uploads_of(tasks))
+    record = await TransactionCommitter(stream, old)._change(
+        ApplicationRecord(), tasks, uploads_of(tasks)
+    )
     await TransactionCommitter(stream, old).commit(tasks)
     await forget_producers(stream)
 
@@ -246,7 +255,9 @@ async def test_what_was_opened_before_somebody_else_committed_is_opened_anew() -
         nonlocal opens
         opens += 1
         if opens == 2:
-            await TransactionCommitter(stream, other)._change(ApplicationRecord(), [theirs], theirs.uploads)
+            await TransactionCommitter(stream, other)._change(
+                ApplicationRecord(), [theirs], theirs.uploads
+            )
             raise Fenced("somebody else opened it")
         return await OPEN(appender)
 

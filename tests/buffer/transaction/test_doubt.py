@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, HoldLost, TaskUploads, expiry
-from headwater.buffer.transaction.record import Appending
+from headwater.buffer.transaction import (
+    CommitAttempt,
+    HoldLost,
+    TaskUploads,
+    TransactionCommitter,
+    expiry,
+)
 from headwater.buffer.transaction.commit import OlderMicroBatch
 from headwater.buffer.transaction.holds import Holder, holds_register
-from headwater.buffer.transaction.record import RECENT_MAX, read_application
+from headwater.buffer.transaction.record import RECENT_MAX, Appending, read_application
 from headwater.core import runtime
 from headwater.core.errors import (
     Denied,
@@ -419,7 +424,10 @@ async def test_a_hold_that_is_lost_on_a_full_disk_leaves_a_commit_in_doubt() -> 
     backend = Full()
     stream = await create_stream(Store(backend), "orders")
     attempt = CommitAttempt.of_job("job-a")
-    committer, done = TransactionCommitter(stream, attempt), [await upload(stream, attempt, 0, {0: ["a"]})]
+    committer, done = (
+        TransactionCommitter(stream, attempt),
+        [await upload(stream, attempt, 0, {0: ["a"]})],
+    )
     _unrenewed(committer)
     await end_holds(stream)
     backend.full = "/txn/"

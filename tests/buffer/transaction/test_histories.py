@@ -15,10 +15,20 @@ import pytest
 from headwater.buffer.consumer import collection
 from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import CommitResult, TransactionCommitter, TaskUploads, Uploader, expiry
-from headwater.buffer.transaction.record import Appending
+from headwater.buffer.transaction import (
+    CommitResult,
+    TaskUploads,
+    TransactionCommitter,
+    Uploader,
+    expiry,
+)
 from headwater.buffer.transaction.holds import Hold, Holds
-from headwater.buffer.transaction.record import ApplicationRecord, PartitionBatches, in_order
+from headwater.buffer.transaction.record import (
+    Appending,
+    ApplicationRecord,
+    PartitionBatches,
+    in_order,
+)
 from headwater.core import runtime
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_world import Parts
@@ -30,7 +40,9 @@ FIRST_SEEDS = {"hold-dropped-at-once": 30}
 CAUGHT = (*NOTICED, LookupError)
 
 
-async def appends_without_a_record(self: TransactionCommitter, tasks: Sequence[TaskUploads]) -> CommitResult:
+async def appends_without_a_record(
+    self: TransactionCommitter, tasks: Sequence[TaskUploads]
+) -> CommitResult:
     """Every attempt appends what it uploaded."""
     uploads = in_order([(one.task, one.uploads) for one in tasks])
     first = await self._appending.next_sequences(uploads)
@@ -126,7 +138,9 @@ def _replacing(*replaced: tuple[Any, str, Any]) -> Parts:
 
 
 PLANTED = {
-    "append-without-the-record": _replacing((TransactionCommitter, "commit", appends_without_a_record)),
+    "append-without-the-record": _replacing(
+        (TransactionCommitter, "commit", appends_without_a_record)
+    ),
     "hold-taken-after-the-upload": _replacing(
         (Uploader, "_seal", seals_before_it_holds),
         (Uploader, "finish", holds_in_the_end),

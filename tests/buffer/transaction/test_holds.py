@@ -11,7 +11,14 @@ from headwater.buffer.consumer import Consumer
 from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.queue import ProducerState
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream
-from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, HoldLost, Uploader, expiry, active_holds
+from headwater.buffer.transaction import (
+    CommitAttempt,
+    HoldLost,
+    TransactionCommitter,
+    Uploader,
+    active_holds,
+    expiry,
+)
 from headwater.buffer.transaction.holds import (
     TIMEOUT_MS,
     Holder,
@@ -20,10 +27,10 @@ from headwater.buffer.transaction.holds import (
     holds_register,
     read_holds,
 )
-from headwater.buffer.transaction.record import producer_id
 from headwater.buffer.transaction.record import (
     ApplicationRecord,
     application_register,
+    producer_id,
     read_application,
 )
 from headwater.core import limits, runtime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.transaction import TransactionCommitter, HoldLost, Uploader
+from headwater.buffer.transaction import HoldLost, TransactionCommitter, Uploader
 from headwater.buffer.transaction.holds import Holder
 from headwater.buffer.transaction.upload import GATHERED_BATCHES, IN_FLIGHT, split
 from headwater.core import runtime

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.log.primary import (
-    AcknowledgeResponse,
     Acknowledgement,
+    AcknowledgeResponse,
     BootstrapResponse,
     PullResponse,
     RegisterResponse,

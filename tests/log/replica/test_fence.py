@@ -17,8 +17,13 @@ from headwater.core import runtime
 from headwater.core.errors import Corrupt, DiskFailed, NotSupported, Refused
 from headwater.log.primary import AckN
 from headwater.log.replica import LogCopies, ReplicaPhase
-from headwater.log.replica.copies import ReplicaCopies
-from headwater.log.replica.copies import SavedState, SavedStateFile, decode_state, encode_state
+from headwater.log.replica.copies import (
+    ReplicaCopies,
+    SavedState,
+    SavedStateFile,
+    decode_state,
+    encode_state,
+)
 from headwater.log.spool import Spool
 from headwater.testing import MemoryWal
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk

@@ -10,8 +10,8 @@ from headwater.core import runtime
 from headwater.log.record import Group, hashes, record_hashes
 from headwater.log.record.group import NO_RECORDS
 from headwater.log.record.hashes import hashes_between
-from headwater.log.replica.link import compare_groups
 from headwater.log.replica.keyed_state import RecentGroups
+from headwater.log.replica.link import compare_groups
 from tests.log.leaders import virtual
 from tests.log.replica.given import another, rows
 

@@ -411,7 +411,9 @@ async def test_an_image_that_does_not_give_back_the_state_is_not_written() -> No
     store = memory_store()
     one = KeyedState(images(store), {}, 0, image_records=1)
     await one.apply([rows(1, (b"a", 0, b"1"))], 1)
-    with mock.patch.object(image_module, "from_parquet_column", lambda column, kind: pa.nulls(1, kind)):
+    with mock.patch.object(
+        image_module, "from_parquet_column", lambda column, kind: pa.nulls(1, kind)
+    ):
         await one.tend()
     assert (one.durable_lsn, one.images_failed) == (0, 1)
     assert await images(store).newest() is None

@@ -7,7 +7,13 @@ import pytest
 
 from headwater.core.errors import Fenced, NotSupported
 from headwater.log.slots.slot import Invalidation, InvalidationCause, Slot
-from headwater.log.slots.slot_register import (SlotTable, joined, stamp_epoch, make_table, without_slot)
+from headwater.log.slots.slot_register import (
+    SlotTable,
+    joined,
+    make_table,
+    stamp_epoch,
+    without_slot,
+)
 
 
 def slot(name: str, generation: int, lsn: int = 0, **more: object) -> Slot:

@@ -13,8 +13,8 @@ from headwater.core.errors import Conflict, Fenced, Unavailable
 from headwater.log.record import Group
 from headwater.log.record.group import LOG_COLUMNS, NO_RECORDS
 from headwater.log.spool import Spool, SpoolConfig, prepare_append, prepare_lost
-from headwater.log.spool.commit import PendingAppend
 from headwater.log.spool.codec import filled, merged
+from headwater.log.spool.commit import PendingAppend
 from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import hashes, opened
@@ -55,7 +55,9 @@ def drawn_records(chance: random.Random) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=pa.schema(fields))
 
 
-def drawn_append(chance: random.Random, spool: Spool) -> tuple[PendingAppend, pa.RecordBatch | None]:
+def drawn_append(
+    chance: random.Random, spool: Spool
+) -> tuple[PendingAppend, pa.RecordBatch | None]:
     """An append that may be refused, made ready for a segment that may be another by now."""
     term = chance.choice((2,) * 9 + (1, 3))
     first_lsn = chance.choice((None, None, None, spool.current_lsn() + 1, 99_999))

@@ -11,9 +11,8 @@ from headwater.core.errors import Bug, Conflict, Refused, Unavailable
 from headwater.log.record import changes_of, range_hash
 from headwater.log.record.group import LOG_COLUMNS
 from headwater.log.spool import Appended, Spool, SpoolConfig, prepare_append
-from headwater.log.spool.commit import PendingAppend
 from headwater.log.spool.codec import filled
-from headwater.log.spool.commit import WriteBatch
+from headwater.log.spool.commit import PendingAppend, WriteBatch
 from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import opened

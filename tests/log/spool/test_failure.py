@@ -13,14 +13,21 @@ import pytest
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Unavailable
-from headwater.log.spool import (Appended, Spool, SpoolConfig, codec, prepare_append, recovery, scan, frame)
+from headwater.log.spool import (
+    Appended,
+    Spool,
+    SpoolConfig,
+    codec,
+    frame,
+    prepare_append,
+    recovery,
+    scan,
+)
 from headwater.log.spool import commit as run_module
 from headwater.log.spool import spool as spool_module
-from headwater.log.spool.commit import PendingAppend
-from headwater.log.spool.folder import Folder, Watermarks
-from headwater.log.spool.folder import SparseIndex
+from headwater.log.spool.commit import PendingAppend, WriteBatch
+from headwater.log.spool.folder import Folder, SparseIndex, Watermarks
 from headwater.log.spool.recovery import Recovered
-from headwater.log.spool.commit import WriteBatch
 from headwater.log.spool.state import SpoolSegment
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate

@@ -13,9 +13,16 @@ from headwater.core.errors import Corrupt, LimitExceeded
 from headwater.core.limits import FRAME_PAYLOAD_MAX_BYTES
 from headwater.log.spool import frame
 from headwater.log.spool.codec import GroupFrame, decode_group
-from headwater.log.spool.frame import combine
-from headwater.log.spool.frame import GroupKind, read_envelope
-from headwater.log.spool.frame import FrameHeader, encode_frame, is_whole, payload_of, read_header
+from headwater.log.spool.frame import (
+    FrameHeader,
+    GroupKind,
+    combine,
+    encode_frame,
+    is_whole,
+    payload_of,
+    read_envelope,
+    read_header,
+)
 from tests.log.given import numbered
 
 V2 = bytes.fromhex("52444c570203000000000000002c00000000000000060000006c6567616379f9909ddf")
@@ -134,7 +141,9 @@ def test_a_group_that_contradicts_itself_is_corrupt(kind: int, last_lsn: int) ->
     assert frame.HEAD_BYTES == 64
 
 
-@pytest.mark.parametrize("body", [GroupFrame.of_records(numbered(11, 1)), GroupFrame.of_lost(1, "gone")])
+@pytest.mark.parametrize(
+    "body", [GroupFrame.of_records(numbered(11, 1)), GroupFrame.of_lost(1, "gone")]
+)
 @pytest.mark.parametrize(("first_lsn", "last_lsn"), [(12, 11), (11, 10), (11, 0), (0, 0), (0, 11)])
 def test_a_group_whose_first_lsn_is_above_its_last_or_none_is_corrupt(
     body: GroupFrame, first_lsn: int, last_lsn: int

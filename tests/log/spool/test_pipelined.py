@@ -18,13 +18,19 @@ from tests.torture.pipeline_scenarios import PIPELINED, pipelined_history
 
 
 async def enters_when_encoded(
-    self: Spool, records: pa.RecordBatch | PreparedAppend, *, term: int, first_lsn: int | None = None
+    self: Spool,
+    records: pa.RecordBatch | PreparedAppend,
+    *,
+    term: int,
+    first_lsn: int | None = None,
 ) -> Appended:
     """Gets in line when it is ready, and not when it was called."""
     draft = records
     if not isinstance(draft, PreparedAppend):
         is_small = draft.nbytes <= DECODE_INLINE_BYTES
-        draft = prepare_append(draft) if is_small else await runtime.run_blocking(prepare_append, draft)
+        draft = (
+            prepare_append(draft) if is_small else await runtime.run_blocking(prepare_append, draft)
+        )
     return await self._committer.enter_from_task(_ticket(draft, term, first_lsn, None))
 
 

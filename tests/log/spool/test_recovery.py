@@ -11,8 +11,16 @@ import pytest
 from headwater.core.errors import Refused
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
 from headwater.log.spool.codec import GroupFrame
-from headwater.log.spool.frame import ENVELOPE, GROUP_MAGIC, HEAD_BYTES
-from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, encode_frame, read_header
+from headwater.log.spool.frame import (
+    CRC_BYTES,
+    ENVELOPE,
+    GROUP_MAGIC,
+    HEAD_BYTES,
+    MAGIC,
+    V3,
+    encode_frame,
+    read_header,
+)
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, values

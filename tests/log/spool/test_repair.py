@@ -15,8 +15,7 @@ from headwater.log.record import Group, range_hash
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
 from headwater.log.spool import scan as spool_survey
 from headwater.log.spool.codec import GroupFrame
-from headwater.log.spool.frame import GROUP_MAGIC
-from headwater.log.spool.frame import V3
+from headwater.log.spool.frame import GROUP_MAGIC, V3
 from headwater.log.spool.repair import repair
 from headwater.log.spool.repair_source import BufferSource, RepairSource, SpoolSource
 from headwater.log.spool.scan import Survey

@@ -26,7 +26,7 @@ from headwater.core.errors import (
 )
 from headwater.core.retry import RetryPolicy
 from headwater.spark.files import discard
-from headwater.spark.table import RegisterCatalog, token
+from headwater.spark.table import RegisterCatalog
 from headwater.spark.table import commit as commit_module
 from headwater.spark.table import token as token_module
 from headwater.spark.table.commit import Commit, commit

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headwater.buffer.stream import delete_stream
-from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.config import StreamRegister
+from headwater.buffer.stream.config import StreamConfig, StreamRegister
 from headwater.core.errors import Fenced, Unavailable
 from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager
 from headwater.tier.errors import StreamGone

@@ -7,17 +7,24 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from headwater.buffer.consumer.consumed_batch import ReaderColumns
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords
-from headwater.buffer.consumer.delivery import check_retained
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords, ReaderColumns
+from headwater.buffer.consumer.delivery import ReadAhead, check_retained
 from headwater.buffer.consumer.fetcher import FetchHandle
-from headwater.buffer.consumer.delivery import ReadAhead
-from headwater.buffer.consumer.positions import (EARLIEST, LATEST, ReadBounds, partition_bound, check_bounds, check_time_by, resolve_end, resolve_start, trimmed_by_lsn)
+from headwater.buffer.consumer.positions import (
+    EARLIEST,
+    LATEST,
+    ReadBounds,
+    check_bounds,
+    check_time_by,
+    partition_bound,
+    resolve_end,
+    resolve_start,
+    trimmed_by_lsn,
+)
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import explain_deletion
-from headwater.buffer.stream.handle import open_source
+from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused

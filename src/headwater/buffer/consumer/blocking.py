@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
-from headwater.buffer.consumer.metrics import Lag
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch
+
+import pyarrow as pa
+
+from headwater.buffer.consumer.async_reader import AsyncReader, RaiseOrSkip, read_async
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords
 from headwater.buffer.consumer.consumer import Consumer
 from headwater.buffer.consumer.fetcher import FetchHandle
-from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag
 from headwater.buffer.consumer.ownership import ProcessGuard
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.consumer.positions import ReadBounds
+from headwater.buffer.queue.contract import Descriptor, TimeBy
 from headwater.buffer.stream import Stream
 from headwater.core import portal
 from headwater.core.errors import HeadwaterError, Refused
-from headwater.store import Store
-from collections.abc import Iterator, Sequence
-from typing import Any
-import pyarrow as pa
-from headwater.buffer.consumer.async_reader import AsyncReader, RaiseOrSkip, read_async
-from headwater.buffer.consumer.consumed_batch import LostRecords
-from headwater.buffer.consumer.positions import ReadBounds
-from headwater.buffer.queue.contract import TimeBy
-from headwater.core.errors import Refused
 from headwater.core.limits import READ_AHEAD_BYTES
-
+from headwater.store import Store
 
 T = TypeVar("T")
 

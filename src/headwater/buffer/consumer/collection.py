@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import shlex
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
-from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.queue.contract import Collector, Retention
-from headwater.core import runtime
-from headwater.core.errors import Refused
-import shlex
+
 import msgspec
+
+from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.layout import check_group_name
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.contract import Collector, Retention
 from headwater.buffer.stream import Stream, open_stream
 from headwater.buffer.transaction.expiry import active_holds
-
+from headwater.core import runtime
+from headwater.core.errors import Refused
 
 _log: Final = logging.getLogger("headwater")
 

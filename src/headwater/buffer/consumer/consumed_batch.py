@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
 import msgspec
 import pyarrow as pa
-from headwater.buffer.batch import Call, Calls
-from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.records import VALUE, from_values
-from headwater.buffer.queue.v1.manifest_format import ManifestEntry, unpack_metadata
-from headwater.core.errors import Refused
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
 import pyarrow.compute as pc
+
+from headwater.buffer.batch import Call, Calls
+from headwater.buffer.conversion import Inexact, all_nullable, common_type, exact_cast
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, unpack_metadata
 from headwater.buffer.records import (
     HEADERS,
     INGESTED,
@@ -23,8 +23,9 @@ from headwater.buffer.records import (
     TIMESTAMP,
     VALUE,
     Operation,
+    from_values,
 )
-from headwater.buffer.conversion import Inexact, common_type, exact_cast, all_nullable
+from headwater.core.errors import Refused
 
 
 class CallMetadata(NamedTuple):

@@ -24,19 +24,15 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from headwater.buffer.consumer.metrics import Lag, lag_of_owner
+from headwater.buffer.consumer.collection import Sweeper, check_consumable, retention_of
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetcher import FetchHandle
-from headwater.buffer.consumer.ownership import Frontier
-from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.ownership import ProcessGuard
-from headwater.buffer.consumer.collection import check_consumable, retention_of
-from headwater.buffer.consumer.collection import Sweeper
+from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag_of_owner
+from headwater.buffer.consumer.ownership import Frontier, ProcessGuard
 from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import explain_deletion
-from headwater.buffer.stream.handle import open_source
+from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Fenced, HeadwaterError, Refused
@@ -103,7 +99,9 @@ class Consumer:
         if last_acked_sequence is not None:
             last_acked_sequence = whole_number("last_acked_sequence", last_acked_sequence)
         async with open_source(source) as (found, owned):
-            stream = check_consumable(await resolve_stream(found, name, writing=True), partition, group)
+            stream = check_consumable(
+                await resolve_stream(found, name, writing=True), partition, group
+            )
             taker = stream.taker(partition)
             metrics = ConsumerMetrics(taker.counters)
             # Everything that can be refused is refused before the predecessor is fenced.

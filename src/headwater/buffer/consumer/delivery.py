@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal
+
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.dead_letter import (
     DeadLetter,
@@ -13,19 +16,13 @@ from headwater.buffer.consumer.dead_letter import (
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.unreadable import UnreadableBatch
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import deletion_error
-from headwater.core.errors import Refused, Trimmed
-import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
-from headwater.core.errors import Refused, Unavailable
+from headwater.core.errors import Refused, Trimmed, Unavailable
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
-
 
 OnBadBatch = Literal["raise", "dead_letter"]
 Check = Callable[[], Awaitable[None]]

@@ -7,33 +7,28 @@ all the batches in it.
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
 import pyarrow as pa
+
 from headwater.buffer import arrow_stream
-from headwater.buffer.queue.v1 import batch_format
-from headwater.buffer.batch import FOOTER_BYTES, decode_batch, read_footer
+from headwater.buffer.batch import FOOTER_BYTES, Calls, decode_batch, read_footer
 from headwater.buffer.batch import SCHEMA as CALLS_SCHEMA
-from headwater.buffer.batch import Calls
-from headwater.buffer.consumer.consumed_batch import StreamColumns
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch, calls_of
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, StreamColumns, calls_of
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.consumer.unreadable import UnreadableBatch, unreadable
 from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.native.chunk import decode_chunk
+from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream
 from headwater.core import portal, runtime
 from headwater.core.errors import BadKey, Corrupt, LimitExceeded, NotFound, NotSupported
 from headwater.core.limits import DECODE_INLINE_BYTES
 from headwater.store import ByteRange, Store
-import asyncio
-from collections import OrderedDict
-from typing import Final
-import msgspec
-from headwater.buffer.queue.native.chunk import decode_chunk
-from headwater.core import runtime
-from headwater.core.errors import NotFound
-from headwater.store import Store
-
 
 Decoded = tuple[pa.RecordBatch, Calls | None]
 

@@ -15,18 +15,16 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal
 
-from headwater.buffer.consumer.metrics import Lag, lag_behind
+from headwater.buffer.consumer.collection import check_consumable
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.group import GroupPosition, GroupRegister
-from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag_behind
 from headwater.buffer.consumer.ownership import ProcessGuard
-from headwater.buffer.consumer.collection import check_consumable
 from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import explain_deletion
-from headwater.buffer.stream.handle import open_source
+from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime

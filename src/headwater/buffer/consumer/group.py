@@ -103,7 +103,12 @@ class GroupRegister:
         return (await self._register.update(lambda now: first if now is None else now)).value
 
     async def advance(
-        self, place: QueuePosition, *, behind: bool = False, query: str = "", step: QueryStep = NO_STEP
+        self,
+        place: QueuePosition,
+        *,
+        behind: bool = False,
+        query: str = "",
+        step: QueryStep = NO_STEP,
     ) -> GroupPosition:
         """Move forward to this place; a position past it stays.
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
 import msgspec
+
 from headwater.buffer.consumer.group import GroupRegister
-from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
+from headwater.buffer.queue.contract import Collected, Counters, Descriptor, QueueReader, QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import borrow_stream
 from headwater.core import runtime
 from headwater.core.errors import NotFound, RolledBack, Trimmed
 from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
-from headwater.store import Store
-from typing import Final
-from headwater.buffer.queue.contract import Collected, Counters
 from headwater.core.metrics import Histogram
+from headwater.store import Store
 
 
 class Lag(msgspec.Struct, frozen=True):

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+
+from headwater.buffer.consumer.collection import Sweeper, check_consumable, retention_of
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.collection import check_consumable, retention_of
-from headwater.buffer.consumer.collection import Sweeper
-from headwater.buffer.queue.contract import QueueConsumer, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion
 from headwater.core import runtime
-from headwater.core.errors import Fenced, HeadwaterError
-from headwater.core.limits import GC_INTERVAL_S
-from collections import deque
-from collections.abc import Iterable
-from headwater.buffer.queue.contract import Descriptor
-from headwater.core.errors import LimitExceeded, Refused
-from headwater.core.limits import ACKS_PER_DEQUEUE, UNACKED_MAX_BATCHES
-from headwater.core.errors import Refused
+from headwater.core.errors import Fenced, HeadwaterError, LimitExceeded, Refused
+from headwater.core.limits import ACKS_PER_DEQUEUE, GC_INTERVAL_S, UNACKED_MAX_BATCHES
 from headwater.core.portal import call_in_child
 
 
@@ -39,7 +34,12 @@ class Ownership:
     """One life of a partition's owner, without the reading half of a consumer."""
 
     def __init__(
-        self, stream: Stream, partition: int, group: str, taker: QueueConsumer, sweeper: Sweeper | None
+        self,
+        stream: Stream,
+        partition: int,
+        group: str,
+        taker: QueueConsumer,
+        sweeper: Sweeper | None,
     ) -> None:
         """Use `Ownership.open`."""
         self.stream = stream

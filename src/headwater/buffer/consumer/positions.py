@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, get_args
+
 from headwater.buffer.consumer.group import QueuePosition
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
@@ -24,6 +25,7 @@ from headwater.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
     from headwater.buffer.consumer.fetcher import FetchHandle
 
 
@@ -139,7 +141,9 @@ async def lsn_at_time(
     return None if found is None else found.lsn
 
 
-async def position_at_time(stream: Stream, partition: int, time_us: int, by: TimeBy) -> QueuePosition | None:
+async def position_at_time(
+    stream: Stream, partition: int, time_us: int, by: TimeBy
+) -> QueuePosition | None:
     """The place before the first retained record of a time or later; None if there is none.
 
     Reads a number of chunks that grows with the logarithm of theirs, and of the one batch that has

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.buffer.conversion import extended_type
 from headwater.buffer.producer.exact import check_exact, exact_array
 from headwater.buffer.producer.given import header_pairs, is_whole_text, operation_code
 from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
-from headwater.buffer.conversion import extended_type
 from headwater.core.errors import Refused
 
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.batch import Calls
 from headwater.buffer.arrow_stream import DeferredBytes
+from headwater.buffer.batch import Batch, Calls
 from headwater.buffer.producer.gathering import Gathering
 from headwater.buffer.producer.pieces import joined, loosely_joined, without_nulls
 from headwater.buffer.producer.rows import Rows

@@ -36,7 +36,7 @@ from headwater.buffer.producer.pieces import defaults_for
 from headwater.buffer.queue.contract import Appender, ProducerState
 from headwater.buffer.records import VALUE, without_untyped
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import explain_deletion, deletion_error
+from headwater.buffer.stream.handle import deletion_error, explain_deletion
 from headwater.buffer.types import is_untyped
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused

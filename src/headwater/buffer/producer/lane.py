@@ -32,12 +32,12 @@ from headwater.buffer.producer.draft import Draft
 from headwater.buffer.producer.known_stream import KnownStream
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.queue.contract import (
+    AppendedBatch,
     Appender,
     BelowFloor,
     EncodedBytes,
     NewBatch,
     OlderSchema,
-    AppendedBatch,
     ProducerState,
     Unsettled,
 )

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from headwater.buffer.records import check_expansion
+from headwater.buffer.arrow_stream import check_valid
 from headwater.buffer.producer.given import (
     OFFSET_BYTES,
     checked_keys,
@@ -33,13 +33,13 @@ from headwater.buffer.records import (
     RESERVED,
     TIMESTAMP,
     VALUE,
+    check_expansion,
     check_operations,
     check_sizes,
     from_arrow,
     from_values,
     with_column,
 )
-from headwater.buffer.arrow_stream import check_valid
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
 

@@ -13,16 +13,15 @@ Always holds:
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Final, Literal
-import msgspec
-from headwater.core import limits, runtime
-from headwater.core.errors import Corrupt, NotSupported, Refused
 from collections.abc import Callable
-from typing import Any
-from headwater.buffer.layout import check_stream_name, stream_key
-from headwater.core.errors import Conflict, Corrupt, NotFound, Refused
-from headwater.store import Register, Store
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
+
+from headwater.buffer.layout import check_stream_name, stream_key
+from headwater.core import limits, runtime
+from headwater.core.errors import Conflict, Corrupt, NotFound, NotSupported, Refused
+from headwater.store import Register, Store
 
 FORMAT_VERSION: Final = 2
 """The stream format that this software reads and writes."""

@@ -13,18 +13,16 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
-import msgspec
-from headwater.buffer import layout
-from headwater.buffer.stream.settings import tombstone
-from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.config import StreamRegister
-from headwater.buffer.stream.handle import borrow_store
-from headwater.core import runtime
-from headwater.core.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
-from headwater.store import ObjectMeta, Store
-from headwater.buffer.stream.config import StreamConfig, new_stream_id
-from headwater.core.errors import Corrupt, Refused
 
+import msgspec
+
+from headwater.buffer import layout
+from headwater.buffer.stream.config import StreamConfig, StreamRegister, new_stream_id
+from headwater.buffer.stream.handle import borrow_store
+from headwater.buffer.stream.settings import tombstone
+from headwater.core import runtime
+from headwater.core.errors import Conflict, Corrupt, NotFound, OutcomeUnknown, Refused, Unavailable
+from headwater.store import ObjectMeta, Store
 
 PARALLEL: Final = 32
 _STREAM_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -17,9 +17,19 @@ from __future__ import annotations
 
 import difflib
 from typing import Protocol
+
 import pyarrow as pa
 import pyarrow.compute as pc
-from headwater.buffer.conversion import first_true, first_null, is_strict
+
+from headwater.buffer.conversion import (
+    Inexact,
+    accepts,
+    all_nullable,
+    exact_cast,
+    first_null,
+    first_true,
+    is_strict,
+)
 from headwater.buffer.records import (
     OPERATION,
     RESERVED,
@@ -31,7 +41,6 @@ from headwater.buffer.records import (
 from headwater.buffer.stream.config import Origin
 from headwater.buffer.stream.schema import difference
 from headwater.buffer.types import field_text, type_text
-from headwater.buffer.conversion import Inexact, accepts, exact_cast, all_nullable
 from headwater.core.errors import Refused
 
 

@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import functools
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
 from headwater.buffer import layout
-from headwater.buffer.queue.contract import Appender, Collector, QueueReader, Retention, QueueConsumer
+from headwater.buffer.queue.contract import (
+    Appender,
+    Collector,
+    QueueConsumer,
+    QueueReader,
+    Retention,
+)
 from headwater.buffer.stream import queues
 from headwater.buffer.stream.config import (
     BATCH_BYTES,
-    UNLIMITED,
     LINGER_LOCAL_MS,
     LINGER_MS,
+    UNLIMITED,
     StreamConfig,
+    StreamRegister,
     check_versions,
 )
-from headwater.buffer.stream.config import StreamRegister
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
-from headwater.core.errors import Refused
-from headwater.store import Store
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import NamedTuple
-from headwater.store import Store, open_store
-from typing import Final
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
+from headwater.store import Store, open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
     from headwater.buffer.compression import Compression
     from headwater.buffer.stream.fitting import RowFitter
 
@@ -107,7 +111,7 @@ class Stream:
 
     @functools.cached_property
     def _fitting(self) -> RowFitter:
-        from headwater.buffer.stream.fitting import SchemaFitter, OpaqueFitter
+        from headwater.buffer.stream.fitting import OpaqueFitter, SchemaFitter
 
         if self.schema is None:
             return OpaqueFitter(self.name, is_recorded=self.is_opaque)

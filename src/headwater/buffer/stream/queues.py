@@ -7,7 +7,13 @@ from typing import Final
 
 from headwater.buffer import layout
 from headwater.buffer.queue import native, v1
-from headwater.buffer.queue.contract import Appender, Collector, Counters, QueueReader, QueueConsumer
+from headwater.buffer.queue.contract import (
+    Appender,
+    Collector,
+    Counters,
+    QueueConsumer,
+    QueueReader,
+)
 from headwater.buffer.stream.config import StreamConfig
 from headwater.core import limits
 from headwater.core.retry import RetryPolicy
@@ -46,7 +52,9 @@ async def raise_schema_floor(
     await native.raise_schema_floor(native.QueueTail(chunks, Counters()), floor, check, budget)
 
 
-def queue_appender(store: Store, config: StreamConfig, partition: int, producer_id: str) -> Appender:
+def queue_appender(
+    store: Store, config: StreamConfig, partition: int, producer_id: str
+) -> Appender:
     """A producer's door."""
     prefix = queue_prefix(config, partition)
     if config.format == "v1":

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
-import pyarrow as pa
-from headwater.buffer.stream.settings import RetypeNeeded
-from headwater.buffer.stream.config import Column, Origin, SchemaVersion
-from headwater.buffer.types import field_text, parse_field, type_text
-from headwater.buffer.types import carried_schema, check_names, check_nested
-from headwater.buffer.conversion import widens
-from headwater.core.errors import Corrupt, LimitExceeded, Refused
-import functools
-from typing import Final
+
 import msgspec
+import pyarrow as pa
+
+from headwater.buffer.conversion import all_nullable, common_type, widens
 from headwater.buffer.records import RESERVED, VALUE
-from headwater.buffer.stream.config import SchemaVersion, StreamConfig
-from headwater.buffer.stream.config import StreamRegister
-from headwater.buffer.conversion import common_type, all_nullable
+from headwater.buffer.stream.config import (
+    Column,
+    Origin,
+    SchemaVersion,
+    StreamConfig,
+    StreamRegister,
+)
+from headwater.buffer.stream.settings import RetypeNeeded
+from headwater.buffer.types import (
+    carried_schema,
+    check_names,
+    check_nested,
+    field_text,
+    parse_field,
+    type_text,
+)
 from headwater.core import runtime
-from headwater.core.errors import NotFound, OutcomeUnknown, RolledBack, Unavailable
+from headwater.core.errors import (
+    Corrupt,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    RolledBack,
+    Unavailable,
+)
 from headwater.core.retry import RetryPolicy
 from headwater.store import Store
-
 
 # The schema that a stream declares: how it is written down, and how it may change.
 #
@@ -97,7 +113,9 @@ def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa
     for field in before:
         asked = given.pop(field.name, None)
         if asked is None:
-            renamed = _close_matches(field.name, [name for name in given if name not in before.names])
+            renamed = _close_matches(
+                field.name, [name for name in given if name not in before.names]
+            )
             wrong.append((field.name, f"{field_text(field)} → missing: no column goes{renamed}"))
             continue
         kind = merged_type(field.type, asked.type)
@@ -212,7 +230,11 @@ def _merge_columns(now: StreamConfig, columns: list[pa.Field]) -> pa.Schema | No
     known = {} if not now.schemas else {f.name: f.type for f in arrow_schema(now.schemas[-1])}
     for field in columns:
         before = known.get(field.name)
-        kind = all_nullable(field.type) if before is None else common_type(before, all_nullable(field.type))
+        kind = (
+            all_nullable(field.type)
+            if before is None
+            else common_type(before, all_nullable(field.type))
+        )
         if kind is None:
             return None
         known[field.name] = kind

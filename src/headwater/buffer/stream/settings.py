@@ -6,13 +6,11 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
 import msgspec
-from headwater.buffer.stream.config import UNLIMITED
-from headwater.core.errors import Refused
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-from headwater.buffer.stream.config import StreamConfig
+
+from headwater.buffer.stream.config import UNLIMITED, StreamConfig
 from headwater.core.errors import AlreadyExists, Refused
 
 if TYPE_CHECKING:

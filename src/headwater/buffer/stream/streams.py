@@ -17,15 +17,29 @@ import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
+
 import msgspec
+
 from headwater.buffer import layout
+from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
 from headwater.buffer.stream import queues
-from headwater.buffer.stream.settings import (RetypeNeeded, check_same_settings, check_alterable, check_cleaned, schema_change)
-from headwater.buffer.stream.config import StreamConfig, with_changes, new_stream_id
-from headwater.buffer.stream.handle import Stream
-from headwater.buffer.stream.config import StreamRegister, check_store
-from headwater.buffer.stream.settings import parse_settings
-from headwater.buffer.stream.handle import with_own_store, borrow_store
+from headwater.buffer.stream.config import (
+    StreamConfig,
+    StreamRegister,
+    check_store,
+    new_stream_id,
+    with_changes,
+)
+from headwater.buffer.stream.handle import Stream, borrow_store, with_own_store
+from headwater.buffer.stream.queues import queue_prefix
+from headwater.buffer.stream.settings import (
+    RetypeNeeded,
+    check_alterable,
+    check_cleaned,
+    check_same_settings,
+    parse_settings,
+    schema_change,
+)
 from headwater.core import runtime
 from headwater.core.errors import (
     AlreadyExists,
@@ -37,10 +51,6 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.store import Store
-from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
-from headwater.buffer.stream.queues import queue_prefix
-from headwater.buffer.stream.config import StreamRegister
-from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.stream.schema import SchemaLike
@@ -94,7 +104,9 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
         register = StreamRegister(store, name)
         config = await register.read_live(writing=writing)
         try:
-            return with_own_store(source, Stream(store, await _create_queues(store, register, config)))
+            return with_own_store(
+                source, Stream(store, await _create_queues(store, register, config))
+            )
         except Denied as error:
             if writing:
                 raise
@@ -104,7 +116,9 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
             ) from error
 
 
-async def resolve_stream(source: Store | Stream, name: str | None, *, writing: bool = False) -> Stream:
+async def resolve_stream(
+    source: Store | Stream, name: str | None, *, writing: bool = False
+) -> Stream:
     """The stream itself, or the one of this name in a store."""
     if not isinstance(source, Stream):
         if name is None:
@@ -209,7 +223,9 @@ async def _open_if_live(store: Store, name: str) -> Stream | None:
         return None
 
 
-async def _create_queues(store: Store, register: StreamRegister, config: StreamConfig) -> StreamConfig:
+async def _create_queues(
+    store: Store, register: StreamRegister, config: StreamConfig
+) -> StreamConfig:
     """The stream with a queue for each of its partitions."""
     while config.partitions_ready < config.partitions:
         until = min(config.partitions, config.partitions_ready + PARALLEL)

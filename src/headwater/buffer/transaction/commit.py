@@ -31,17 +31,18 @@ from typing import Final
 import msgspec
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction.record import Appending
 from headwater.buffer.transaction.holds import TIMEOUT_MS, Holder, HoldLost
-from headwater.buffer.transaction.record import CommitAttempt, producer_id
 from headwater.buffer.transaction.record import (
     NO_VERSION,
     RECENT_MAX,
+    Appending,
     ApplicationRecord,
+    CommitAttempt,
     PartitionBatches,
     Upload,
     application_register,
     in_order,
+    producer_id,
     read_application,
 )
 from headwater.core import limits, runtime
@@ -279,13 +280,18 @@ class TransactionCommitter:
             )
 
     async def _change(
-        self, found: ApplicationRecord, tasks: Sequence[TaskUploads], uploads: dict[int, list[Upload]]
+        self,
+        found: ApplicationRecord,
+        tasks: Sequence[TaskUploads],
+        uploads: dict[int, list[Upload]],
     ) -> ApplicationRecord:
         """Put the transaction into the record, if that is still as it was found."""
         if uploads:
             await self._check_held(tasks, uploads)
         first = await self._appending.next_sequences(uploads)
-        shares = tuple(PartitionBatches(one, first[one], tuple(found)) for one, found in uploads.items())
+        shares = tuple(
+            PartitionBatches(one, first[one], tuple(found)) for one, found in uploads.items()
+        )
 
         def change(now: ApplicationRecord | None) -> ApplicationRecord:
             now = now or ApplicationRecord()

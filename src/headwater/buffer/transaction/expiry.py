@@ -19,10 +19,13 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction.record import finish_append
 from headwater.buffer.transaction.holds import Hold, Holds, holds_register, read_holds
-from headwater.buffer.transaction.record import producer_id
-from headwater.buffer.transaction.record import ApplicationRecord, application_register
+from headwater.buffer.transaction.record import (
+    ApplicationRecord,
+    application_register,
+    finish_append,
+    producer_id,
+)
 from headwater.core import runtime
 from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register

@@ -118,7 +118,9 @@ async def read_holds(register: Register[Holds]) -> Holds:
 class Holder:
     """One attempt's hold. Every task and the driver have a holder of their own."""
 
-    def __init__(self, stream: Stream, attempt: CommitAttempt, timeout_ms: int = TIMEOUT_MS) -> None:
+    def __init__(
+        self, stream: Stream, attempt: CommitAttempt, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
         self._register = holds_register(stream)
         self._attempt = attempt
         self._timeout_ms = check_timeout_ms(timeout_ms)

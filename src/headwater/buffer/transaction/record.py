@@ -11,24 +11,21 @@ without a name share a few applications, so that the number of records is bounde
 
 from __future__ import annotations
 
-import hashlib
-from typing import Final
-import msgspec
-from headwater.buffer.whole_number import whole_number
-from headwater.core.errors import Refused
-from collections.abc import Sequence
-from typing import Final, Literal
-from headwater.buffer import layout
-from headwater.buffer.queue.contract import NewBatch
-from headwater.buffer.stream import Stream
-from headwater.core.errors import NotFound
-from headwater.store import Register
 import asyncio
-from collections.abc import Iterable
-from headwater.buffer.queue.contract import Appender, BelowFloor
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from headwater.buffer import layout
+from headwater.buffer.queue.contract import Appender, BelowFloor, NewBatch
+from headwater.buffer.stream import Stream
+from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import (
     Bug,
     Fenced,
+    NotFound,
     OutcomeUnknown,
     Refused,
     RolledBack,
@@ -36,7 +33,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.retry import RetryPolicy
-
+from headwater.store import Register
 
 JOB_SLOTS: Final = 16
 NAME_MAX_BYTES: Final = 1024
@@ -200,7 +197,9 @@ class ApplicationRecord(msgspec.Struct, frozen=True):
             return self.attempt == attempt.token
         return None if attempt.version < self.version else False
 
-    def committed(self, attempt: CommitAttempt, shares: tuple[PartitionBatches, ...]) -> ApplicationRecord:
+    def committed(
+        self, attempt: CommitAttempt, shares: tuple[PartitionBatches, ...]
+    ) -> ApplicationRecord:
         """The record with this transaction committed."""
         recent = (self.attempt, *self.recent)[:RECENT_MAX] if attempt.version is None else ()
         return msgspec.structs.replace(

@@ -19,8 +19,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch, BatchTimes
-from headwater.buffer.batch import Call, Calls
+from headwater.buffer.batch import Batch, BatchTimes, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import Appender, EncodedBytes
 from headwater.buffer.records import check_sizes
@@ -28,8 +27,7 @@ from headwater.buffer.stream import Stream
 from headwater.buffer.stream.schema import await_schema
 from headwater.buffer.transaction.commit import TaskUploads
 from headwater.buffer.transaction.holds import TIMEOUT_MS, Hold, Holder, TypeReplaced
-from headwater.buffer.transaction.record import CommitAttempt, producer_id
-from headwater.buffer.transaction.record import Upload
+from headwater.buffer.transaction.record import CommitAttempt, Upload, producer_id
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Refused
 

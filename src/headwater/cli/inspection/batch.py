@@ -9,8 +9,8 @@ import pyarrow as pa
 import xxhash
 
 from headwater.buffer import batch as native
-from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.compression import Compression
+from headwater.buffer.queue.v1 import batch_format
 from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.record_rows import record_rows
 from headwater.cli.inspection.report import Problem, Report, Rows, offset_in

@@ -19,7 +19,9 @@ LOOKED_AT: Final = 100
 PARALLEL: Final = 16
 
 
-async def check_entries(report: Report, stream: Stream, looker: QueueReader, state: QueueState) -> None:
+async def check_entries(
+    report: Report, stream: Stream, looker: QueueReader, state: QueueState
+) -> None:
     """Look for the objects of the oldest and the newest retained entries."""
     found = await _ends(looker, state)
     in_objects = [one for one in found if one.inline is None and not one.duplicate]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headwater.buffer.queue.v1 import manifest_format
-from headwater.buffer.queue.v1.manifest_format import ManifestEntry, Manifest
+from headwater.buffer.queue.v1.manifest_format import Manifest, ManifestEntry
 from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headwater.buffer.transaction.holds import Hold, Holds
-from headwater.buffer.transaction.record import CommitAttempt, producer_id
-from headwater.buffer.transaction.record import NO_VERSION, ApplicationRecord
+from headwater.buffer.transaction.record import (
+    NO_VERSION,
+    ApplicationRecord,
+    CommitAttempt,
+    producer_id,
+)
 from headwater.cli.inspection.report import Report, Rows
 
 _WRITERS: Final = {

@@ -13,12 +13,9 @@ from headwater.cli.inspection.source import Source
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError
 from headwater.log.spool.codec import decode_group
-from headwater.log.spool.frame import GroupKind
 from headwater.log.spool.folder import SEGMENT, Folder
-from headwater.log.spool.frame import MAGIC
-from headwater.log.spool.scan import FileEnd
-from headwater.log.spool.scan import Survey, survey
-from headwater.log.spool.frame import FrameHead, Window
+from headwater.log.spool.frame import MAGIC, FrameHead, GroupKind, Window
+from headwater.log.spool.scan import FileEnd, Survey, survey
 
 KIND: Final = "segment of a log, RDLW"
 _UNREADABLE: Final = "unreadable"

@@ -15,18 +15,34 @@ Always holds: a replica counts only for what it acknowledged since it registered
 unknown outcome, never a failure; what is sent has no gap; what a valid slot needs is not pruned.
 """
 
-from headwater.log.primary.config import AckN, CommitPolicy, Local, Quorum, Regions, parse_policy
-from headwater.log.primary.commits import Committed
-from headwater.log.primary.config import ReplicationConfig
-from headwater.log.primary.commits import CommitUnknown
-from headwater.log.primary.commits import hold_up_s
-from headwater.log.primary.config import ReplicationMetrics
-from headwater.log.primary.registry import Registration, ReplicaRegistry
-from headwater.log.primary.registry import ReplicaState, ReplicationProgress
-from headwater.log.primary.replication import PrimaryReplication
-from headwater.log.primary.service import PrimaryService
+from headwater.log.primary.commits import Committed, CommitUnknown, hold_up_s
+from headwater.log.primary.config import (
+    AckN,
+    CommitPolicy,
+    Local,
+    Quorum,
+    Regions,
+    ReplicationConfig,
+    ReplicationMetrics,
+    parse_policy,
+)
 from headwater.log.primary.log_retention import SlotView
-from headwater.log.primary.service import (AcknowledgeResponse, Acknowledgement, BootstrapResponse, PullResponse, RegisterResponse, ReplicationSource)
+from headwater.log.primary.registry import (
+    Registration,
+    ReplicaRegistry,
+    ReplicaState,
+    ReplicationProgress,
+)
+from headwater.log.primary.replication import PrimaryReplication
+from headwater.log.primary.service import (
+    Acknowledgement,
+    AcknowledgeResponse,
+    BootstrapResponse,
+    PrimaryService,
+    PullResponse,
+    RegisterResponse,
+    ReplicationSource,
+)
 
 __all__ = [
     "AckN",

@@ -18,20 +18,22 @@ HeadwaterError
 
 from __future__ import annotations
 
-from headwater.core.errors import OutcomeUnknown
 import asyncio
-from collections.abc import Callable
-from headwater.core import runtime
 import heapq
 import itertools
-from headwater.core.errors import HeadwaterError
-from headwater.log.primary.config import CommitPolicy
+from collections.abc import Callable
+
 import msgspec
+
 from headwater.buffer.whole_number import whole_number
-from headwater.core.errors import HeadwaterError, Refused
-from headwater.log.primary.config import CommitPolicy, acknowledged_by
-from headwater.log.primary.config import ReplicationConfig
-from headwater.log.primary.config import ReplicationMetrics
+from headwater.core import runtime
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
+from headwater.log.primary.config import (
+    CommitPolicy,
+    ReplicationConfig,
+    ReplicationMetrics,
+    acknowledged_by,
+)
 from headwater.log.primary.registry import ReplicaRegistry
 from headwater.log.slots import SlotBook
 from headwater.log.wal import Wal

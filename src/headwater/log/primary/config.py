@@ -14,15 +14,15 @@ would shrink to the leader alone exactly when replicas fail.
 from __future__ import annotations
 
 from collections import Counter
-from headwater.core.metrics import Histogram
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from headwater.buffer.whole_number import whole_number
-from headwater.core.errors import Refused
-from headwater.log.primary.registry import ReplicaState
 from dataclasses import dataclass, field
 from typing import Literal
+
+from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
+from headwater.core.errors import Refused
+from headwater.core.metrics import Histogram
+from headwater.log.primary.registry import ReplicaState
 from headwater.log.slots import RetentionLimits
 
 

@@ -9,17 +9,11 @@ Always holds:
 
 from __future__ import annotations
 
-import msgspec
-from headwater.log.slots import (
-    InvalidationCause,
-    RetentionLimits,
-    Slot,
-    SlotLag,
-    SlotStatus,
-    slot_status,
-)
 import logging
 from typing import Final
+
+import msgspec
+
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
 from headwater.log.primary.config import ReplicationMetrics
@@ -34,10 +28,12 @@ from headwater.log.slots import (
     Slot,
     SlotKeeper,
     SlotLag,
+    SlotStatus,
     breach,
     is_comparable,
     plan_bootstrap,
     plan_resume,
+    slot_status,
 )
 from headwater.log.wal import Wal
 

@@ -15,7 +15,9 @@ Always holds:
 from __future__ import annotations
 
 from collections.abc import Iterable
+
 import msgspec
+
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound
 

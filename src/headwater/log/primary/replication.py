@@ -16,22 +16,23 @@ every waiting writer gets an answer; nothing that a valid slot needs is pruned (
 
 from __future__ import annotations
 
-from headwater.buffer.whole_number import whole_number
-from headwater.core.errors import Refused
 import asyncio
 import logging
 from typing import Final, Self
+
 from headwater.buffer.layout import check_group_name
+from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
-from headwater.log.primary.config import CommitPolicy
 from headwater.log.primary.commits import Commits, Committed
-from headwater.log.primary.config import ReplicationConfig
-from headwater.log.primary.log_retention import LogRetention
-from headwater.log.primary.config import ReplicationMetrics
-from headwater.log.primary.registry import Registration, ReplicaRegistry
-from headwater.log.primary.registry import ReplicaState, ReplicationProgress
-from headwater.log.primary.log_retention import SlotView
+from headwater.log.primary.config import CommitPolicy, ReplicationConfig, ReplicationMetrics
+from headwater.log.primary.log_retention import LogRetention, SlotView
+from headwater.log.primary.registry import (
+    Registration,
+    ReplicaRegistry,
+    ReplicaState,
+    ReplicationProgress,
+)
 from headwater.log.slots import (
     BootstrapPlan,
     InvalidationCause,

@@ -19,15 +19,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
 import msgspec
-from headwater.core import limits
-from headwater.log.record.group import Group
-from headwater.log.slots import BootstrapPlan, FullRebootstrap, InvalidationCause, ResumeMode
+
 from headwater.buffer.whole_number import whole_number
+from headwater.core import limits
 from headwater.core.errors import Refused
-from headwater.log.primary.replication import check_position
-from headwater.log.primary.replication import PrimaryReplication
-from headwater.log.slots import FullRebootstrap, Slot
+from headwater.log.primary.replication import PrimaryReplication, check_position
+from headwater.log.record.group import Group
+from headwater.log.slots import BootstrapPlan, FullRebootstrap, InvalidationCause, ResumeMode, Slot
 
 
 class RegisterResponse(msgspec.Struct, frozen=True):

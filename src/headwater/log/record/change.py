@@ -14,16 +14,14 @@ For bulk work use columns, not change records.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Final
-from headwater.buffer.records import Operation
-from headwater.core.errors import Corrupt
-from headwater.log.record.group import DEFAULT_KIND
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
+
 import pyarrow as pa
 import pyarrow.compute as pc
+
 from headwater.buffer.records import (
     HEADERS,
     HEADERS_TYPE,
@@ -33,11 +31,19 @@ from headwater.buffer.records import (
     VALUE,
     Operation,
 )
-from headwater.core.errors import Refused
-from headwater.log.record.group import (COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, LOG_COLUMNS, METADATA, REFRESH_RECORDS, RID)
-from headwater.log.record.group import Group
+from headwater.core.errors import Corrupt, Refused
+from headwater.log.record.group import (
+    COLLECTION,
+    COMMIT_TIMESTAMP,
+    DEFAULT_KIND,
+    KIND,
+    LOG_COLUMNS,
+    METADATA,
+    REFRESH_RECORDS,
+    RID,
+    Group,
+)
 from headwater.log.record.layout import python_rows
-
 
 DEFAULT_TERM: Final = 1
 Headers = tuple[tuple[str, bytes | None], ...]

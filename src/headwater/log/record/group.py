@@ -15,13 +15,13 @@ lost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-import pyarrow as pa
-from headwater.buffer.records import RESERVED, VALUE
-from headwater.core.errors import Refused
 from dataclasses import dataclass, replace
-from typing import Final
-from headwater.core.errors import Bug
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from headwater.buffer.records import RESERVED, VALUE
+from headwater.core.errors import Bug, Refused
 from headwater.log.record.layout import records_size_bytes
 
 if TYPE_CHECKING:

@@ -16,20 +16,18 @@ schema are joined first, and larger amounts are hashed on a thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Iterator, Sequence
 from typing import Any, Final
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+
 from headwater.buffer.records import HEADERS, OPERATION, TIMESTAMP
-from headwater.log.record.group import COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, RID
-from headwater.log.record.group import Group
-from headwater.log.record.layout import is_list
-from collections.abc import AsyncIterable, Iterator, Sequence
-from typing import Final
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug
-
+from headwater.log.record.group import COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, RID, Group
+from headwater.log.record.layout import is_list
 
 HASH_MASK: Final = (1 << 64) - 1
 _PIECE_ROWS: Final = 4_096

@@ -11,12 +11,12 @@ have such nulls; its readers get them under nullable fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
 import pyarrow as pa
-from typing import Final, TypeVar
-from collections.abc import Iterator
+
 from headwater.core.errors import Refused
-from typing import Any
 
 
 def retype(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -98,7 +98,9 @@ def per_schema(work_out: Callable[[pa.Schema], _Found]) -> Callable[[pa.Schema],
 def _plain_types(schema: pa.Schema) -> dict[int, pa.DataType]:
     """By its place, the plain type of each column that has views at any depth."""
     kinds = {place: nullable_type(field.type, _plain_leaf) for place, field in enumerate(schema)}
-    return {place: kind for place, kind in kinds.items() if kind != nullable_type(schema[place].type)}
+    return {
+        place: kind for place, kind in kinds.items() if kind != nullable_type(schema[place].type)
+    }
 
 
 def _plain_leaf(kind: pa.DataType) -> pa.DataType:

@@ -24,13 +24,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
+
 import pyarrow as pa
+
 from headwater.buffer.types import check_names
 from headwater.core.errors import Refused
 from headwater.log.record.hashes import is_hashable_type
-from headwater.log.record.layout import list_like, nullable_type
-from headwater.log.record.layout import retype
-
+from headwater.log.record.layout import list_like, nullable_type, retype
 
 _MAX_DEPTH: Final = 16
 _DIGITS_MAX: Final = 38

@@ -25,17 +25,24 @@ what is acknowledged as durable survives; a fresh copy replaces the old one at o
 less.
 """
 
-from headwater.log.replica.contract import LogArchive
-from headwater.log.replica.contract import Bookmark
-from headwater.log.replica.contract import ReplicaConfig
-from headwater.log.replica.contract import Diverged, GoElsewhere, LogGap
+from headwater.log.replica.contract import (
+    Bookmark,
+    Diverged,
+    GoElsewhere,
+    Image,
+    LogArchive,
+    LogGap,
+    ReplicaConfig,
+    ReplicaPhase,
+    ReplicaStatus,
+    Target,
+    Targets,
+)
 from headwater.log.replica.image import ImageStore
 from headwater.log.replica.keyed_state import KeyedState, KeyedStates
-from headwater.log.replica.log_copy import LogCopies, LogCopy
 from headwater.log.replica.link import ReplicaMetrics
+from headwater.log.replica.log_copy import LogCopies, LogCopy
 from headwater.log.replica.replica import Replica
-from headwater.log.replica.contract import ReplicaPhase, ReplicaStatus
-from headwater.log.replica.contract import Image, Target, Targets
 
 __all__ = [
     "Bookmark",

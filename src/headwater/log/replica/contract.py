@@ -25,17 +25,17 @@ Damaged
 
 from __future__ import annotations
 
-import msgspec
-from headwater.core.errors import Refused
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from headwater.core import limits
-from headwater.core.errors import Damaged, Unavailable
 from enum import StrEnum
-from collections.abc import Sequence
 from typing import Protocol
+
+import msgspec
 import pyarrow as pa
+
+from headwater.core import limits
+from headwater.core.errors import Damaged, Refused, Unavailable
 from headwater.log.record import Group
-from collections.abc import AsyncGenerator
 
 
 class Bookmark(msgspec.Struct, frozen=True, order=True):

@@ -16,29 +16,29 @@ Always holds:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import posixpath
 import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
+
 import msgspec
+
+from headwater.core import runtime
 from headwater.core.disk import Disk
 from headwater.core.errors import (
     Corrupt,
     DiskFailed,
+    Fenced,
     HeadwaterError,
     NotFound,
     NotSupported,
     Refused,
+    Unavailable,
 )
+from headwater.log.replica.contract import Diverged, Target, Targets
 from headwater.log.spool.folder import SEGMENT, Folder
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from headwater.core import runtime
-from headwater.log.replica.contract import Target, Targets
-from collections.abc import Awaitable, Callable
-from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, Unavailable
-from headwater.log.replica.contract import Diverged
-
 
 STATE_FORMAT: Final = 2
 _READABLE_FORMATS: Final = (1, STATE_FORMAT)
@@ -218,7 +218,9 @@ class OpenCopy:
 class ReplicaCopies:
     """The copies of one replica, and its fence."""
 
-    def __init__(self, files: SavedStateFile, targets: Targets, kept: SavedState, copy: OpenCopy) -> None:
+    def __init__(
+        self, files: SavedStateFile, targets: Targets, kept: SavedState, copy: OpenCopy
+    ) -> None:
         """Use `ReplicaCopies.load`."""
         self.copy = copy
         self._files = files

@@ -13,48 +13,46 @@ would mix the records of two logs.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, NamedTuple
-from headwater.core import limits
+from typing import Final, Literal, NamedTuple
+
+from headwater.core import limits, runtime
 from headwater.core.errors import (
     Bug,
+    Conflict,
     Corrupt,
+    Fenced,
+    HeadwaterError,
     NotFound,
     NotSupported,
     OutcomeUnknown,
     Refused,
     Unavailable,
 )
-from headwater.log.record import Group
-from headwater.log.replica.contract import ReplicaConfig
-from headwater.log.replica.contract import UnusableImage
-from headwater.log.replica.link import SplitPull, split_pull
-from headwater.log.replica.link import LeaderSession
-from headwater.log.replica.link import ReplicaMetrics
-from headwater.log.replica.link import compare_groups
-from headwater.log.replica.contract import Image, Target, Targets
-import logging
-from collections.abc import Callable, Sequence
-from typing import Final
-from headwater.core import limits, runtime
-from headwater.core.errors import (
-    Conflict,
-    Fenced,
-    HeadwaterError,
-    NotFound,
-    OutcomeUnknown,
-    Refused,
-    Unavailable,
-)
 from headwater.log.primary import Acknowledgement, PullResponse
-from headwater.log.replica.contract import Bookmark
-from headwater.log.replica.contract import LogGap
+from headwater.log.record import Group
+from headwater.log.replica.contract import (
+    Bookmark,
+    Image,
+    LogGap,
+    ReplicaConfig,
+    Target,
+    Targets,
+    UnusableImage,
+)
 from headwater.log.replica.copies import ReplicaCopies
-from headwater.log.replica.link import UNVERIFIED, Verification, compare_groups
-from headwater.log.replica.link import Prefetch
-from headwater.log.replica.contract import Target
+from headwater.log.replica.link import (
+    UNVERIFIED,
+    LeaderSession,
+    Prefetch,
+    ReplicaMetrics,
+    SplitPull,
+    Verification,
+    compare_groups,
+    split_pull,
+)
 from headwater.log.slots import FullRebootstrap
-
 
 ApplyGroups = Callable[[Target, SplitPull], Awaitable[None]]
 
@@ -265,7 +263,9 @@ class LogFollower:
     def begin_proof(self) -> None:
         """What is there is to be found in the log of the leader that answered last."""
         self._note_proof(
-            Verification.of_copy(self._link.told, self.target.applied_lsn, self.config.compare_records)
+            Verification.of_copy(
+                self._link.told, self.target.applied_lsn, self.config.compare_records
+            )
         )
 
     def begin_proven(self) -> None:

@@ -18,26 +18,24 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
+
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from headwater.core.errors import Corrupt, NotSupported, Refused
-from headwater.log.record import Group, range_hash
-from headwater.log.record.parquet_types import to_parquet_column, from_parquet_column
-from headwater.log.record.parquet_types import parquet_type
-from headwater.log.record.layout import nullable_type
-from headwater.log.replica.keyed_table import LSN_COLUMN
-from headwater.log.replica.contract import Image
-import re
-from typing import Final
 import xxhash
+
 from headwater.buffer.layout import check_group_name, images_prefix
 from headwater.core.errors import Corrupt, NotFound, NotSupported, Refused
+from headwater.log.record import Group, range_hash
+from headwater.log.record.layout import nullable_type
+from headwater.log.record.parquet_types import from_parquet_column, parquet_type, to_parquet_column
+from headwater.log.replica.contract import Image
+from headwater.log.replica.keyed_table import LSN_COLUMN
 from headwater.store import Store
-
 
 IMAGE_FORMAT: Final = 3
 _IMAGE_METADATA: Final = b"headwater.image"
@@ -103,7 +101,9 @@ def _encoded(
         for table in collections[collection]:
             kept = _parquet_table(table)
             columns = [names.of(field) for field in kept.schema]
-            parts.append(_ImagePart(collection, table.num_rows, columns, _schema_text(table.schema)))
+            parts.append(
+                _ImagePart(collection, table.num_rows, columns, _schema_text(table.schema))
+            )
             tables.append(kept.rename_columns(columns))
     rows = sum(part.rows for part in parts)
     head = _ImageHead(IMAGE_FORMAT, lsn, rows, sorted(collections), parts, list(last_hashes))

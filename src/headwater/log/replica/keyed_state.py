@@ -15,27 +15,27 @@ A record's key is `_key`; where that is null, `_rid`. A record with neither is s
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from headwater.core import limits
-from headwater.log.record import Group
 import contextlib
 import itertools
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final
+
 import pyarrow as pa
 import pyarrow.compute as pc
+
 from headwater.buffer.records import OPERATION, Operation
 from headwater.core import limits, runtime
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
+from headwater.log.record import Group
 from headwater.log.record.group import COLLECTION, REFRESH_RECORDS
 from headwater.log.record.hashes import hashes_between
 from headwater.log.record.layout import without_views
-from headwater.log.replica.image import decode_image, encode_image
-from headwater.log.replica.image import ImageStore
-from headwater.log.replica.keyed_table import LSN_COLUMN, Identity, KeyedTable
 from headwater.log.replica.contract import Image, Target
+from headwater.log.replica.image import ImageStore, decode_image, encode_image
+from headwater.log.replica.keyed_table import LSN_COLUMN, Identity, KeyedTable
 
 
 class RecentGroups:

@@ -21,8 +21,7 @@ from headwater.buffer.records import KEY, OPERATION, VALUE, Operation
 from headwater.core.errors import NotSupported
 from headwater.core.limits import KEYED_CHUNK_ROWS
 from headwater.log.record.group import RID
-from headwater.log.record.layout import nullable_type
-from headwater.log.record.layout import python_rows
+from headwater.log.record.layout import nullable_type, python_rows
 
 LSN_COLUMN: Final = "_lsn"
 SMALL_CHUNKS: Final = 64
@@ -205,7 +204,9 @@ def _column(records: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
 def _check_texts(parts: list[pa.Table]) -> None:
     """`pa.ArrowException` where text stands beside bytes, of which Arrow would make bytes."""
     told_apart = [
-        pa.schema([(field.name, nullable_type(field.type, _bytes_as_none)) for field in part.schema])
+        pa.schema(
+            [(field.name, nullable_type(field.type, _bytes_as_none)) for field in part.schema]
+        )
         for part in parts
     ]
     pa.unify_schemas(told_apart, promote_options="permissive")

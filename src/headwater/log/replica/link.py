@@ -15,27 +15,16 @@ copy.
 
 from __future__ import annotations
 
-import itertools
-from typing import NamedTuple
-from headwater.core.errors import Fenced
-from headwater.log.primary import PullResponse
-from headwater.log.record import Group
-from headwater.log.replica.contract import LogGap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-import pyarrow.compute as pc
-from headwater.log.primary import RegisterResponse
-from headwater.log.record.hashes import hashes_between
-from headwater.log.replica.contract import Target
-from collections import Counter
-from collections.abc import Sequence
-from headwater.core.metrics import Histogram
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import pyarrow.compute as pc
+
 from headwater.core import runtime
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, TypeVar
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -46,15 +35,18 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.metrics import Histogram
 from headwater.log.primary import (
-    AcknowledgeResponse,
     Acknowledgement,
+    AcknowledgeResponse,
     BootstrapResponse,
     PullResponse,
     RegisterResponse,
     ReplicationSource,
 )
-from headwater.log.replica.contract import ReplicaConfig
+from headwater.log.record import Group
+from headwater.log.record.hashes import hashes_between
+from headwater.log.replica.contract import LogGap, ReplicaConfig, Target
 from headwater.log.slots import is_comparable
 
 
@@ -70,7 +62,11 @@ class SplitPull(NamedTuple):
 
 
 def split_pull(
-    pulled: PullResponse, applied_lsn: int, *, filtered: bool = False, compared_lsn: int | None = None
+    pulled: PullResponse,
+    applied_lsn: int,
+    *,
+    filtered: bool = False,
+    compared_lsn: int | None = None,
 ) -> SplitPull:
     """Sort an answer; `LogGap` if it does not follow `applied_lsn` without a gap.
 
@@ -122,7 +118,9 @@ class Verification:
     """Up to here the copy may hold other records than the log."""
 
     @classmethod
-    def of_copy(cls, told: RegisterResponse, through_lsn: int, compare_records: int) -> Verification:
+    def of_copy(
+        cls, told: RegisterResponse, through_lsn: int, compare_records: int
+    ) -> Verification:
         """For a copy that ends at `through_lsn` and was told this: all that nobody acknowledged to
         such a log, and some records more, as far as the log reaches back."""
         wanted_lsn = min(told.confirmed_lsn, told.current_lsn, through_lsn - compare_records)

@@ -27,8 +27,7 @@ from headwater.core.limits import (
 )
 from headwater.log.record import Group
 from headwater.log.record.hashes import hashes_between
-from headwater.log.replica.contract import LogArchive
-from headwater.log.replica.contract import Image, Target
+from headwater.log.replica.contract import Image, LogArchive, Target
 from headwater.log.spool import PreparedAppend, Spool, SpoolConfig, prepare_append, prepare_lost
 
 _log: Final = logging.getLogger("headwater")

@@ -18,36 +18,35 @@ Always holds:
 
 from __future__ import annotations
 
-from headwater.core import limits, runtime
-from headwater.core.errors import Fenced, HeadwaterError
-from headwater.log.replica.contract import LogGap
-from headwater.log.replica.link import ReplicaMetrics
 import asyncio
-from collections.abc import Callable, Coroutine
-from enum import StrEnum
-from typing import Any, Final
-from headwater.core import runtime
-from headwater.core.errors import Refused, Unavailable
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator
-from typing import Final, Self
+from collections.abc import AsyncIterator, Callable, Coroutine
+from enum import StrEnum
+from typing import Any, Final, Self
+
 from headwater.buffer.layout import check_group_name
+from headwater.core import limits, runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
 from headwater.core.runtime import Waiters
 from headwater.log.primary import ReplicationSource
-from headwater.log.replica.contract import Bookmark
-from headwater.log.replica.follower import BootstrapStart, Bootstrapper
-from headwater.log.replica.contract import ReplicaConfig
-from headwater.log.replica.contract import GoElsewhere, UnusableImage
-from headwater.log.replica.follower import RETRIABLE, LogFollower
-from headwater.log.replica.copies import ReplicaCopies
-from headwater.log.replica.copies import SavedStateFile
-from headwater.log.replica.link import LeaderSession
-from headwater.log.replica.contract import ReplicaPhase, ReplicaStatus
-from headwater.log.replica.contract import Image, Target, Targets
+from headwater.log.replica.contract import (
+    Bookmark,
+    GoElsewhere,
+    Image,
+    LogGap,
+    ReplicaConfig,
+    ReplicaPhase,
+    ReplicaStatus,
+    Target,
+    Targets,
+    UnusableImage,
+)
+from headwater.log.replica.copies import ReplicaCopies, SavedStateFile
+from headwater.log.replica.follower import RETRIABLE, Bootstrapper, BootstrapStart, LogFollower
+from headwater.log.replica.link import LeaderSession, ReplicaMetrics
 
 
 class Retries:
@@ -99,7 +98,9 @@ class SingleTask:
         """What is being done."""
         return None if self._task is None or self._task.done() else self._work
 
-    def begin(self, work: TaskKind, do: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    def begin(
+        self, work: TaskKind, do: Callable[[], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
         """Do this beside the caller; `Refused` where that is not possible."""
         if self._is_closed:
             raise Refused(f"replica {self._name!r} is closed: open it again")

@@ -22,14 +22,28 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.log.slots.slot_writer import SlotBook
-    from headwater.log.slots.slot_writer import SlotKeeper
-    from headwater.log.slots.slot import LagClock
-    from headwater.log.slots.slot import (BootstrapPlan, FullRebootstrap, NoBootstrap, PartialResync, ResumeMode, is_comparable, plan_bootstrap, plan_resume)
-    from headwater.log.slots.slot import (RetentionLimits, SlotLag, breach, retention_floor, slot_status)
-    from headwater.log.slots.slot import Invalidation, InvalidationCause, Slot, SlotStatus
-    from headwater.log.slots.slot_register import SlotRegister
-    from headwater.log.slots.slot_register import SlotTable
+    from headwater.log.slots.slot import (
+        BootstrapPlan,
+        FullRebootstrap,
+        Invalidation,
+        InvalidationCause,
+        LagClock,
+        NoBootstrap,
+        PartialResync,
+        ResumeMode,
+        RetentionLimits,
+        Slot,
+        SlotLag,
+        SlotStatus,
+        breach,
+        is_comparable,
+        plan_bootstrap,
+        plan_resume,
+        retention_floor,
+        slot_status,
+    )
+    from headwater.log.slots.slot_register import SlotRegister, SlotTable
+    from headwater.log.slots.slot_writer import SlotBook, SlotKeeper
 
 __all__ = [
     "BootstrapPlan",
@@ -59,10 +73,10 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-'slot': 'BootstrapPlan FullRebootstrap Invalidation InvalidationCause LagClock NoBootstrap '
-'PartialResync ResumeMode RetentionLimits Slot SlotLag SlotStatus breach is_comparable '
-'plan_bootstrap plan_resume retention_floor slot_status',
-'slot_register': 'SlotRegister SlotTable',
-'slot_writer': 'SlotBook SlotKeeper',
-},
+        "slot": "BootstrapPlan FullRebootstrap Invalidation InvalidationCause LagClock NoBootstrap "
+        "PartialResync ResumeMode RetentionLimits Slot SlotLag SlotStatus breach is_comparable "
+        "plan_bootstrap plan_resume retention_floor slot_status",
+        "slot_register": "SlotRegister SlotTable",
+        "slot_writer": "SlotBook SlotKeeper",
+    },
 )

@@ -15,13 +15,14 @@ given up. Log that would be kept without a slot does not count against it.
 
 from __future__ import annotations
 
-from enum import StrEnum
-import msgspec
 import bisect
-from typing import Final
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import msgspec
+
 from headwater.core import limits
 from headwater.core.errors import Refused
 

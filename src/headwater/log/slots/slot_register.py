@@ -16,17 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
+
 import msgspec
+
+from headwater.buffer.layout import slots_key
 from headwater.buffer.whole_number import whole_number
-from headwater.core import limits
-from headwater.core.errors import Fenced, NotFound, NotSupported, Refused
+from headwater.core import limits, runtime
+from headwater.core.errors import Damaged, Fenced, NotFound, NotSupported, Refused, RolledBack
 from headwater.core.limits import TERM_MAX
 from headwater.log.slots.slot import Slot
-from headwater.buffer.layout import slots_key
-from headwater.core import runtime
-from headwater.core.errors import Damaged, NotFound, RolledBack
 from headwater.store import Register, Store
-
 
 SLOTS_FORMAT: Final = 2
 _READABLE_FORMATS: Final = (1, SLOTS_FORMAT)

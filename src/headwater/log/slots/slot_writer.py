@@ -17,18 +17,16 @@ Always holds:
 
 from __future__ import annotations
 
-from headwater.core import limits, runtime
-from headwater.core.errors import LimitExceeded, NotFound
-from headwater.log.slots.slot import retention_floor
-from headwater.log.slots.slot import InvalidationCause, Slot
-from headwater.log.slots.slot_register import SlotTable, make_table
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
-from headwater.core.errors import Bug, Damaged, Fenced, HeadwaterError
-from headwater.log.slots.slot_register import SlotRegister
+
+from headwater.core import limits, runtime
+from headwater.core.errors import Bug, Damaged, Fenced, HeadwaterError, LimitExceeded, NotFound
+from headwater.log.slots.slot import InvalidationCause, Slot, retention_floor
+from headwater.log.slots.slot_register import SlotRegister, SlotTable, make_table
 
 
 class SlotBook:

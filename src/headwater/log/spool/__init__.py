@@ -27,13 +27,12 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.log.spool.commit import Appended
-    from headwater.log.spool.state import SpoolConfig
     from headwater.log.spool.codec import PreparedAppend, prepare_append, prepare_lost
+    from headwater.log.spool.commit import Appended
     from headwater.log.spool.frame import SpoolCorrupt
-    from headwater.log.spool.state import SpoolMetrics
-    from headwater.log.spool.spool import Spool
     from headwater.log.spool.recovery import TornTail
+    from headwater.log.spool.spool import Spool
+    from headwater.log.spool.state import SpoolConfig, SpoolMetrics
 
 __all__ = [
     "Appended",
@@ -50,11 +49,11 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-'codec': 'PreparedAppend prepare_append prepare_lost',
-'commit': 'Appended',
-'frame': 'SpoolCorrupt',
-'recovery': 'TornTail',
-'spool': 'Spool',
-'state': 'SpoolConfig SpoolMetrics',
-},
+        "codec": "PreparedAppend prepare_append prepare_lost",
+        "commit": "Appended",
+        "frame": "SpoolCorrupt",
+        "recovery": "TornTail",
+        "spool": "Spool",
+        "state": "SpoolConfig SpoolMetrics",
+    },
 )

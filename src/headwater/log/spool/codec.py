@@ -12,39 +12,51 @@ A `PreparedAppend` is encoded and checksummed before it has LSNs, outside of any
 from __future__ import annotations
 
 import functools
-from typing import Final
-import pyarrow as pa
-from headwater.buffer.records import VALUE
-from headwater.core.errors import Bug
-from headwater.core.limits import LOG_GROUP_BYTES, TIER_MERGE_COLUMNS
 import zlib
 from dataclasses import dataclass
-from headwater.buffer import arrow_stream
-from headwater.buffer.arrow_stream import check_valid
-from headwater.core.errors import Corrupt, Refused
-from headwater.log.record.change import DEFAULT_TERM, ChangeRecord
-from headwater.log.record.group import NO_RECORDS
-from headwater.log.record.group import Group
-from headwater.log.record.layout import with_nulls_allowed
-from headwater.log.record.change import group_of
-from headwater.log.spool.frame import crc32_after
-from headwater.log.spool.frame import (CRC, ENVELOPE, ENVELOPE_BYTES, GROUP_MAGIC, HEAD_BYTES, GroupKind, read_envelope)
-from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, FrameHeader, check_payload_bytes
-from headwater.buffer.arrow_stream import has_names, without_names
-from headwater.core.errors import Refused
-from headwater.core.limits import LOG_GROUP_BYTES
-from headwater.log.record.group import check_columns
-from headwater.log.record.parquet_types import check_column_type
-from headwater.log.record.layout import retype
-from headwater.log.record.layout import check_nulls
-from headwater.log.record.layout import per_schema
-from headwater.log.record.layout import records_size_bytes, with_views, without_views
+from typing import Final
 
+import pyarrow as pa
+
+from headwater.buffer import arrow_stream
+from headwater.buffer.arrow_stream import check_valid, has_names, without_names
+from headwater.buffer.records import VALUE
+from headwater.core.errors import Bug, Corrupt, Refused
+from headwater.core.limits import LOG_GROUP_BYTES, TIER_MERGE_COLUMNS
+from headwater.log.record.change import DEFAULT_TERM, ChangeRecord, group_of
+from headwater.log.record.group import NO_RECORDS, Group, check_columns
+from headwater.log.record.layout import (
+    check_nulls,
+    per_schema,
+    records_size_bytes,
+    retype,
+    with_nulls_allowed,
+    with_views,
+    without_views,
+)
+from headwater.log.record.parquet_types import check_column_type
+from headwater.log.spool.frame import (
+    CRC,
+    CRC_BYTES,
+    ENVELOPE,
+    ENVELOPE_BYTES,
+    GROUP_MAGIC,
+    HEAD_BYTES,
+    MAGIC,
+    V3,
+    FrameHeader,
+    GroupKind,
+    check_payload_bytes,
+    crc32_after,
+    read_envelope,
+)
 
 _SAMPLE_ROWS: Final = 1024
 
 
-def join_schemas(schema: pa.Schema, given: pa.Schema, *, rows: int, nbytes: int) -> pa.Schema | None:
+def join_schemas(
+    schema: pa.Schema, given: pa.Schema, *, rows: int, nbytes: int
+) -> pa.Schema | None:
     """`schema` with what only `given` has, for so many records of it that have so many bytes.
 
     None if the types of a column differ, if there would be too many columns, or if it would mostly
@@ -248,7 +260,9 @@ def prepare_append(
     records = _without_extension_names(records)
     given = records.schema
     if schema is not None and given != schema:
-        both = join_schemas(schema, given, rows=records.num_rows, nbytes=records_size_bytes(records))
+        both = join_schemas(
+            schema, given, rows=records.num_rows, nbytes=records_size_bytes(records)
+        )
         if both == schema:
             records = filled(records, schema, given=given)
     return PreparedAppend(frames_of(records, given=given, group_bytes=group_bytes))

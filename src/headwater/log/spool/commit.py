@@ -13,8 +13,12 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
+
+import pyarrow as pa
+
 from headwater.core import portal, runtime
 from headwater.core.errors import (
+    Bug,
     Conflict,
     Fenced,
     HeadwaterError,
@@ -23,14 +27,9 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import LOG_FLUSH_BYTES
-from headwater.log.spool.codec import GroupFrame
-from headwater.log.spool.state import wake_future
-import pyarrow as pa
-from headwater.core.errors import Bug, Refused, Unavailable
 from headwater.log.record.group import Group
-from headwater.log.spool.codec import filled, join_schemas
-from headwater.log.spool.codec import frames_of
-
+from headwater.log.spool.codec import GroupFrame, filled, frames_of, join_schemas
+from headwater.log.spool.state import wake_future
 
 _CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)
 """What an append is refused with before any of it is written, or after that was cut off again."""

@@ -26,20 +26,18 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import re
-from collections.abc import Iterator
-from typing import Final, NamedTuple
-from headwater.core.disk import Disk, DiskFile
-from headwater.core.errors import Denied
 import sys
 import zlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterator
 from struct import Struct
-from typing import Final
-from headwater.core.limits import LOG_INDEX_BYTES, LOG_INDEX_FRAMES
-from headwater.core.errors import Fenced, NotFound, Refused
-from headwater.core.portal import call_in_child
+from typing import Final, NamedTuple
 
+from headwater.core.disk import Disk, DiskFile
+from headwater.core.errors import Denied, Fenced, NotFound, Refused
+from headwater.core.limits import LOG_INDEX_BYTES, LOG_INDEX_FRAMES
+from headwater.core.portal import call_in_child
 
 SEGMENT: Final = re.compile(r"(\d{20})\.wal")
 _WATERMARKS: Final = re.compile(r"(\d{20})-(\d{20})-(\d{20})-(\d{20})\.marks")

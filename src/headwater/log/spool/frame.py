@@ -29,20 +29,16 @@ Damaged
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
-from typing import Final, NamedTuple
-from headwater.core.disk import Buffer
-from headwater.core.errors import LimitExceeded
-from headwater.core.limits import FRAME_PAYLOAD_MAX_BYTES
-from enum import IntEnum
-import functools
-from typing import Final
-from headwater.core.errors import Corrupt
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
-from headwater.core.limits import LOG_READ_CHUNK_BYTES
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
 
+from headwater.core.disk import Buffer
+from headwater.core.errors import Corrupt, LimitExceeded
+from headwater.core.limits import FRAME_PAYLOAD_MAX_BYTES, LOG_READ_CHUNK_BYTES
 
 MAGIC: Final = b"RDLW"
 V3: Final = struct.Struct("<4sBQQQI")

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from headwater.core.errors import Refused
-from headwater.core.limits import LOG_READ_RECORDS
-from headwater.log.record.group import Group
-from headwater.log.record.layout import without_views
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
-from headwater.log.record.group import NO_RECORDS
+
 from headwater.buffer.whole_number import whole_number
-from headwater.core.errors import Corrupt, NotFound
+from headwater.core.errors import Corrupt, NotFound, Refused
+from headwater.core.limits import LOG_READ_RECORDS
+from headwater.log.record.group import NO_RECORDS, Group
+from headwater.log.record.layout import without_views
 from headwater.log.spool.codec import decode_group
-from headwater.log.spool.frame import SpoolCorrupt
-from headwater.log.spool.folder import Folder
-from headwater.log.spool.folder import SparseIndex
-from headwater.log.spool.state import SpoolMetrics
+from headwater.log.spool.folder import Folder, SparseIndex
+from headwater.log.spool.frame import FrameHead, SpoolCorrupt, Window, frames_after
 from headwater.log.spool.recovery import load_index
-from headwater.log.spool.state import ReadPosition, SpoolSegment, SpoolState
-from headwater.log.spool.frame import FrameHead, Window, frames_after
+from headwater.log.spool.state import ReadPosition, SpoolMetrics, SpoolSegment, SpoolState
 
 
 class BoundedRead:

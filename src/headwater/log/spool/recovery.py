@@ -11,29 +11,21 @@ damage below what was synced stops the opening and changes nothing.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import dataclass
-from headwater.core.disk import DiskFile
-from headwater.log.spool.frame import SpoolCorrupt
-from headwater.log.spool.scan import FileEnd, SegmentScan
-from headwater.core.errors import NoSpace
-from headwater.log.spool.frame import move_frame
-from headwater.log.spool.folder import Folder
-from headwater.log.spool.folder import SparseIndex
-from headwater.log.spool.state import SpoolSegment
-from headwater.log.spool.frame import Window, frames_after
-import itertools
 from typing import Any
-import pyarrow as pa
-from headwater.core import runtime
-from headwater.core.errors import Corrupt, NotFound
-from headwater.log.spool.scan import adopt, is_foreign
-from headwater.log.spool.codec import decode_group
-from headwater.log.spool.folder import Folder, SpoolListing, Watermarks
-from headwater.log.spool.folder import SparseIndex, decode_index
-from headwater.log.spool.scan import SegmentScan, scan
-from headwater.log.spool.frame import Window
 
+import pyarrow as pa
+
+from headwater.core import runtime
+from headwater.core.disk import DiskFile
+from headwater.core.errors import Corrupt, NoSpace, NotFound
+from headwater.log.spool.codec import decode_group
+from headwater.log.spool.folder import Folder, SparseIndex, SpoolListing, Watermarks, decode_index
+from headwater.log.spool.frame import SpoolCorrupt, Window, frames_after, move_frame
+from headwater.log.spool.scan import FileEnd, SegmentScan, adopt, is_foreign, scan
+from headwater.log.spool.state import SpoolSegment
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +51,9 @@ class TornTail:
         )
 
 
-def cut_torn_end(file: DiskFile, path: str, found: SegmentScan, *, floor_lsn: int = 0) -> TornTail | None:
+def cut_torn_end(
+    file: DiskFile, path: str, found: SegmentScan, *, floor_lsn: int = 0
+) -> TornTail | None:
     """Cut off a torn end; refuse a corrupt one. What was pruned cannot be corrupt."""
     if found.ending is FileEnd.CLEAN:
         return None

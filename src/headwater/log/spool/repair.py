@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Refused
-from headwater.log.spool.frame import move_frame
 from headwater.log.spool.folder import Folder, SpoolListing, Watermarks
-from headwater.log.spool.repair_source import CopyCheck
-from headwater.log.spool.repair_source import RepairSource
+from headwater.log.spool.frame import FrameHead, Window, move_frame
+from headwater.log.spool.repair_source import CopyCheck, RepairSource
 from headwater.log.spool.scan import MissingRange, Survey, survey_segment
-from headwater.log.spool.frame import FrameHead, Window
 
 if TYPE_CHECKING:
     from headwater.log.record.group import Group
@@ -173,8 +171,7 @@ class _Repair:
         return _RepairPart(missing, "", [])
 
     def _lost(self, missing: MissingRange, cause: str) -> Group:
-        from headwater.log.record.group import NO_RECORDS
-        from headwater.log.record.group import Group
+        from headwater.log.record.group import NO_RECORDS, Group
 
         return Group(self._term, *missing, NO_RECORDS, 0, cause)
 

@@ -10,27 +10,25 @@ apart afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream
 from headwater.core import portal
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import Refused, Trimmed
+from headwater.core.errors import HeadwaterError, Refused, Trimmed
 from headwater.core.limits import LOG_SEGMENT_BYTES
 from headwater.log.spool.folder import Folder
-from headwater.log.spool.scan import groups_between
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
-from headwater.core.errors import HeadwaterError, Refused
-from headwater.log.spool.scan import Survey, survey_segment
 from headwater.log.spool.frame import FrameHead, Window
+from headwater.log.spool.scan import Survey, groups_between, survey_segment
 
 if TYPE_CHECKING:
-    from headwater.log.record.group import Group
     import pyarrow as pa
+
+    from headwater.log.record.group import Group
 
 
 class RepairSource(Protocol):
@@ -89,8 +87,7 @@ class BufferSource:
         return portal.shared().call(self._read(first_lsn, last_lsn))
 
     async def _read(self, first_lsn: int, last_lsn: int) -> list[Group]:
-        from headwater.log.record.group import consumed_records
-        from headwater.log.record.group import Group
+        from headwater.log.record.group import Group, consumed_records
 
         state = await self._looker.state()
         found: list[Group] = []
@@ -153,7 +150,9 @@ class CopyCheck:
         step = max(1, -(-len(self.firsts) // _SEGMENTS_MAX))
         for first_lsn in self.firsts[::step]:
             found = survey_segment(self._folder, first_lsn, 0)
-            yield from _fingerprints(self._folder, found, [*found.frames[:1], *found.frames[1:][-1:]])
+            yield from _fingerprints(
+                self._folder, found, [*found.frames[:1], *found.frames[1:][-1:]]
+            )
 
 
 class _Fingerprint(NamedTuple):

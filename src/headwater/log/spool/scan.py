@@ -25,29 +25,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
-from headwater.core.limits import LOG_READ_CHUNK_BYTES
-from headwater.log.spool.frame import ENVELOPE_BYTES
-from headwater.log.spool.frame import HEADER_MAX_BYTES, MAGIC
-from headwater.log.spool.folder import SparseIndex
-from headwater.log.spool.frame import FrameHead, Window
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headwater.core.disk import Disk
 from headwater.core.errors import Refused
-from headwater.core.limits import LSN_MAX
-from headwater.log.spool.frame import SpoolCorrupt
-from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, SpoolListing
+from headwater.core.limits import LOG_READ_CHUNK_BYTES, LSN_MAX
+from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, SparseIndex, SpoolListing
 from headwater.log.spool.frame import (
+    ENVELOPE_BYTES,
     HEADER_MAX_BYTES,
     MAGIC,
+    FrameHead,
+    SpoolCorrupt,
+    Window,
+    frames_after,
     is_whole_as,
     read_as,
     read_header,
 )
-from headwater.log.spool.frame import Window
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-from headwater.core.disk import Disk
-from headwater.log.spool.folder import Folder
-from headwater.log.spool.frame import FrameHead, Window, frames_after
 
 if TYPE_CHECKING:
     from headwater.log.record.group import Group
@@ -97,7 +92,9 @@ class SegmentScan:
     """Too much looked like frames after the bad place to look at all of it."""
 
 
-def scan(window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True) -> SegmentScan:
+def scan(
+    window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True
+) -> SegmentScan:
     """Check every frame. `synced_lsn` is what is known from beside the file."""
     found = SegmentScan(SparseIndex(first_lsn), size_bytes=window.end, first_lsn=first_lsn)
     found.last_lsn, found.synced_lsn = first_lsn - 1, synced_lsn
@@ -395,7 +392,9 @@ def groups_between(disk: Disk, path: str, first_lsn: int, last_lsn: int) -> Iter
                     yield from _groups_of_frame(peeked, whole, first_lsn, last_lsn)
 
 
-def _groups_of_frame(peeked: FrameHead, payload: memoryview, first_lsn: int, last_lsn: int) -> Iterator[Group]:
+def _groups_of_frame(
+    peeked: FrameHead, payload: memoryview, first_lsn: int, last_lsn: int
+) -> Iterator[Group]:
     from headwater.log.spool.codec import decode_group
 
     if peeked.first_lsn <= last_lsn:
@@ -419,7 +418,9 @@ def _prefix(window: Window, found: SegmentScan) -> Iterator[FrameHead]:
         offset = peeked.end
 
 
-def _gaps(frames: list[FrameHead], first_lsn: int, last_lsn: int, *, dense: bool) -> Iterator[MissingRange]:
+def _gaps(
+    frames: list[FrameHead], first_lsn: int, last_lsn: int, *, dense: bool
+) -> Iterator[MissingRange]:
     reached = first_lsn - 1
     for peeked in frames:
         # Numbers that another implementation left out were never there.

@@ -33,16 +33,12 @@ from headwater.core.limits import (
     TERM_MAX,
 )
 from headwater.log.record.group import Group
-from headwater.log.spool.commit import Appended, CallOrder, GroupCommit, PendingAppend
-from headwater.log.spool.state import SpoolConfig
 from headwater.log.spool.codec import PreparedAppend, prepare_append
-from headwater.log.spool.folder import Folder, Watermarks
-from headwater.log.spool.state import SpoolMetrics
-from headwater.log.spool.folder import SpoolLock
-from headwater.log.spool.reader import SpoolReader
+from headwater.log.spool.commit import Appended, CallOrder, GroupCommit, PendingAppend
+from headwater.log.spool.folder import Folder, SpoolLock, Watermarks
+from headwater.log.spool.reader import LogTail, SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
-from headwater.log.spool.state import SpoolSegment, SpoolState
-from headwater.log.spool.reader import LogTail
+from headwater.log.spool.state import SpoolConfig, SpoolMetrics, SpoolSegment, SpoolState
 from headwater.log.spool.writer import SegmentWriter
 from headwater.log.wal import Pruned, SealedRange
 
@@ -206,7 +202,9 @@ class Spool:
         `DiskFailed` the outcome is not known, and the spool has to be opened again.
         """
         self._ownership.check_open()
-        is_small = isinstance(records, PreparedAppend) or _checked(records).nbytes <= DECODE_INLINE_BYTES
+        is_small = (
+            isinstance(records, PreparedAppend) or _checked(records).nbytes <= DECODE_INLINE_BYTES
+        )
         if is_small and self._calls.is_free():
             ticket = _ticket(self._drafted(records), term, first_lsn, timestamp_ms)
             settled = self._committer.enter_from_task(ticket)
@@ -416,7 +414,9 @@ class Spool:
         return Pruned(self._state.floor_lsn, len(gone), size_bytes)
 
 
-def _ticket(draft: PreparedAppend, term: int, first_lsn: int | None, timestamp_ms: int | None) -> PendingAppend:
+def _ticket(
+    draft: PreparedAppend, term: int, first_lsn: int | None, timestamp_ms: int | None
+) -> PendingAppend:
     """One append, of which everything fits into a frame: what does not must harm nobody else."""
     term = _check_number("term", term, 1, TERM_MAX)
     if first_lsn is not None:
@@ -424,7 +424,9 @@ def _ticket(draft: PreparedAppend, term: int, first_lsn: int | None, timestamp_m
     now_ms = max(0, runtime.wall_ms()) if timestamp_ms is None else timestamp_ms
     now_ms = _check_number("timestamp_ms", now_ms, 0, _U64_MAX)
     back = draft.give_back
-    return PendingAppend(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=now_ms, give_back=back)
+    return PendingAppend(
+        draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=now_ms, give_back=back
+    )
 
 
 def _check_number(name: str, value: object, lowest: int, highest: int) -> int:

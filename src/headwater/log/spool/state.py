@@ -6,19 +6,17 @@ sync, and then they are equal; segments are dense and rising, and the last one i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-from headwater.core import limits
-from headwater.core.errors import Refused
-from collections import Counter
-from headwater.core.metrics import Histogram
 import asyncio
 import contextlib
 import threading
-from typing import NamedTuple
-from headwater.core.errors import HeadwaterError
-from headwater.log.spool.folder import SparseIndex
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
+from headwater.core import limits
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.metrics import Histogram
+from headwater.log.spool.folder import SparseIndex
 
 Sync = Literal["always", "none"] | float
 

@@ -30,16 +30,11 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import KIB, LOG_TEND_EVERY_S, LSN_MAX
-from headwater.log.spool.commit import PendingAppend
-from headwater.log.spool.state import SpoolConfig
-from headwater.log.spool.folder import Folder
-from headwater.log.spool.folder import SparseIndex
-from headwater.log.spool.state import SpoolMetrics
-from headwater.log.spool.folder import SpoolLock
-from headwater.log.spool.recovery import Recovered
-from headwater.log.spool.commit import WriteBatch
-from headwater.log.spool.state import SpoolSegment, SpoolState
+from headwater.log.spool.commit import PendingAppend, WriteBatch
+from headwater.log.spool.folder import Folder, SparseIndex, SpoolLock
 from headwater.log.spool.reader import LogTail
+from headwater.log.spool.recovery import Recovered
+from headwater.log.spool.state import SpoolConfig, SpoolMetrics, SpoolSegment, SpoolState
 
 _log = logging.getLogger(__name__)
 # Frames up to this size are written together; of larger ones a copy costs more than a call.

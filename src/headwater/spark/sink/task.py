@@ -91,7 +91,9 @@ async def open_target(options: WriteOptions) -> Stream:
     return await named_stream(store_at(options.url), options.topic, writing=True)
 
 
-async def _uploader(options: WriteOptions, stream: Stream, attempt: CommitAttempt, task: int) -> Uploader:
+async def _uploader(
+    options: WriteOptions, stream: Stream, attempt: CommitAttempt, task: int
+) -> Uploader:
     compression = options.compression
     return Uploader(
         stream,

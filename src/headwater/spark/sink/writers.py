@@ -21,8 +21,8 @@ from pyspark.sql.types import StructType
 
 from headwater.buffer.transaction import (
     CommitAttempt,
-    TransactionCommitter,
     TaskUploads,
+    TransactionCommitter,
     check_batch_bytes,
     check_timeout_ms,
 )
@@ -122,18 +122,24 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return CommitAttempt.of_query(query, int(batch), run)
 
 
-async def _commit(options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]) -> None:
+async def _commit(
+    options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
+) -> None:
     stream = await open_target(options)
     timeout_ms = options.sink_timeout_ms
     if not attempt.follows_on:
         await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
         return
     appending = kept.take(stream, attempt)
-    await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms, appending=appending).commit(tasks)
+    await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms, appending=appending).commit(
+        tasks
+    )
     await kept.keep(stream, attempt, appending)
 
 
-async def _abort(options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]) -> None:
+async def _abort(
+    options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
+) -> None:
     stream = await open_target(options)
     await TransactionCommitter(stream, attempt, timeout_ms=options.sink_timeout_ms).abort(tasks)
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.buffer.consumer import GroupRegister, Ownership, QueuePosition, position_at_time, compact_descriptor
+from headwater.buffer.consumer import (
+    GroupRegister,
+    Ownership,
+    QueuePosition,
+    compact_descriptor,
+    position_at_time,
+)
 from headwater.buffer.consumer.group import NO_STEP, GroupPosition, QueryStep
 from headwater.buffer.queue import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
@@ -36,7 +42,8 @@ class BufferFeed:
         """What is retained at this moment."""
         state = await self._state()
         return Bounds(
-            QueuePosition(state.floor_sequence, state.floor_lsn), QueuePosition(state.next_sequence, state.next_lsn)
+            QueuePosition(state.floor_sequence, state.floor_lsn),
+            QueuePosition(state.next_sequence, state.next_lsn),
         )
 
     async def at_lsn(self, lsn: int) -> QueuePosition:
@@ -77,7 +84,9 @@ class BufferFeed:
         """
         kept = await self._register(group).read()
         state = await self._state()
-        acked = QueuePosition(state.acked_sequence, state.acked_lsn) if state.group == group else None
+        acked = (
+            QueuePosition(state.acked_sequence, state.acked_lsn) if state.group == group else None
+        )
         if kept is None:
             return acked
         place = await self._placed(kept)
@@ -90,7 +99,11 @@ class BufferFeed:
         return f"{self.stream_id}/{self._partition}"
 
     async def begin(
-        self, group: str, place: QueuePosition, *, together: Mapping[str, QueuePosition] | None = None
+        self,
+        group: str,
+        place: QueuePosition,
+        *,
+        together: Mapping[str, QueuePosition] | None = None,
     ) -> QueuePosition:
         """Kept in the group's register, once."""
         return await self._placed(await self._register(group).begin(place, together=together))
@@ -98,7 +111,11 @@ class BufferFeed:
     async def begun_together(self, group: str) -> Mapping[str, QueuePosition]:
         """From the group's register."""
         kept = await self._register(group).read()
-        return {} if kept is None else {key: QueuePosition(*found) for key, found in kept.together.items()}
+        return (
+            {}
+            if kept is None
+            else {key: QueuePosition(*found) for key, found in kept.together.items()}
+        )
 
     async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
         """Open the queue's consumer."""
@@ -137,7 +154,9 @@ class BufferFeed:
         """From the group's register."""
         kept = await self._register(group).read()
         return (
-            Claim("", NO_STEP) if kept is None else Claim(kept.query, QueryStep(kept.step, kept.closed))
+            Claim("", NO_STEP)
+            if kept is None
+            else Claim(kept.query, QueryStep(kept.step, kept.closed))
         )
 
     async def claim(self, group: str, place: QueuePosition, query: str) -> None:
@@ -150,7 +169,9 @@ class BufferFeed:
         async with explain_deletion(self._stream):
             await self._register(group).count(query, step)
 
-    async def commit(self, group: str, place: QueuePosition, *, query: str, step: QueryStep) -> None:
+    async def commit(
+        self, group: str, place: QueuePosition, *, query: str, step: QueryStep
+    ) -> None:
         """An owner acknowledges whole batches; what goes beyond them stands in the register.
 
         The register comes before the queue: whichever is ahead counts, so nothing is read twice

@@ -75,7 +75,11 @@ class Feed(Protocol):
         """What no other partition is called, also none of a stream that has the name later."""
 
     async def begin(
-        self, group: str, place: QueuePosition, *, together: Mapping[str, QueuePosition] | None = None
+        self,
+        group: str,
+        place: QueuePosition,
+        *,
+        together: Mapping[str, QueuePosition] | None = None,
     ) -> QueuePosition:
         """Where a group begins: here, unless it has begun; and in all partitions it begins with."""
 
@@ -97,5 +101,7 @@ class Feed(Protocol):
     async def count(self, group: str, query: str, step: QueryStep) -> None:
         """The query has so many micro-batches in its checkpoint, and is about to read the last."""
 
-    async def commit(self, group: str, place: QueuePosition, *, query: str, step: QueryStep) -> None:
+    async def commit(
+        self, group: str, place: QueuePosition, *, query: str, step: QueryStep
+    ) -> None:
         """Everything before this place is processed, by a query that has planned so many."""

@@ -33,7 +33,9 @@ class Membership:
         """Whether this group acknowledges."""
         return self._owns.get(stream, False)
 
-    async def join(self, feeds: Iterable[Feed], start: Mapping[Part, QueuePosition], query: str) -> None:
+    async def join(
+        self, feeds: Iterable[Feed], start: Mapping[Part, QueuePosition], query: str
+    ) -> None:
         """Own or follow what was not joined before.
 
         `OtherQuery` if the group goes on with another checkpoint than that of this query.
@@ -56,7 +58,9 @@ class Membership:
         except Fenced as error:
             raise self._explained(error) from error
 
-    async def commit(self, feed: Feed, place: QueuePosition, *, query: str, step: QueryStep) -> None:
+    async def commit(
+        self, feed: Feed, place: QueuePosition, *, query: str, step: QueryStep
+    ) -> None:
         """Acknowledge, or keep the position."""
         try:
             await feed.commit(self._group, place, query=query, step=step)
@@ -76,7 +80,9 @@ class Membership:
             )
         return False
 
-    async def _own(self, feeds: list[Feed], start: Mapping[Part, QueuePosition], query: str) -> bool:
+    async def _own(
+        self, feeds: list[Feed], start: Mapping[Part, QueuePosition], query: str
+    ) -> bool:
         """Open the consumers: the first one alone, because it decides between two that race."""
         first, *rest = sorted(feeds, key=lambda feed: feed.part)
         try:

@@ -319,7 +319,9 @@ class MicroBatches:
                 oldest = await self._after_loss(start, part, place, trimmed)
                 known.begin_at(oldest, instead_of=place)
 
-    def _ends_of(self, here: dict[Part, QueuePosition], asked_for: Limits) -> dict[Part, QueuePosition]:
+    def _ends_of(
+        self, here: dict[Part, QueuePosition], asked_for: Limits
+    ) -> dict[Part, QueuePosition]:
         """Where each partition's part of the next micro-batch ends, if it has one."""
         parts = [part for part in here if part in self._known]
         waiting = []

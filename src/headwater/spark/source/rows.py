@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from headwater.buffer.consumer import ConsumedBatch
 from headwater.buffer.consumer.consumed_batch import ReaderColumns
-from headwater.buffer.records import INGESTED, TIMESTAMP, operation_names
 from headwater.buffer.conversion import Inexact, exact_cast
+from headwater.buffer.records import INGESTED, TIMESTAMP, operation_names
 from headwater.core.errors import Refused
 from headwater.core.limits import MIB
 from headwater.spark.source.shape import EXTRA, KAFKA, ON_REQUEST

@@ -12,8 +12,7 @@ from typing import Final
 
 from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatch
 from headwater.buffer.consumer.dead_letter import write_dead_letter
-from headwater.buffer.consumer.delivery import check_retained
-from headwater.buffer.consumer.delivery import ReadAhead
+from headwater.buffer.consumer.delivery import ReadAhead, check_retained
 from headwater.buffer.queue import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion

@@ -19,8 +19,7 @@ from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
-from headwater.log.record.group import COMMIT_TIMESTAMP
-from headwater.log.record.group import Group
+from headwater.log.record.group import COMMIT_TIMESTAMP, Group
 from headwater.log.spool.codec import filled, merged
 from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
@@ -37,12 +36,6 @@ from headwater.tier.segments.footer import (
     footer_bytes,
     schema_text,
     seal,
-)
-from headwater.tier.segments.parquet_writer import (
-    HashingSink,
-    SegmentConfig,
-    SegmentPlan,
-    open_writer,
 )
 from headwater.tier.segments.parquet_writer import (
     HashingSink,

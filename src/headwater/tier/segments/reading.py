@@ -18,8 +18,7 @@ import xxhash
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Refused
-from headwater.log.record.group import NO_RECORDS
-from headwater.log.record.group import Group
+from headwater.log.record.group import NO_RECORDS, Group
 from headwater.store import ByteRange, Store
 from headwater.store.objects import Buffer
 from headwater.tier.segments.columns import LSN, restored

@@ -24,13 +24,13 @@ from typing import Final, NamedTuple
 from headwater.buffer.batch import Batch, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import (
+    AppendedBatch,
     Appender,
     BelowFloor,
     Counters,
     EncodedBytes,
     NewBatch,
     OlderSchema,
-    AppendedBatch,
     ProducerState,
 )
 from headwater.buffer.queue.native.chunk import Chunk, check_producer_sequences, entry_bytes

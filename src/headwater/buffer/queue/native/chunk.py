@@ -20,7 +20,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import xxhash
 
-from headwater.buffer.queue.contract import NewBatch, AppendedBatch, TimeBy, micros
+from headwater.buffer.queue.contract import AppendedBatch, NewBatch, TimeBy, micros
 from headwater.core import limits
 from headwater.core.errors import Bug, Corrupt, LimitExceeded, NotSupported
 from headwater.core.runtime import decode_ulid, encode_ulid

@@ -12,7 +12,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.queue.contract import Counters, Descriptor, QueueReader, QueueState, QueueConsumer, TimeBy
+from headwater.buffer.queue.contract import (
+    Counters,
+    Descriptor,
+    QueueConsumer,
+    QueueReader,
+    QueueState,
+    TimeBy,
+)
 from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.buffer.queue.native.reading import (
     ChunkPosition,

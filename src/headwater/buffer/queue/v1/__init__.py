@@ -26,14 +26,12 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue
-    from headwater.buffer.queue.v1.appender import V1Appender
+    from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue, create_v1_queue
+    from headwater.buffer.queue.v1.appender import UNKNOWN_LSN, V1Appender
     from headwater.buffer.queue.v1.collector import V1Collector
-    from headwater.buffer.queue.v1.adopt import create_v1_queue
+    from headwater.buffer.queue.v1.consumer import V1Consumer
     from headwater.buffer.queue.v1.manifest_format import pack_calls
     from headwater.buffer.queue.v1.reader import V1Reader
-    from headwater.buffer.queue.v1.appender import UNKNOWN_LSN
-    from headwater.buffer.queue.v1.consumer import V1Consumer
     from headwater.buffer.queue.v1.side_object import ConsumedElsewhere
 
 __all__ = [
@@ -42,8 +40,8 @@ __all__ = [
     "UNKNOWN_LSN",
     "V1Appender",
     "V1Collector",
-    "V1Reader",
     "V1Consumer",
+    "V1Reader",
     "adopt_v1_queue",
     "create_v1_queue",
     "pack_calls",
@@ -52,12 +50,12 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-'adopt': 'Adopted adopt_v1_queue create_v1_queue',
-'appender': 'UNKNOWN_LSN V1Appender',
-'collector': 'V1Collector',
-'consumer': 'V1Consumer',
-'manifest_format': 'pack_calls',
-'reader': 'V1Reader',
-'side_object': 'ConsumedElsewhere',
-},
+        "adopt": "Adopted adopt_v1_queue create_v1_queue",
+        "appender": "UNKNOWN_LSN V1Appender",
+        "collector": "V1Collector",
+        "consumer": "V1Consumer",
+        "manifest_format": "pack_calls",
+        "reader": "V1Reader",
+        "side_object": "ConsumedElsewhere",
+    },
 )

@@ -11,32 +11,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Final
-from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.queue.v1.manifest_format import items_of
-from headwater.buffer.queue.v1.ledger import NumberedEntry, Ledger
-from headwater.buffer.queue.v1.manifest_object import StoredManifest
-from headwater.buffer.queue.v1.side_object import V1Names, SegmentName
-from headwater.buffer.queue.v1.side_object import SideState
-from headwater.buffer.queue.v1.manifest_format import ManifestEntry
-from headwater.core import limits, runtime
-from headwater.core.errors import AlreadyExists, NotFound, OutcomeUnknown, staying_unknown
-from headwater.store import ByteRange, Store
+import heapq
 import struct
 import zlib
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
-from headwater.buffer.queue.v1.ledger import NumberedEntry, entry_descriptor
-from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.buffer.queue.v1.manifest_format import (ManifestEntry, Manifest, decode_manifest, encode_manifest)
-from headwater.core.errors import Corrupt, NotSupported
-import heapq
-from collections.abc import Iterable
-from typing import NamedTuple
-from headwater.buffer.queue.v1.side_object import RANKS, SegmentName
 
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.v1.ledger import Ledger, NumberedEntry, entry_descriptor
+from headwater.buffer.queue.v1.manifest_format import (
+    Manifest,
+    ManifestEntry,
+    decode_manifest,
+    encode_manifest,
+    items_of,
+)
+from headwater.buffer.queue.v1.manifest_object import StoredManifest
+from headwater.buffer.queue.v1.side_object import RANKS, SegmentName, SideState, V1Names
+from headwater.core import limits, runtime
+from headwater.core.errors import (
+    AlreadyExists,
+    Corrupt,
+    NotFound,
+    NotSupported,
+    OutcomeUnknown,
+    staying_unknown,
+)
+from headwater.store import ByteRange, Store
 
 _CACHED: Final = 4
 _OUTRANKS: Final = 0xFFFF_FFFF
@@ -54,7 +56,9 @@ class AckedSegments:
         """In the names of what is written here: nobody else's, and no other's after a discard."""
         self._discards = 0
 
-    async def write(self, found: StoredManifest, ledger: Ledger, sequences: range, newest_ms: int) -> int:
+    async def write(
+        self, found: StoredManifest, ledger: Ledger, sequences: range, newest_ms: int
+    ) -> int:
         """Keep what these pending, counted entries were. Returns the newest time among all."""
         self._writer = self._writer or runtime.new_token().hex()
         for part in _parts(found, sequences):
@@ -152,7 +156,9 @@ class AckedSegments:
                         return batch.sequence
         return None
 
-    async def _first(self, sequences: range, reached: Callable[[SegmentHeader], bool]) -> str | None:
+    async def _first(
+        self, sequences: range, reached: Callable[[SegmentHeader], bool]
+    ) -> str | None:
         low, high = sequences.start, sequences.stop
         best: str | None = None
         while low < high:

@@ -19,21 +19,24 @@ themselves see the epoch and look at the side object.
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+
 import msgspec
+
 from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.manifest_object import StoredManifest, ManifestObject, raise_epoch
-from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.buffer.queue.v1.side_object import SideState, SideObject, remember_locations
-from headwater.buffer.queue.v1.side_object import check_not_back
 from headwater.buffer.queue.v1.manifest_format import Manifest
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest, raise_epoch
+from headwater.buffer.queue.v1.side_object import (
+    SideObject,
+    SideState,
+    V1Names,
+    check_front,
+    check_not_back,
+    remember_locations,
+)
 from headwater.core import limits, runtime
 from headwater.core.errors import Contended, LimitExceeded, OutcomeUnknown, Unavailable
 from headwater.core.retry import RetryPolicy
 from headwater.store import Store
-from headwater.buffer.queue.v1.manifest_object import ManifestObject
-from headwater.buffer.queue.v1.side_object import SideState, SideObject
-from headwater.buffer.queue.v1.side_object import check_front, check_not_back
-
 
 TAKEN: Final = "//taken by another consumer"
 """The location of what was taken: its empty segments make it no key of any store."""
@@ -118,7 +121,9 @@ async def _adopt_new(side: SideObject, queue_id: str, found: StoredManifest) -> 
     return Adopted(there.sequence, there.lsn, front)
 
 
-async def _adopt_known(acked: AckedSegments, side: SideObject, before: SideState, found: StoredManifest) -> Adopted:
+async def _adopt_known(
+    acked: AckedSegments, side: SideObject, before: SideState, found: StoredManifest
+) -> Adopted:
     """`before` is the side object that was claimed, `found` the manifest with the epoch raised."""
     taken = range(before.sequence, found.front)
     retained = before.sequence - before.floor_sequence

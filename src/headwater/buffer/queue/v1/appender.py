@@ -20,39 +20,38 @@ All batches of one write land together, and a manifest never comes back to earli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
 from headwater.buffer.batch import Batch
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import (
+    AppendedBatch,
     Appender,
     Counters,
     EncodedBytes,
     NewBatch,
-    AppendedBatch,
     ProducerState,
+    Uncounted,
     Unsettled,
 )
 from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.batch_format import BatchCount
-from headwater.buffer.queue.v1.manifest_object import StoredManifest, ManifestObject, ManifestRetry
-from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.buffer.queue.v1.side_object import SideState, SideObject, location_digest
-from headwater.buffer.records import VALUE
-from headwater.buffer.queue.v1.batch_format import encode_batch
+from headwater.buffer.queue.v1.batch_format import BatchCount, BatchCounts, encode_batch
+from headwater.buffer.queue.v1.ledger import Ledger
 from headwater.buffer.queue.v1.manifest_format import unpack_metadata
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, ManifestRetry, StoredManifest
+from headwater.buffer.queue.v1.side_object import (
+    ConsumedElsewhere,
+    SideObject,
+    SideState,
+    V1Names,
+    location_digest,
+    read_view,
+)
+from headwater.buffer.records import VALUE
 from headwater.core import limits
 from headwater.core.errors import Conflict, Corrupt, OutcomeUnknown, Refused, Unavailable
 from headwater.core.retry import RetryPolicy
 from headwater.store import Store, Version
-from typing import Final
-from headwater.buffer.queue.contract import AppendedBatch, Uncounted
-from headwater.buffer.queue.v1.batch_format import BatchCount, BatchCounts
-from headwater.buffer.queue.v1.ledger import Ledger
-from headwater.buffer.queue.v1.manifest_object import StoredManifest, ManifestObject
-from headwater.buffer.queue.v1.side_object import SideObject
-from headwater.buffer.queue.v1.side_object import ConsumedElsewhere, read_view
-from headwater.core.errors import OutcomeUnknown, Unavailable
-from headwater.store import Store
 
 
 class UnsettledAttempt(NamedTuple):
@@ -211,7 +210,9 @@ class V1Appender(Appender):
         if passed:
             await self._settle_passed(base, passed)
 
-    async def _settle_passed(self, base: StoredManifest, passed: dict[str, UnsettledAttempt]) -> None:
+    async def _settle_passed(
+        self, base: StoredManifest, passed: dict[str, UnsettledAttempt]
+    ) -> None:
         """The sequences that these could have got were dequeued: our consumer has noted whose."""
         side = await self._side.read()
         known, known_from = side.remembered(), side.remembered_from
@@ -234,7 +235,9 @@ class V1Appender(Appender):
         if unsettled:
             raise self._unsettled(unsettled, lowest, base, side)
 
-    def _unsettled(self, places: list[str], lowest: int, base: StoredManifest, side: SideState) -> Unsettled:
+    def _unsettled(
+        self, places: list[str], lowest: int, base: StoredManifest, side: SideState
+    ) -> Unsettled:
         why = (
             f"sequences {side.sequence:,} to {base.front - 1:,} were dequeued by another "
             "implementation's consumer"
@@ -286,7 +289,9 @@ class Numbering:
         """Of one's own batches, nobody has to be asked."""
         self._counts.know(location, count)
 
-    async def place(self, found: StoredManifest | None, sequences: Sequence[int]) -> list[AppendedBatch]:
+    async def place(
+        self, found: StoredManifest | None, sequences: Sequence[int]
+    ) -> list[AppendedBatch]:
         """Where batches stand that were appended; `found` is a manifest read after that."""
         if not sequences:
             return []
@@ -316,7 +321,9 @@ class Numbering:
                 if ledger.start <= error.descriptor.sequence:
                     break  # what follows it has no number
                 # It was only acknowledged and collected while it was looked for.
-        placed = [AppendedBatch(sequence, await self._first_lsn(sequence)) for sequence in sequences]
+        placed = [
+            AppendedBatch(sequence, await self._first_lsn(sequence)) for sequence in sequences
+        ]
         ledger.forget(end)
         return placed
 

@@ -26,17 +26,15 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
+
 from headwater.buffer.compression import Buffer, Compression, compress, decompress
-from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
-from headwater.core.limits import BATCH_MAX_BYTES
-from collections import OrderedDict
-from typing import NamedTuple
-from headwater.buffer.compression import Compression
 from headwater.core import limits
-from headwater.core.errors import BadKey, Corrupt
+from headwater.core.errors import BadKey, Corrupt, LimitExceeded, NotSupported, Refused
+from headwater.core.limits import BATCH_MAX_BYTES
 from headwater.store import ByteRange, Store
 
 if TYPE_CHECKING:

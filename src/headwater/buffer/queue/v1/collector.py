@@ -23,10 +23,8 @@ import msgspec
 
 from headwater.buffer.queue.contract import Collected, Collector, Descriptor, Retention
 from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.manifest_object import StoredManifest, ManifestObject
-from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.buffer.queue.v1.side_object import SideState, SideObject
-from headwater.buffer.queue.v1.side_object import read_view
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
+from headwater.buffer.queue.v1.side_object import SideObject, SideState, V1Names, read_view
 from headwater.core import limits
 from headwater.core.errors import BadKey, NotFound, OutcomeUnknown, Refused, Unavailable
 from headwater.store import Register, Store
@@ -72,7 +70,9 @@ class V1Collector(Collector):
         done.floor_sequence, done.floor_lsn = side.floor_sequence, side.floor_lsn
         return done
 
-    async def _expired(self, found: StoredManifest, side: SideState, retention: Retention) -> SideState:
+    async def _expired(
+        self, found: StoredManifest, side: SideState, retention: Retention
+    ) -> SideState:
         """The side object with the floor where the retention puts it, as far as one pass goes.
 
         Not above the manifest's first entry: what was acknowledged and not yet dequeued would
@@ -125,7 +125,9 @@ class V1Collector(Collector):
         await self._clock.update(lambda asked: ClockReads((asked or ClockReads()).times + 1))
         return await self._store.now_ms(self._clock.key)
 
-    async def _sweep(self, side: SideState, found: StoredManifest, pending: set[str], done: Collected) -> SideState:
+    async def _sweep(
+        self, side: SideState, found: StoredManifest, pending: set[str], done: Collected
+    ) -> SideState:
         """Delete what lies between swept and floor.
 
         Not above the manifest's first entry as it was read: another collector may have raised the

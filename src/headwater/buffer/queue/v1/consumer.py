@@ -18,13 +18,26 @@ Each step may be the last before a crash:
 from __future__ import annotations
 
 import msgspec
+
 from headwater.buffer.queue.contract import Counters, Descriptor, QueueConsumer, Uncounted
-from headwater.buffer.queue.v1.manifest_object import StoredManifest, ManifestObject, ManifestRetry, raise_epoch
-from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.buffer.queue.v1.reader import EntryReader
-from headwater.buffer.queue.v1.side_object import SideState, SideObject, remember_locations
-from headwater.buffer.queue.v1.side_object import QueueView, check_front, check_not_back, read_view
 from headwater.buffer.queue.v1.manifest_format import Manifest
+from headwater.buffer.queue.v1.manifest_object import (
+    ManifestObject,
+    ManifestRetry,
+    StoredManifest,
+    raise_epoch,
+)
+from headwater.buffer.queue.v1.reader import EntryReader
+from headwater.buffer.queue.v1.side_object import (
+    QueueView,
+    SideObject,
+    SideState,
+    V1Names,
+    check_front,
+    check_not_back,
+    read_view,
+    remember_locations,
+)
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     Conflict,

@@ -17,11 +17,15 @@ from typing import NamedTuple
 
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.queue.v1.batch_format import BatchCount, BatchCounts
-from headwater.buffer.queue.v1.manifest_format import items_of, time_range_ms
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, items_of, time_range_ms
 from headwater.buffer.queue.v1.manifest_object import StoredManifest
-from headwater.buffer.queue.v1.side_object import V1Names, time_of_name_ms
-from headwater.buffer.queue.v1.side_object import BEFORE_ALL_MS, SideState, location_digest
-from headwater.buffer.queue.v1.manifest_format import ManifestEntry
+from headwater.buffer.queue.v1.side_object import (
+    BEFORE_ALL_MS,
+    SideState,
+    V1Names,
+    location_digest,
+    time_of_name_ms,
+)
 from headwater.core import limits
 from headwater.core.errors import BadKey, Bug, Damaged, NotFound, NotSupported
 
@@ -148,7 +152,9 @@ class Ledger:
             oldest = self.end - limits.V1_REMEMBERED
             self._last_at = {mark: s for mark, s in self._last_at.items() if s >= oldest}
 
-    def _describing(self, entry: ManifestEntry, count: BatchCount, *, duplicate: bool = False) -> NumberedEntry:
+    def _describing(
+        self, entry: ManifestEntry, count: BatchCount, *, duplicate: bool = False
+    ) -> NumberedEntry:
         """With the times when the records came in.
 
         Where nobody said, when the batch was named or written; and where nothing was read, when
@@ -167,7 +173,9 @@ class Ledger:
             f"counted, and no record after LSN {self.next_lsn - 1:,} has a number until it is. "
             f"{type(error).__name__}: {error}. Restore the object, or give the batch up: it then "
             "has no records.",
-            descriptor=entry_descriptor(self._names, entry, self._describing(entry, BatchCount(0, 0, 0))),
+            descriptor=entry_descriptor(
+                self._names, entry, self._describing(entry, BatchCount(0, 0, 0))
+            ),
         )
 
 

@@ -26,15 +26,16 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
+
 import msgspec
+
 from headwater.buffer.compression import Buffer
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
-from typing import TYPE_CHECKING, Final
-from headwater.core.errors import LimitExceeded
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
     from headwater.buffer.batch import Calls
 
 

@@ -19,7 +19,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Counters
-from headwater.buffer.queue.v1.manifest_format import (FOOTER_BYTES, ManifestEntry, Manifest, decode_manifest, encode_manifest)
+from headwater.buffer.queue.v1.manifest_format import (
+    FOOTER_BYTES,
+    Manifest,
+    ManifestEntry,
+    decode_manifest,
+    encode_manifest,
+)
 from headwater.core import limits
 from headwater.core.errors import (
     AlreadyExists,
@@ -116,7 +122,12 @@ class ManifestObject:
                 raise
 
     async def replace(
-        self, base: StoredManifest, manifest: Manifest, *, token: bytes = b"", sole_writer: bool = False
+        self,
+        base: StoredManifest,
+        manifest: Manifest,
+        *,
+        token: bytes = b"",
+        sole_writer: bool = False,
     ) -> StoredManifest:
         """Write `manifest` if `base` is still there.
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState, TimeBy, Uncounted
-from headwater.buffer.queue.v1.manifest_object import ManifestObject
-from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.buffer.queue.v1.side_object import SideState, SideObject
-from headwater.buffer.queue.v1.side_object import QueueView, read_view
-from headwater.core.errors import Refused, RolledBack, Trimmed
-from headwater.store import Store
 import asyncio
-from headwater.buffer.queue.contract import Descriptor, Uncounted
+import contextlib
+
+from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState, TimeBy, Uncounted
 from headwater.buffer.queue.v1.acked import AckedSegments
 from headwater.buffer.queue.v1.batch_format import BatchCounts
 from headwater.buffer.queue.v1.ledger import Ledger
-from headwater.buffer.queue.v1.side_object import QueueView
+from headwater.buffer.queue.v1.manifest_object import ManifestObject
+from headwater.buffer.queue.v1.side_object import (
+    QueueView,
+    SideObject,
+    SideState,
+    V1Names,
+    read_view,
+)
+from headwater.core.errors import Refused, RolledBack, Trimmed
+from headwater.store import Store
 
 
 class V1Reader(QueueReader):

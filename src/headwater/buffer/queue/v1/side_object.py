@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final, NamedTuple
-from headwater.core.errors import Refused
-from headwater.core.runtime import decode_ulid, ulid_time_ms
-from headwater.store.keys import check_key
 import hashlib
+import re
 from collections.abc import Callable, Iterable
-from typing import Final
-import msgspec
-from headwater.buffer.queue.v1.manifest_object import is_earlier_epoch
-from headwater.core import limits
-from headwater.core.errors import NotFound, Refused
-from headwater.core.retry import RetryPolicy
-from headwater.store import Register, Store
-from typing import NamedTuple
-from headwater.buffer.queue.v1.manifest_object import StoredManifest, ManifestObject
-from headwater.core.errors import Contended, Refused, RolledBack
+from typing import Final, NamedTuple
 
+import msgspec
+
+from headwater.buffer.queue.v1.manifest_object import (
+    ManifestObject,
+    StoredManifest,
+    is_earlier_epoch,
+)
+from headwater.core import limits
+from headwater.core.errors import Contended, NotFound, Refused, RolledBack
+from headwater.core.retry import RetryPolicy
+from headwater.core.runtime import decode_ulid, ulid_time_ms
+from headwater.store import Register, Store
+from headwater.store.keys import check_key
 
 _SUFFIX: Final = ".batch"
 _SEGMENT: Final = re.compile(r"([0-9]{20})(?:-([0-9]{20})-([0-9a-f]{24}))?(?:-[0-9a-f]{32})?")
@@ -209,7 +209,9 @@ def location_digest(location: str) -> bytes:
 
 def remember_locations(recent: bytes, locations: Iterable[str]) -> bytes:
     """`recent` after these locations were acknowledged."""
-    return (recent + b"".join(map(location_digest, locations)))[-DIGEST_BYTES * limits.V1_REMEMBERED :]
+    return (recent + b"".join(map(location_digest, locations)))[
+        -DIGEST_BYTES * limits.V1_REMEMBERED :
+    ]
 
 
 class SideObject:

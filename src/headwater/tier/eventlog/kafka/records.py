@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from confluent_kafka import KafkaError, Message
-
-from headwater.core.errors import Corrupt
 from headwater.tier.eventlog.items import (
     EventDelivered,
     EventUnreadable,
     PartitionFailed,
     PositionReached,
 )
+
+from headwater.core.errors import Corrupt
 from headwater.tier.events import check_epoch
 
 Happening: TypeAlias = EventDelivered | EventUnreadable | PartitionFailed | PositionReached

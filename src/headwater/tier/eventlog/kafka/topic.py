@@ -15,11 +15,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
     OffsetSpec,
 )
+from headwater.tier.eventlog.kafka.faults import error_of, fault
 
 from headwater.core import RetryPolicy, runtime
 from headwater.core.errors import HeadwaterError, NotFound, NotSupported, Refused, Unavailable
 from headwater.tier.event_codec import METADATA_PARTITIONS
-from headwater.tier.eventlog.kafka.faults import error_of, fault
 
 LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 REQUEST_TIMEOUT_S: Final = 10.0

@@ -17,6 +17,9 @@ import asyncio
 import contextlib
 from enum import Enum
 
+from headwater.tier.eventlog.items import EventDelivered
+from headwater.tier.eventlog.stored.events import StoredEvents
+
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     AlreadyExists,
@@ -29,9 +32,7 @@ from headwater.core.errors import (
 from headwater.core.lease import Lease
 from headwater.core.retry import RetryPolicy
 from headwater.tier.errors import LogRenewed
-from headwater.tier.eventlog.items import EventDelivered
 from headwater.tier.eventlog.stored.event_object import encode_event_object, is_by
-from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor
 
 

@@ -15,10 +15,10 @@ import uuid
 from typing import Final
 
 import xxhash
+from headwater.tier.eventlog.items import EventDelivered
 
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported
 from headwater.core.limits import EVENT_MAX_BYTES
-from headwater.tier.eventlog.items import EventDelivered
 from headwater.tier.events import check_epoch
 
 MAGIC: Final = b"HWE1"

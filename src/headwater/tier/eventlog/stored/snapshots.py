@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import xxhash
+from headwater.tier.eventlog.stored.events import StoredEvents
 
 from headwater.core import runtime
 from headwater.core.errors import Contended, Corrupt, NotFound, RolledBack
 from headwater.tier.cache import TierCache
-from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, SnapshotName
 from headwater.tier.snapshot import (
     Snapshot,
