@@ -12,7 +12,7 @@ from typing import Any
 
 from headwater.core.errors import Refused
 from headwater.spark import from_json, read_table, session, to_table
-from headwater.spark.table import load
+from headwater.table.reference import load
 
 
 def main(folder: Path) -> None:

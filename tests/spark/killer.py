@@ -21,8 +21,8 @@ from typing import Any, Final
 import headwater
 from headwater.buffer import Producer, create_stream, open_stream
 from headwater.spark import versions
-from headwater.spark.table import load
 from headwater.store import open_store
+from headwater.table.reference import load
 from tests.spark.killed_driver import COPY, TABLE
 
 REPOSITORY: Final = Path(__file__).parents[2]

@@ -98,6 +98,7 @@ __getattr__, __dir__ = exports(
         "producer": "BlockingProducer BufferFull Producer",
         "queue": "Descriptor",
         "records": "Operation from_arrow from_values",
-        "stream": "Stream adopt_stream alter_stream create_stream delete_stream list_streams open_stream",
+        "stream": "Stream adopt_stream alter_stream create_stream delete_stream list_streams "
+        "open_stream",
     },
 )

@@ -17,7 +17,7 @@ from headwater.buffer.conversion import Inexact, all_nullable, exact_cast, first
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream, queues
 from headwater.buffer.stream.config import StreamConfig, StreamRegister, with_changes
-from headwater.buffer.stream.schema import schema_version, withdrawing
+from headwater.buffer.stream.schema import schema_version, withdraw_replacement
 from headwater.buffer.stream.settings import RetypeNeeded, check_alterable
 from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.types import field_text
@@ -201,7 +201,7 @@ async def replace_types(
             )
         return await register.update_live(stream.id, end)
     except BaseException:
-        withdraw = functools.partial(withdrawing, floor=floor, added_ms=added_ms)
+        withdraw = functools.partial(withdraw_replacement, floor=floor, added_ms=added_ms)
         with contextlib.suppress(HeadwaterError):
             await register.update_live(stream.id, withdraw)
         raise

@@ -35,7 +35,7 @@ from headwater.tier.event_replay import (
     segment_metadata_of,
 )
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.renewal import begin_partition, check_empty
+from headwater.tier.eventlog.stored.renewal import begin_partition, check_empty
 from headwater.tier.events import (
     SegmentId,
     SegmentMetadata,
@@ -45,8 +45,8 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.in_order import in_order
 from headwater.tier.jobs.log_start import LogStartRegister
+from headwater.tier.reader import in_order
 from headwater.tier.segment_cover import END_LSN, cover, gaps
 
 

@@ -9,8 +9,8 @@ from headwater.core.errors import Fenced, NotSupported
 from headwater.log.slots.slot import Invalidation, InvalidationCause, Slot
 from headwater.log.slots.slot_register import (
     SlotTable,
-    joined,
     make_table,
+    merge_tables,
     stamp_epoch,
     without_slot,
 )
@@ -29,7 +29,7 @@ def test_an_older_leader_neither_stamps_nor_writes() -> None:
     with pytest.raises(Fenced, match="epoch 7"):
         stamp_epoch(newer, 6, "x")
     with pytest.raises(Fenced, match="stop serving"):
-        joined(newer, table(epoch=6))
+        merge_tables(newer, table(epoch=6))
 
 
 def test_stamping_keeps_every_slot() -> None:
@@ -42,49 +42,49 @@ def test_stamping_keeps_every_slot() -> None:
 
 def test_positions_of_one_generation_never_go_back() -> None:
     stored = table(slot("a", 1, 40))
-    assert joined(stored, table(slot("a", 1, 30))) == stored
-    assert joined(stored, table(slot("a", 1, 50))) == table(slot("a", 1, 50))
+    assert merge_tables(stored, table(slot("a", 1, 30))) == stored
+    assert merge_tables(stored, table(slot("a", 1, 50))) == table(slot("a", 1, 50))
 
 
 def test_an_invalidation_stays() -> None:
     lost = Invalidation(InvalidationCause.HORIZON, 9)
     stored = table(slot("a", 1, 40, invalidation=lost))
-    assert joined(stored, table(slot("a", 1, 40))) == stored
+    assert merge_tables(stored, table(slot("a", 1, 40))) == stored
 
 
 def test_a_bootstrap_that_is_done_stays_done() -> None:
     stored = table(slot("a", 1, 40))
-    assert joined(stored, table(slot("a", 1, 40, bootstrapping=True))) == stored
+    assert merge_tables(stored, table(slot("a", 1, 40, bootstrapping=True))) == stored
 
 
 def test_a_new_generation_replaces_the_one_before_and_may_stand_lower() -> None:
     lost = Invalidation(InvalidationCause.HORIZON, 9)
     stored = table(slot("a", 1, 40, invalidation=lost), next_generation=2)
     renewed = table(slot("a", 2, 30), next_generation=3)
-    assert joined(stored, renewed) == renewed
+    assert merge_tables(stored, renewed) == renewed
 
 
 def test_a_slot_that_was_never_stored_is_added() -> None:
     stored = table(slot("a", 1), next_generation=2)
     mine = table(slot("a", 1), slot("b", 2), next_generation=3)
-    assert joined(stored, mine) == mine
+    assert merge_tables(stored, mine) == mine
 
 
 def test_a_slot_that_somebody_else_dropped_does_not_come_back() -> None:
     mine = table(slot("a", 1), slot("b", 2), next_generation=3)
     dropped = without_slot(mine, "a")
-    assert joined(dropped, mine) == dropped
+    assert merge_tables(dropped, mine) == dropped
 
 
 def test_a_slot_that_the_leader_dropped_goes() -> None:
     stored = table(slot("a", 1), slot("b", 2), next_generation=3)
     mine = table(slot("b", 2), next_generation=3)
-    assert joined(stored, mine) == mine
+    assert merge_tables(stored, mine) == mine
 
 
 def test_generations_are_never_given_twice() -> None:
     stored = table(next_generation=9)
-    assert joined(stored, table(next_generation=3)).next_generation == 9
+    assert merge_tables(stored, table(next_generation=3)).next_generation == 9
 
 
 def test_a_table_of_a_later_version_is_refused() -> None:
@@ -92,6 +92,6 @@ def test_a_table_of_a_later_version_is_refused() -> None:
     with pytest.raises(NotSupported, match="Upgrade"):
         stamp_epoch(later, 9, "x")
     with pytest.raises(NotSupported, match="Upgrade"):
-        joined(later, table())
+        merge_tables(later, table())
     with pytest.raises(NotSupported, match="Upgrade"):
         without_slot(later, "a")

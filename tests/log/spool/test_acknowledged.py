@@ -13,7 +13,7 @@ from headwater.core.errors import Conflict, Fenced, Unavailable
 from headwater.log.record import Group
 from headwater.log.record.group import LOG_COLUMNS, NO_RECORDS
 from headwater.log.spool import Spool, SpoolConfig, prepare_append, prepare_lost
-from headwater.log.spool.codec import filled, merged
+from headwater.log.spool.codec import filled, merge_schemas
 from headwater.log.spool.commit import PendingAppend
 from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
@@ -111,6 +111,6 @@ def test_what_is_acknowledged_is_read_back_as_it_was_given(
                 if group.last_lsn <= segment.last_lsn and group.lost is None
             ]
             for before, after in itertools.pairwise(schemas):
-                assert after == before or merged(after, before) == after
+                assert after == before or merge_schemas(after, before) == after
     spool.close_blocking()
     assert written(opened(disk)) == expected

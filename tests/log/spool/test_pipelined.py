@@ -40,7 +40,7 @@ def own_columns_apart(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     return None if own[0] != own[1] else _merged(schema, other)
 
 
-_merged = codec.merged
+_merged = codec.merge_schemas
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "small-overtakes-large": (Spool, "append", enters_when_encoded),

@@ -19,7 +19,7 @@ from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.buffer.transaction import CommitAttempt
 from headwater.buffer.transaction.holds import holds_register, read_holds
-from headwater.spark.stores import store_at
+from headwater.store.locations import shared_store
 from tests.spark.sink import killed_query
 from tests.spark.sink.given import wait
 
@@ -31,7 +31,7 @@ class Root:
 
     def __init__(self, path: Path) -> None:
         self.url = f"file://{path}"
-        self.store = store_at(self.url)
+        self.store = shared_store(self.url)
 
     def stream(self, name: str = "orders", **settings: Any) -> Stream:
         """A new stream."""

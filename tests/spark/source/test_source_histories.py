@@ -10,11 +10,10 @@ import pytest
 
 from headwater.buffer.consumer import GroupRegister, QueuePosition
 from headwater.buffer.consumer.group import GroupPosition, QueryStep
-from headwater.spark.source.buffer_feed import BufferFeed
 from headwater.spark.source.checkpoint import CheckpointGuard
-from headwater.spark.source.feed import Feed
+from headwater.spark.source.feed import BufferFeed, Feed
 from headwater.spark.source.micro_batches import MicroBatches
-from headwater.spark.source.offset import Offset, Part
+from headwater.spark.source.offset import Offset, StreamPartition
 from tests.planted import expect_noticed
 from tests.torture.spark_scenarios import SOURCE, source
 from tests.torture.surroundings import Replacement
@@ -63,7 +62,7 @@ honest_count = GroupRegister._counted
 
 
 async def trusts_what_is_unclaimed(
-    self: CheckpointGuard, offset: Offset, feeds: Mapping[Part, Feed]
+    self: CheckpointGuard, offset: Offset, feeds: Mapping[StreamPartition, Feed]
 ) -> None:
     """Takes partitions that no checkpoint has read, as those of a new stream, for its own."""
     if any(not claim.query for claim in (await self._claims(feeds)).values()):

@@ -21,8 +21,9 @@ from pyspark.sql import functions as F
 
 from headwater.core.errors import NotFound, Refused
 from headwater.spark import read_table, to_table
-from headwater.spark.table import Commit, load
-from headwater.spark.table import commit as commits
+from headwater.table import commit as commits
+from headwater.table.commit import Commit
+from headwater.table.reference import load
 from tests.interop.servers import Server
 from tests.spark.table.killed_query import SCHEMA
 
@@ -352,7 +353,7 @@ def test_without_its_token_the_replay_would_be_written_twice(
     run(spark, tmp_path, warehouse)
     for note in (tmp_path / "checkpoint" / "commits").glob("*0*"):
         note.unlink()
-    monkeypatch.setattr("headwater.spark.table.token.find", lambda *_: None)
+    monkeypatch.setattr("headwater.table.commit.find", lambda *_: None)
     run(spark, tmp_path, warehouse)
     assert ids(warehouse) == [1, 1]
 
@@ -411,7 +412,7 @@ def test_a_table_on_s3_needs_no_jar(
 def test_another_catalog_by_its_configuration(spark: SparkSession, warehouse: str) -> None:
     catalog = {
         "name": "other",
-        "py-catalog-impl": "headwater.spark.table.RegisterCatalog",
+        "py-catalog-impl": "headwater.table.catalog.RegisterCatalog",
         "warehouse": warehouse,
     }
     done = to_table(rows(spark, 1), TABLE, catalog=catalog)

@@ -250,7 +250,7 @@ def _versions(now: StreamConfig, merged: pa.Schema, added_ms: int) -> list[Schem
     return [schema_version(number, merged, added_ms=added_ms, origin="inferred")]
 
 
-def withdrawing(now: StreamConfig, floor: int, *, added_ms: int) -> StreamConfig:
+def withdraw_replacement(now: StreamConfig, floor: int, *, added_ms: int) -> StreamConfig:
     """The stream with the columns it has, also where a replacement of types was to be `floor`.
 
     Whoever was about to replace them finds that the version is taken.
@@ -280,7 +280,7 @@ async def await_schema(
                 found = await register.read_live(writing=True)
             else:
                 withdraw = functools.partial(
-                    withdrawing, floor=reserved, added_ms=runtime.wall_ms()
+                    withdraw_replacement, floor=reserved, added_ms=runtime.wall_ms()
                 )
                 found = await register.update_live(before.id, withdraw)
         except (Unavailable, OutcomeUnknown):

@@ -52,7 +52,7 @@ async def active_holds(stream: Stream, grace_ms: int) -> ActiveHolds:
         holds = await _mark_ending(stream, register)
         ending = {name: hold for name, hold in holds.holds.items() if hold.is_ending}
         if ending:
-            holds = await _end(stream, register, ending)
+            holds = await _end_holds(stream, register, ending)
     if holds.floor < min(_ulid_at(runtime.wall_ms() - grace_ms), _lowest(holds)):
         holds = await _raise_floor(stream, register, grace_ms)
     return ActiveHolds(
@@ -106,7 +106,7 @@ async def _mark_ending(stream: Stream, register: Register[Holds]) -> Holds:
         now = now or Holds()
         for name, hold in list(now.holds.items()):
             if _is_unchanged(before.holds.get(name), hold):
-                now = now.with_hold(name, _noted(hold, at_ms))
+                now = now.with_hold(name, _note_renewals(hold, at_ms))
         return now
 
     return (await register.update(note)).value
@@ -116,7 +116,7 @@ def _is_unchanged(before: Hold | None, now: Hold) -> bool:
     return before is not None and (before.token, before.renewals) == (now.token, now.renewals)
 
 
-def _noted(hold: Hold, at_ms: int) -> Hold:
+def _note_renewals(hold: Hold, at_ms: int) -> Hold:
     # Seen at a time that is still to come: the clock was set back, and the count begins again.
     if hold.seen_renewals != hold.renewals or at_ms < hold.seen_ms:
         return msgspec.structs.replace(hold, seen_renewals=hold.renewals, seen_ms=at_ms)
@@ -125,7 +125,7 @@ def _noted(hold: Hold, at_ms: int) -> Hold:
     return hold
 
 
-async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold]) -> Holds:
+async def _end_holds(stream: Stream, register: Register[Holds], ending: dict[str, Hold]) -> Holds:
     for application in sorted({hold.application for hold in ending.values()}):
         record = (await application_register(stream, application).update(_revoked)).value
         if record.is_appending and f"{application}.{record.attempt}" in ending:

@@ -29,7 +29,7 @@ from headwater.log.slots import (
     SlotKeeper,
     SlotLag,
     SlotStatus,
-    breach,
+    exceeded_limit,
     is_comparable,
     plan_bootstrap,
     plan_resume,
@@ -141,7 +141,7 @@ class LogRetention:
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
         given_up = []
         for slot in self.book.slots():
-            cause = breach(self._held(slot), self._bounds) if slot.is_valid else None
+            cause = exceeded_limit(self._held(slot), self._bounds) if slot.is_valid else None
             if cause is not None:
                 self._invalidate(slot.name, cause)
                 given_up.append((slot.name, cause))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Slot,
         SlotLag,
         SlotStatus,
-        breach,
+        exceeded_limit,
         is_comparable,
         plan_bootstrap,
         plan_resume,
@@ -62,7 +62,7 @@ __all__ = [
     "SlotRegister",
     "SlotStatus",
     "SlotTable",
-    "breach",
+    "exceeded_limit",
     "is_comparable",
     "plan_bootstrap",
     "plan_resume",
@@ -74,8 +74,8 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "slot": "BootstrapPlan FullRebootstrap Invalidation InvalidationCause LagClock NoBootstrap "
-        "PartialResync ResumeMode RetentionLimits Slot SlotLag SlotStatus breach is_comparable "
-        "plan_bootstrap plan_resume retention_floor slot_status",
+        "PartialResync ResumeMode RetentionLimits Slot SlotLag SlotStatus exceeded_limit "
+        "is_comparable plan_bootstrap plan_resume retention_floor slot_status",
         "slot_register": "SlotRegister SlotTable",
         "slot_writer": "SlotBook SlotKeeper",
     },

@@ -185,7 +185,7 @@ class SlotLag(NamedTuple):
     idle_s: float
 
 
-def breach(held: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
+def exceeded_limit(held: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
     """The cause for which a slot that holds so much is given up; None if it is within limits."""
     if (
         _is_above(held.lsn, bounds.max_lag_lsn)
@@ -212,7 +212,7 @@ def slot_status(
     """
     if not slot.is_valid or oldest_lsn > slot.restart_lsn + 1:
         return SlotStatus.LOST
-    if breach(held, bounds) is not None:
+    if exceeded_limit(held, bounds) is not None:
         return SlotStatus.UNRESERVED
     if slot.restart_lsn < archived_lsn:
         return SlotStatus.EXTENDED

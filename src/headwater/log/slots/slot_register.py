@@ -116,7 +116,7 @@ def check_epoch(leader_epoch: int) -> int:
     return epoch
 
 
-def joined(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
+def merge_tables(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
     """What is stored, brought up to what the leader knows.
 
     A slot that the leader does not have was dropped by it: it began with all that was stored. One
@@ -222,7 +222,7 @@ class SlotRegister:
         After an unknown outcome it is simply done again: nothing in it goes back. `RolledBack` if
         the table that this leader stamped is gone.
         """
-        return (await self._register.update(lambda stored: joined(stored, mine))).value
+        return (await self._register.update(lambda stored: merge_tables(stored, mine))).value
 
     async def drop(self, name: str) -> bool:
         """Remove a slot, whoever leads; whether there was one. The log is no longer kept for it."""

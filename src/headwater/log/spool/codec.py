@@ -63,7 +63,7 @@ def join_schemas(
     be nulls that are written: more than the records, and more than a segment of their own costs.
     And if nothing is known of the columns that the segment has.
     """
-    both = merged(schema, given) if len(schema) else None
+    both = merge_schemas(schema, given) if len(schema) else None
     if both is None or len(both) > max(TIER_MERGE_COLUMNS, len(given)):
         return None
     there = set(given.names)
@@ -77,7 +77,7 @@ def _null_bytes(kind: pa.DataType) -> float:
     return float(pa.nulls(_SAMPLE_ROWS, kind).nbytes / _SAMPLE_ROWS)
 
 
-def merged(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
+def merge_schemas(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     """`schema` with what only `other` has; None if a column of both has two types, or if one has
     values as bytes and the other typed columns."""
     others = {field.name: field for field in other}

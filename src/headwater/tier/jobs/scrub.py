@@ -1,8 +1,12 @@
-"""Scrub: checks that the tier has what its events say.
+"""Scrub: checks that the tier has what its events say, and repairs it from other copies.
 
-Always holds: objects are listed before the events are read, so an object that no event names
-belongs to no running copy; a segment that was merged, abandoned, expired or deleted meanwhile is
-not damage; what cannot be checked is reported as unknown, and the scrub goes on.
+Always holds of a scrub: objects are listed before the events are read, so an object that no event
+names belongs to no running copy; a segment that was merged, abandoned, expired or deleted
+meanwhile is not damage; what cannot be checked is reported as unknown, and the scrub goes on.
+
+Always holds of a repair: a damaged segment stays listed until other segments have all of its
+LSNs, so that a loss is reported and not skipped; an object that no event names is removed last,
+and only as an orphan.
 """
 
 from __future__ import annotations
@@ -19,14 +23,24 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
 from headwater.tier.errors import NotReady
-from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState
-from headwater.tier.in_order import in_order
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, TopicIdPartition
+from headwater.tier.jobs.copying import compare_all, copy_local, copy_range
+from headwater.tier.jobs.interfaces import SegmentStorage
+from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
 from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.jobs.throttle import NO_RATE, ByteRate
-from headwater.tier.segment_cover import END_LSN, gaps, walk_cover, walk_segments, with_pauses
+from headwater.tier.reader import in_order
+from headwater.tier.segment_cover import (
+    END_LSN,
+    cover,
+    gaps,
+    walk_cover,
+    walk_segments,
+    with_pauses,
+)
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.interfaces import PartitionMetadata, SegmentStorage
+    from headwater.tier.jobs.interfaces import PartitionMetadata
 
 
 SEGMENTS_AT_ONCE: Final = 4

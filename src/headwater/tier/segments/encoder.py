@@ -20,12 +20,13 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
 from headwater.log.record.group import COMMIT_TIMESTAMP, Group
-from headwater.log.spool.codec import filled, merged
+from headwater.log.spool.codec import filled, merge_schemas
 from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate
 from headwater.tier.segments.columns import LSN, SegmentColumns
 from headwater.tier.segments.footer import (
+    FOOTER_END_BYTES,
     FORMAT,
     METADATA_KEY,
     Description,
@@ -43,7 +44,6 @@ from headwater.tier.segments.parquet_writer import (
     SegmentPlan,
     open_writer,
 )
-from headwater.tier.segments.seal import FOOTER_END_BYTES, Receipt, footer_bytes, seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class SegmentEncoder:
         columns, given = self._plan.columns, group.records.schema
         if columns is None or group.lost is not None or given == columns:
             return group
-        if merged(columns, given) != columns:
+        if merge_schemas(columns, given) != columns:
             return group
         return replace(group, records=filled(group.records, columns, given=given))
 
