@@ -170,7 +170,7 @@ async def test_a_silent_producer_of_which_something_is_kept_is_not_forgotten() -
     queue = await Queue().create()
     silent, other = await queue.opened(), await queue.opened("other")
     await silent.append([batch(1, metadata=b"mine")])
-    await silent.stay_known()
+    await silent.renew_record()
     _stands_still(silent)
     await runtime.sleep(EXPIRY_S + 1000)
     for sequence in range(1, 5):

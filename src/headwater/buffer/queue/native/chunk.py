@@ -2,9 +2,9 @@
 
     "HWC2" | u32 length | msgpack | u64 xxh3
 
-Chunks are numbered 0, 1, 2, … without gaps. The last one may be open; then whoever appends adds to
-it, by a write on condition that nobody else did meanwhile. A chunk says what comes before it
-(sequence, LSN, bytes, the latest times), so that any chunk alone places its own entries, and a
+Chunks are numbered 0, 1, 2, … without gaps. Appenders add to the last one while it is open, each by
+a write on condition that the chunk has not changed. A chunk says what comes before it (sequence,
+LSN, bytes, the latest times), so that any chunk alone gives the positions of its entries, and a
 search can halve its way to any sequence, LSN or time.
 
 Always holds: a closed chunk never changes; an open one only grows; every write of a chunk has a
@@ -47,7 +47,7 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     """One batch, as a chunk has it."""
 
     owner: int
-    """Whose it is: a place in the chunk's owners."""
+    """The producer: an index into the chunk's owners."""
     batch: bytes
     """The 16 bytes of the batch's id."""
     rows: int
@@ -81,7 +81,7 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def batch_id(self) -> str:
-        """The batch's id as it stands in its object's name."""
+        """The batch's id as in the name of its object."""
         return encode_ulid(int.from_bytes(self.batch, "big"))
 
     @property
@@ -257,7 +257,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 def first_chunk(queue_id: str) -> Chunk:
-    """Chunk 0, empty and closed: the same bytes whoever writes them."""
+    """Chunk 0, empty and closed: every creator of the queue writes the same bytes."""
     return Chunk(
         queue_id=queue_id,
         number=0,

@@ -2,7 +2,7 @@
 
 Always holds: the last chunk is never deleted. A chunk is deleted only once collectors have seen
 FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was read less than
-FLOOR_LEASE_S ago still tells what counts (`headwater.store.numbered_log`).
+FLOOR_LEASE_S ago still says what counts (`headwater.store.numbered_log`).
 
 The end of a queue is found by a search, and a last chunk that was deleted by hand looks as if it
 had never existed. So each writer that creates a chunk notes it in `end.json`, which only rises,
@@ -54,7 +54,7 @@ class StoredChunk(NamedTuple):
 
 
 class ChunkLog(NumberedLog):
-    """One queue's chunks and its floors."""
+    """One queue's chunks and its floors. `QueueTail` appends: it fills the last chunk first."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         super().__init__(store, f"{prefix}/chunks", LeasedFloor(limits.FLOOR_LEASE_S))
@@ -62,11 +62,11 @@ class ChunkLog(NumberedLog):
         self.queue_id = queue_id
         self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
         self.ends = EndRecorder(store, prefix)
-        self.known_floor_sequence = 0
-        """No batch below it is kept, as of the last look."""
+        self.floor_sequence = 0
+        """No batch below it is kept, as of the last read."""
 
     @property
-    def known_floor(self) -> int:
+    def chunk_floor(self) -> int:
         """The highest chunk floor that was read."""
         return self.leased_floor.floor.floor
 
@@ -99,7 +99,7 @@ class ChunkLog(NumberedLog):
             raise missing_queue(self.prefix) from error
         self._check_id(queue)
         self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
-        self.known_floor_sequence = max(self.known_floor_sequence, queue.floor_sequence)
+        self.floor_sequence = max(self.floor_sequence, queue.floor_sequence)
         return queue
 
     async def read_floor(self) -> LogFloor:
@@ -118,8 +118,8 @@ class ChunkLog(NumberedLog):
         not one that a stalled writer left there. It was open, and the floor passes closed chunks
         alone: so at that moment it had not passed this one, as if it had been read then.
 
-        A chunk may also have been created after its whole stream was deleted, and only queue.json
-        tells. So one read of the floor after the chunk was met comes first, and one now and then.
+        A chunk may also have been created after its whole stream was deleted, which only queue.json
+        shows. So one read of the floor after the chunk was met comes first, and one now and then.
         """
         read_at = self.leased_floor.read_at
         if read_at is None or read_at.at_s <= met.at_s:
@@ -181,7 +181,7 @@ class ChunkLog(NumberedLog):
         low = max(known, end.chunk)
         while True:
             number = await self.first_free(low + 1, check_beyond=True) - 1
-            held = await self.load(number) if number >= self.known_floor else None
+            held = await self.load(number) if number >= self.chunk_floor else None
             if held is not None and held.chunk.first_sequence >= end.first_sequence:
                 return held
             floor = (await self.floors()).chunk_floor
@@ -199,7 +199,7 @@ class ChunkLog(NumberedLog):
             held = await self.last(known)
             if not await self.is_dead(held.chunk.number):
                 return held
-            known = self.known_floor
+            known = self.chunk_floor
 
     async def _least_end(self) -> QueueEnd:
         try:

@@ -1,8 +1,8 @@
-"""The owning consumer's door to a native queue.
+"""The two clients that read a native queue: the owning consumer, and readers that own nothing.
 
-Chunks are read first, then the fence and the floor: a consumer that was fenced hands out nothing,
-and what was read below the floor was not real. That nothing is deleted which this consumer has not
-acknowledged does not save the second look: chunks without entries are deleted unacknowledged.
+The consumer reads chunks first, then the fence and the floor: a fenced consumer delivers nothing,
+and what was read below the floor does not count. The floor is read although no batch is deleted
+that this consumer has not acknowledged: chunks without entries are deleted unacknowledged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headwater.store import Store
 
 
 class NativeConsumer(QueueConsumer):
-    """One life of a partition's owning consumer."""
+    """One opening of a partition's owning consumer."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         self.counters = Counters()
@@ -181,13 +181,8 @@ class NativeConsumer(QueueConsumer):
         return await self._reading.position_after(last_acked)
 
 
-# Everybody's door to a native queue: looks, and changes nothing.
-#
-# What is read counts under a floor read after it.
-
-
 class NativeReader(QueueReader):
-    """Reads a partition's queue."""
+    """Reads a partition's queue, and changes nothing."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         self._prefix = prefix
@@ -270,7 +265,7 @@ class NativeReader(QueueReader):
                     f"{queue.floor_lsn}",
                     floor=queue.floor_sequence,
                 )
-            # What lies before it may be deleted while it is searched for.
+            # Chunks before it may be deleted during the search.
             with contextlib.suppress(Trimmed):
                 return await self._at_lsn(lsn, queue)
 

@@ -1,20 +1,20 @@
-"""The collector of a native queue: first the floor, then what lies below it.
+"""The collector of a native queue: it raises the floor, then deletes what is below.
 
 A pass has three parts, each bounded:
 
 - *expired*: batches that are acknowledged and past the retention. The marks of producers whose
   chunks go are folded, the floor is raised, the batches are deleted, and once the floor has
-  settled, the chunks that lie wholly below it. A floor settles by the time that collectors
-  themselves saw pass (`core.elapsed`): the store's clock, which may be set forward, only tells what
-  is past the retention;
+  settled, the chunks that are wholly below it. A floor settles by the time that collectors
+  themselves saw pass (`core.lease`): the store's clock, which may be set forward, only decides
+  what is past the retention;
 - *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
-  written into the last chunk, and *then* the queue is read once more: whatever was appended before
-  is seen, and whoever appends after it sees the floor and is refused;
+  written into the last chunk, and *then* the queue is read once more: it shows what was appended
+  before, and a producer that appends after it sees the floor and is refused;
 - *forgotten*: producers that were silent for long, and of which nothing is kept. They are closed
-  first: told to stop, by a note in the last chunk. Once that chunk is gone, so is their mark.
+  first, by a note in the last chunk that fences them. Once that chunk is gone, so is their mark.
 
-Deleting by age alone is the obvious alternative; it deletes what a stalled producer appends, and
-is told is accepted, right after.
+To delete uploads by age alone is the obvious alternative; it deletes what a stalled producer
+appends right after, and has reported as accepted.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class NativeCollector(Collector):
     async def _note_standing(self, chunk_floor: int) -> None:
         """Add the time that the pass took, or begin to wait for the floor that it raised.
 
-        The process may end here; whoever comes next goes on from what is written down.
+        The process may end here; the next collector goes on from what is written.
         """
         scanned = await self._scanned.update(
             lambda now: self._settled(now or CollectorRecord(), chunk_floor)

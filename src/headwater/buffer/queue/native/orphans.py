@@ -1,6 +1,6 @@
 """Batches that were uploaded and never appended: found, and deleted behind a floor.
 
-The looking goes forward: what lies below the floor of an earlier pass is not listed again, and
+Passes go forward: uploads below the floor of an earlier pass are not listed again, and
 what the chunks read so far refer to above it is remembered. Uploads that arrive below that floor
 later are refused by every appender; only a full pass finds them.
 """
@@ -55,12 +55,12 @@ class OrphanPass:
         self._tail = QueueTail(chunks, Counters())
 
     async def collect(self, report: Collected, *, full: bool) -> None:
-        """Delete what nobody appended and nobody can append any more, some at a time."""
+        """Delete uploads that were not appended and cannot be appended any more, some at a time."""
         try:
             before = (await self._register.read()).value
         except NotFound:
             before = CollectorRecord()
-        # Also if the last one lies in what is the future by now: the clock was set back.
+        # Also if the last one was in the future: then the clock was set back.
         full = full or abs(self._now_ms - before.full_ms) > limits.GC_FULL_EVERY_MS
         start = CollectorRecord() if full else before
         seen = ScanProgress(start.chunk, ReferencedIds(start.referenced))
@@ -73,8 +73,8 @@ class OrphanPass:
             has_more = len(listed) >= limits.GC_LISTED
             orphans = [batch_id for batch_id in listed if batch_id not in seen.referenced]
             if orphans and max(orphans) > seen.marked:
-                # Once for all that may follow: a note is a write on the chunk to which everybody
-                # appends, and one after another would let nobody else come to it.
+                # Once for all that may follow: a note is a write on the chunk to which producers
+                # append, and one after another would keep them from it.
                 seen.marked = ceiling if has_more else max(orphans)
                 marker = await self._raise_batch_floor(seen.marked)
                 # Between the two readings some were appended, and none can be from here on.
@@ -87,7 +87,7 @@ class OrphanPass:
     async def _delete_orphans(
         self, listed: dict[str, int], seen: ScanProgress, report: Collected
     ) -> None:
-        """Delete those of these uploads to which nobody refers."""
+        """Delete those of these uploads to which no chunk refers."""
         orphans = sorted(batch_id for batch_id in listed if batch_id not in seen.referenced)
         keys = [self._chunks.batch_key(batch_id) for batch_id in orphans]
         report.batches_orphaned += await delete_all(self._chunks.store, keys, report)
@@ -122,8 +122,8 @@ class OrphanPass:
                 return
 
     def _ceiling(self, referenced: ReferencedIds) -> str:
-        """Up to which id uploads are looked at: old ones by their ids, or beyond what is kept in
-        mind, and never what somebody holds."""
+        """The id up to which uploads are checked: old ones by their ids, or as many as memory
+        takes, and never those that a transaction holds."""
         ceiling = _ulid_at(runtime.wall_ms() - self._retention.grace_ms)
         newest = referenced.newest()
         if len(newest) > limits.GC_REFERENCED:
@@ -165,9 +165,9 @@ class OrphanPass:
     async def _save(
         self, before: CollectorRecord, seen: ScanProgress, floor: str, *, full: bool
     ) -> None:
-        """Keep how far this pass came, unless that is more than can be kept in mind.
+        """Save how far this pass came, unless that is more than memory takes.
 
-        That is so while somebody holds the floor; the next pass reads the same chunks again.
+        That is so while a transaction holds the floor; the next pass reads the same chunks again.
         """
         above = tuple(batch_id for batch_id in seen.referenced.newest() if batch_id > floor)
         if floor < seen.referenced.blurred_through or len(above) > 2 * limits.GC_REFERENCED:
@@ -201,19 +201,17 @@ def _is_ulid(text: str) -> bool:
     return True
 
 
-# Batch ids that chunks refer to, in a memory that does not grow with how many there are.
-#
-# The newest are kept as they are. Older ones are only marked in a filter, which may take an id
-# for one of them that is none: then an upload that nobody appended stays, and the pass of another
-# day finds it, whose filter is salted otherwise. It never takes one of them for another: no batch
-# is deleted because of it.
-#
-# A set of all ids is the obvious alternative: some hundred bytes for each batch that is retained,
-# in the process of the consumer, are gigabytes for a busy week.
-
-
 class ReferencedIds:
-    """At most 2 × GC_REFERENCED ids as they are, and GC_FILTER_BYTES for all the others."""
+    """Batch ids that chunks refer to, in bounded memory: 2 × GC_REFERENCED ids and a filter.
+
+    The newest ids are kept as they are. Older ones are only marked in a filter of GC_FILTER_BYTES,
+    which may take another id for one of them. Then an upload that was never appended stays until
+    a pass on another day, whose filter has another salt. The filter never misses an id, so no
+    batch is deleted because of it.
+
+    A set of all ids is the obvious alternative: some hundred bytes for each retained batch are
+    gigabytes for a busy week.
+    """
 
     def __init__(self, ids: Iterable[str] = ()) -> None:
         self._newest = set(ids)

@@ -1,7 +1,20 @@
-"""A producer's record: who lives under its id, and its last accepted batch.
+"""The record of a producer id: its latest incarnation, its last accepted batch, and its end.
 
-Always holds: a mark only rises; only the life that the record names may renew it, and the
-collector, who folds into it what it is about to delete.
+Always holds: a mark only rises. Only the incarnation that the record names may renew it, and the
+collector, which folds into it what it is about to delete.
+
+Producers that are silent for long are closed, and forgotten later. Silence is counted in looks,
+each a day after the last by the store's clock. A pass that finds no entry of a producer writes the
+time into the record, a pass a day later counts one, and anything that the producer writes there
+starts the count again. Seven looks close it. A clock that is set forward by a year adds one look,
+and not fifty weeks of silence.
+
+A mark is dropped only once its producer would be refused. So a collector first does what a
+successor does: it puts an incarnation of its own into the record and an opening into the last
+chunk, which no earlier incarnation can pass. When the floor has passed that chunk, everything that
+the producer ever appended is below the floor, and the mark is dropped. To drop the mark of a silent
+producer at once is the obvious alternative; a producer that only slept then appends as if nothing
+had happened, and its successor does not learn of it.
 """
 
 from __future__ import annotations
@@ -30,24 +43,25 @@ from headwater.core.retry import RetryPolicy
 from headwater.store import Register, Store
 
 CLOSED: Final = "closed-"
-"""How the incarnations begin of ids under which nobody appends: the collector gives them to
-producers that were silent for long, and a producer that has no successor to itself."""
+"""The prefix of incarnations under which nothing is appended: the collector gives them to producers
+that were silent for long, and a producer that has no successor takes one itself."""
 FORGOTTEN: Final = (
     "{producer!r} was silent for so long that it was closed, and its mark is or will be dropped: "
-    "nobody took its place. Open it again, and compare what it resumes from with its source."
+    "no other producer took its place. Open it again, and compare what it resumes from with its "
+    "source."
 )
 
 
 class PreviousIncarnation(NamedTuple):
-    """What an opening producer found."""
+    """What the record said before a producer opened."""
 
     is_first: bool
-    """Nobody before can still append under this id."""
+    """No earlier incarnation can still append under this id."""
     anchor: int
 
 
 class ProducerRegistration:
-    """One life of one producer id."""
+    """One incarnation of one producer id."""
 
     def __init__(self, store: Store, prefix: str, producer: str) -> None:
         self.producer = check_producer_id(producer)
@@ -55,10 +69,10 @@ class ProducerRegistration:
         self._register = shard_register(store, prefix, shard_name(producer))
 
     async def open(self, anchor: int) -> PreviousIncarnation:
-        """Write this life into the record, and learn what the record said before.
+        """Write this incarnation into the record, and learn what the record said before.
 
-        An id that is not there was never used, or it was closed and forgotten, and no earlier
-        life of it can append: `anchor` is a chunk before which nothing of this one will stand.
+        An id without a record was never used, or it was closed and forgotten, and no earlier
+        incarnation can append: then `anchor` is a chunk before which there is nothing of it.
         """
         before = PreviousIncarnation(True, anchor)
 
@@ -87,7 +101,7 @@ class ProducerRegistration:
         return self._checked(shard).mark
 
     async def renew(self, mark: Mark | None) -> None:
-        """Move the mark on, or say that it stands where it stood."""
+        """Move the mark forward, or confirm it where it is."""
 
         def change(shard: ProducerShard | None) -> ProducerShard:
             shard = shard or ProducerShard()
@@ -104,10 +118,10 @@ class ProducerRegistration:
         await self._register.update(change)
 
     async def retire(self, mark: Mark | None, last_chunk: int) -> None:
-        """Say that this id appends nothing more, and nothing of it stands after `last_chunk`.
+        """Declare that this id appends nothing more, and has nothing after `last_chunk`.
 
-        The record is then as a collector leaves it that closed a silent producer, without the note
-        in the queue: there is no other life of the id whom that would have to tell.
+        The record is then as a collector leaves that of a silent producer. The queue needs no
+        note: there is no other incarnation that a note would have to stop.
         """
 
         def change(shard: ProducerShard | None) -> ProducerShard:
@@ -126,7 +140,7 @@ class ProducerRegistration:
     async def last_accepted(
         self, chunks: ChunkLog, before: PreviousIncarnation, opening: int
     ) -> Mark | None:
-        """The last accepted batch of every life before, once the opening stands in a chunk."""
+        """The last accepted batch of all earlier incarnations, once the opening is in a chunk."""
         mark, end = await self.read(), opening
         while end >= before.anchor:
             numbers = range(end, max(before.anchor - 1, end - READ_AHEAD), -1)
@@ -146,7 +160,7 @@ class ProducerRegistration:
         return _later(await self.read(), mark)
 
     def fenced(self, by: str = "") -> Fenced:
-        """What an earlier life is told."""
+        """The error for an earlier incarnation."""
         if by.startswith(CLOSED):
             return Fenced(FORGOTTEN.format(producer=self.producer))
         return Fenced(
@@ -163,7 +177,7 @@ class ProducerRegistration:
 
 
 def shard_register(store: Store, prefix: str, name: str) -> Register[ProducerShard]:
-    """Where some of the producers stand."""
+    """The register of some of the producers."""
     return Register(store, f"{prefix}/producers/{name}.json", ProducerShard)
 
 
@@ -202,22 +216,6 @@ def with_record(shard: ProducerShard, producer: str, record: ProducerRecord) -> 
 def _later(one: Mark | None, other: Mark | None) -> Mark | None:
     marks = [mark for mark in (one, other) if mark is not None]
     return max(marks, key=lambda mark: mark.producer_sequence, default=None)
-
-
-# Producers that were silent for long: closed, and later forgotten.
-#
-# Silence is counted in looks, each a day after the last by the store's clock. A pass that finds
-# no entry of a producer writes the time into the record, a pass a day later counts one, and
-# whatever the producer writes there begins from the start. Seven looks close it. A clock that is
-# set forward by a year adds one look, and not fifty weeks of silence.
-#
-# A mark is dropped only once its producer would be refused. So a collector first does what a
-# successor does: it puts an incarnation of its own into the record and an opening into the last
-# chunk, which no earlier life can pass. When the floor has passed that chunk, everything that the
-# producer ever appended is below the floor, and the mark is dropped.
-#
-# Dropping the mark of whoever was silent is the obvious alternative; a producer that only slept
-# then appends as if nothing had happened, and its successor learns nothing of it.
 
 
 # A producer is closed after so many looks, which lie PRODUCER_EXPIRY_MS apart together.
@@ -262,7 +260,7 @@ class SilencePass:
     def _is_silent(self, one: ProducerRecord) -> bool:
         """Whether nothing was kept and nothing changed for long.
 
-        No producer's clock is asked: one that is a week late would have its producer closed while
+        No producer's clock is used: one that is a week late would have its producer closed while
         it appends.
         """
         return self._is_passed(one) and one.silent_looks >= SILENT_LOOKS
@@ -295,7 +293,7 @@ class SilencePass:
         return msgspec.structs.replace(one, silent_looks=looks, silent_looked_ms=now_ms)
 
     async def _close(self, register: Register[ProducerShard], silent: list[str]) -> None:
-        """Take their place in the record, then in the queue, then note where that stands."""
+        """Take their place in the record, then in the queue, then note in which chunk that is."""
         incarnation = CLOSED + runtime.new_token().hex()
 
         def take(shard: ProducerShard | None) -> ProducerShard:

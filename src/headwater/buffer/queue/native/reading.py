@@ -64,10 +64,10 @@ class ChunkReader:
                 self.reset()
                 if sequence < trimmed.floor:
                     raise
-            # The chunk is gone in which it was last; the batch may stand in a later one.
+            # The chunk that it was in is gone; the batch may be in a later one.
 
     def reset(self) -> None:
-        """Look for the place anew."""
+        """Forget the position: the next call searches for it."""
         self._next = None
         self._recent.clear()
 
@@ -114,11 +114,11 @@ class ChunkReader:
                 return await self._search(sequence, queue)
 
     def _check_kept(self, sequence: int) -> None:
-        """`Trimmed` if the floor, as it was last asked for, has passed a batch.
+        """`Trimmed` if the floor, as it was last read, has passed a batch.
 
         Its entry may still be there to be read: in a chunk of which some is kept.
         """
-        floor = self._chunks.known_floor_sequence
+        floor = self._chunks.floor_sequence
         if sequence < floor:
             raise Trimmed(
                 f"batch {sequence} is not kept any more; the oldest is {floor}", floor=floor
@@ -222,17 +222,14 @@ def descriptors(chunks: ChunkLog, chunk: Chunk, *, from_sequence: int = 0) -> li
     ]
 
 
-# From a time to the first batch that reaches it, without reading what lies between.
-#
-# A chunk has the latest times of the blocks of chunks before it. So the last chunk shows in which
-# block the first one stands that reaches a time; the last chunk of that block shows in which half
-# of it; and so on. That takes one read for each halving, and as many again where the floor lies
-# within a block whose latest time is below the floor: the latest of a block counts deleted
-# chunks, too.
-
-
 class TimeSearch:
-    """One look for the first retained batch with a record of a time or a later one."""
+    """A search for the first retained batch with a record of a time or a later one.
+
+    A chunk has the latest times of the blocks of chunks before it. So the last chunk shows which
+    block has the first chunk that reaches a time, the last chunk of that block shows which half of
+    it, and so on. That takes one read for each halving, and as many again where the floor is within
+    a block whose latest time is below the floor: the latest time counts deleted chunks, too.
+    """
 
     def __init__(self, chunks: ChunkLog, queue: QueueFloors, time_us: int, by: TimeBy) -> None:
         self._chunks = chunks

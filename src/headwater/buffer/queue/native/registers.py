@@ -6,7 +6,7 @@
     <prefix>/producers/<3 hex>.json    the last accepted batch of each producer, in 4,096 shards
     <prefix>/gc.json                   how far the collector has looked
 
-Marks stand in shards and not in an object each, because they are dropped one day, and an object
+Marks are in shards and not in an object each, because they are dropped one day, and an object
 whose key may be created again must not be deleted: a slow delete would take the later one.
 """
 
@@ -30,7 +30,7 @@ class QueueFloors(msgspec.Struct, frozen=True):
     chunk_floor: int = 0
     """Chunks below it may be deleted, and nothing at those numbers counts."""
     floor_sequence: int = 0
-    """The first batch that is kept. It may stand within the first chunk that is."""
+    """The first batch that is kept. It may be within the first chunk that is."""
     floor_lsn: int = 1
     batch_floor: str = NO_BATCH_FLOOR
     """Batches at or below it are not appended any more."""
@@ -58,7 +58,7 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     bytes: int = 0
     """Of all batches acknowledged so far."""
     chunk: int = 0
-    """The chunk in which the last acknowledged batch stands."""
+    """The chunk of the last acknowledged batch."""
     opened_ms: int = 0
     truncated: int = 0
     """Where the last truncation put the position: equal to `sequence` until something after that
@@ -81,12 +81,12 @@ class ProducerRecord(msgspec.Struct, frozen=True):
     incarnation: str
     """Whose life it is: the last one that opened."""
     anchor: int
-    """A chunk before which nothing of this producer stands that `mark` does not cover."""
+    """A chunk before which `mark` covers all batches of this producer."""
     anchor_ms: int
     mark: Mark | None = None
     closed: int | None = None
-    """No life of this id so far has anything after this chunk, nor ever will: it tells them to
-    stop, as a collector wrote it there, or the only one said goodbye for good."""
+    """No incarnation so far has anything after this chunk, nor ever will: a collector has written
+    there that they must stop, or the only one was closed for good."""
     silent_looks: int = 0
     """How often collectors have found nothing kept and nothing changed, each time a seventh of
     PRODUCER_EXPIRY_MS after the time before."""
@@ -104,7 +104,7 @@ class ProducerShard(msgspec.Struct, frozen=True):
 
 
 class CollectorRecord(msgspec.Struct, frozen=True):
-    """How far the collector has looked for batches that nobody appended."""
+    """How far the collector has searched for uploads that were never appended."""
 
     batch_floor: str = NO_BATCH_FLOOR
     """Up to this id, uploads without an entry were deleted."""
@@ -117,7 +117,7 @@ class CollectorRecord(msgspec.Struct, frozen=True):
     shard: str = ""
     """The last shard of producers it looked at."""
     passes: int = 0
-    """Counts passes that asked the store for the time."""
+    """Counts passes that read the store's time."""
     settled_chunk: int = 0
     """The floor of the chunks has been here for FLOOR_SETTLE_S: what is below may be deleted."""
     settling: FloorAge = FloorAge()
@@ -125,12 +125,12 @@ class CollectorRecord(msgspec.Struct, frozen=True):
 
 
 def consumer_register(store: Store, prefix: str) -> Register[ConsumerRecord]:
-    """Where the owner and what is acknowledged stand."""
+    """The register of the owner and of what is acknowledged."""
     return Register(store, f"{prefix}/consumer.json", ConsumerRecord)
 
 
 async def read_consumer(register: Register[ConsumerRecord]) -> ConsumerRecord:
-    """The consumer's record, which stands from the queue's creation on."""
+    """The consumer's record, which exists from the queue's creation on."""
     try:
         return (await register.read()).value
     except NotFound as error:
@@ -140,7 +140,7 @@ async def read_consumer(register: Register[ConsumerRecord]) -> ConsumerRecord:
 
 
 def missing_queue(prefix: str) -> RolledBack:
-    """What is said where a queue should be: it stands before anybody learns of its stream."""
+    """The error for a queue that does not exist: it is created before its stream is announced."""
     return RolledBack(
         f"there is no queue at {prefix}, though its stream has one: it was deleted or moved. "
         "Restore the folder from a backup; if that cannot be, make another stream, for in an empty "

@@ -1,13 +1,13 @@
 """Batches that are acknowledged and past the retention: the floor rises, then they are deleted.
 
 The floor rises batch by batch: a chunk may hold hundreds of megabytes of batches, or days of them.
-A batch below the floor is deleted while its entry still stands in a chunk that is not wholly below;
+A batch below the floor is deleted while its entry is still in a chunk that is not wholly below;
 chunks follow when they are, with their producers' marks folded first.
 
-How old a batch is, the store's clock says and not the producer's: it was appended after the chunk
-before its own was last changed, and no later than its own was. Within these bounds its producer is
-believed. A clock that is a year ahead would otherwise keep everything behind it for a year, and one
-that is late would have its batches deleted as soon as they are acknowledged.
+The store's clock says how old a batch is, not the producer's: it was appended after the chunk
+before its own was last changed, and no later than its own was. Within these bounds the producer's
+time is used. A clock that is a year ahead would otherwise keep everything behind it for a year, and
+one that is late would have its batches deleted as soon as they are acknowledged.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RetentionPass:
         self._now_ms = now_ms
 
     async def collect(self, queue: QueueFloors, report: Collected) -> QueueFloors:
-        """Raise the floor above what nobody needs, and delete it; the floors as they are then."""
+        """Raise the floor above what is not needed, and delete it; the floors as they are then."""
         walked = await self._go_on(await self._walk(queue))
         raised = _floors_above(queue, walked)
         if raised == queue:
@@ -105,7 +105,7 @@ class RetentionPass:
         return ExpiredRange(whole, None, 0, since_ms)
 
     def _passed(self, held: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
-        """How many of the first entries of a chunk nobody needs."""
+        """How many of the first entries of a chunk are not needed."""
         chunk = held.chunk
         sequence, through_bytes = chunk.first_sequence, chunk.bytes_before
         for passed, entry in enumerate(chunk.entries):
@@ -159,7 +159,7 @@ class RetentionPass:
         except NotFound:
             pass  # another collector was quicker
         except (LostRace, DeadNumber):
-            pass  # somebody appends: the chunk will not be the last for long
+            pass  # a producer appends: the chunk will not be the last for long
         return walked
 
     def _is_held_up(self, walked: ExpiredRange) -> bool:
@@ -200,7 +200,7 @@ class RetentionPass:
     async def _delete_batches(
         self, walked: ExpiredRange, before: QueueFloors, raised: QueueFloors, report: Collected
     ) -> None:
-        """What the floor passed. What lay below it already is left to the pass over everything."""
+        """Delete what the floor passed; what was below it before is left to the full pass."""
         chunks = walked.whole if walked.within is None else [*walked.whole, walked.within]
         entries: list[ChunkEntry] = []
         for chunk in chunks:
@@ -237,11 +237,8 @@ def _floors_above(queue: QueueFloors, walked: ExpiredRange) -> QueueFloors:
     )
 
 
-# Deleting many objects, some at a time.
-
-
 async def delete_all(store: Store, keys: list[str], report: Collected) -> int:
-    """Delete some at a time; how many went. What fails is counted, and met again."""
+    """Delete objects, some at a time; how many went. The next pass repeats what failed."""
     gone = 0
     for first in range(0, len(keys), limits.GC_PARALLEL):
         group = keys[first : first + limits.GC_PARALLEL]

@@ -1,20 +1,21 @@
 """The end of a queue, as one writer knows it: add to the last chunk, or create the next.
 
-Chunks are created by whoever gets there first, and only on top of a closed one, so the entries
-before it are settled, and its first sequence and LSN with them.
+A chunk is created by the first writer that gets there, and only on top of a closed one, so the
+entries before it are settled, and its first sequence and LSN with them.
 
 What is known and what is not:
 
 - a write that succeeded has landed only if the floor is at or below its number afterwards. A
   writer that stalled before its create may find its number free because the real chunk was read
   by the consumer and deleted; and what such a writer left there, others may add to;
-- a refusal says nothing: an attempt before it may have landed, and a 412 may be one's own write.
-  What is there instead tells, under a floor read later: content that differs from what the attempt
-  was made from, because the attempt cannot land on it any more.
+- a refusal says nothing: an attempt before it may have landed, and a 412 may be caused by the
+  writer's own write. The content there decides, under a floor read later: once it differs from
+  what the attempt was made from, the attempt cannot land on it any more.
 
-Writers that meet at the end take turns without speaking to each other: the entries say who
-appended last, and a writer lets pass those who have waited longer, one write's time for each. Who
-has waited finds more to append, and groups grow. A writer that is alone never waits.
+Writers that meet at the end take turns without messages: the entries say which writers appended
+last, and a writer lets those pass that have waited longer, one write's time for each. A writer that
+has waited has more to append, and groups grow. A writer that is alone never waits. Turns are only a
+courtesy: they decide how often writers meet, and nothing else depends on them.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from headwater.core.errors import (
 from headwater.core.lease import Lease
 from headwater.core.retry import Budget
 
-# A writer that saw somebody else's write within this time looks before it writes.
+# A writer that saw another one's write within this time reads the chunk before it writes.
 COMPANY_S: Final = 10.0
 
 
 class LostRace(Exception):
-    """Another content stands where this one was to stand, and the tail knows it.
+    """The object has another content, which the tail now knows.
 
-    It is somebody else's, most likely; it may also have grown from one's own.
+    Most likely another writer's; it may also have grown from this writer's own.
     """
 
 
 class DeadNumber(Exception):
-    """The number lies below the floor: what was created there does not count."""
+    """The number is below the floor: what was created there does not count."""
 
 
 class QueueTail:
@@ -82,26 +83,26 @@ class QueueTail:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else has been seen lately."""
+        """Whether no other writer has been seen lately."""
         since = self._company_s
         return since is None or runtime.monotonic_s() - since > COMPANY_S
 
     async def find(self) -> Chunk:
         """Look for the end: the chunk that was last, and if it is closed, beyond it."""
         known = 0 if self._held is None else self.chunk.number
-        if self._held is not None and not self.chunk.closed and known >= self.chunks.known_floor:
+        if self._held is not None and not self.chunk.closed and known >= self.chunks.chunk_floor:
             held = await self.chunks.load(known)
             if held is not None and not held.chunk.closed:
                 await self.go_on(held)
                 return held.chunk
-        await self.go_on(await self.chunks.last(max(known, self.chunks.known_floor)))
+        await self.go_on(await self.chunks.last(max(known, self.chunks.chunk_floor)))
         return self.chunk
 
     async def go_on(self, held: StoredChunk) -> None:
         """Go on from what was found, if that is not behind what was there before."""
         before = 0 if self._held is None else self.chunk.next_sequence
         behind = held.chunk.next_sequence < before
-        # Below the floor stands what a stalled writer left, with batches that are in no queue;
+        # Below the floor it is what a stalled writer left, with batches that are in no queue;
         # anywhere else the queue went back.
         numbers = (held.chunk.number, self.chunk.number) if behind else ()
         if behind and not any([await self.is_dead(number) for number in numbers]):
@@ -159,7 +160,7 @@ class QueueTail:
         self.turns.took(runtime.monotonic_s() - began_s)
 
     async def is_dead(self, number: int) -> bool:
-        """Whether this number lies below the floor by now. Not knowing leaves the outcome open."""
+        """Whether this number is below the floor by now; `OutcomeUnknown` if that is not known."""
         try:
             return await self.chunks.is_dead(number)
         except (Unavailable, Refused) as error:
@@ -234,22 +235,17 @@ async def raise_schema_floor(
             raise unknown or Contended(f"{tail.chunks.prefix}: others kept winning")
 
 
-# Whose turn it is to append, as far as the entries tell.
-#
-# Only a courtesy: nothing depends on it but how often writers meet.
-
-
 SLOT_LEAST_S: Final = 0.0005
 # A write that took longer says nothing of the store: the machine stood still, or a retry waited.
 SLOT_MOST_S: Final = 1.0
-# Who appended nothing among the last so many batches is forgotten.
+# A writer without a batch among the last so many is forgotten.
 RECENT_SEQUENCES: Final = 512
-# Who appended nothing for so many rounds is not waited for; who came only once, for fewer.
+# A writer that appended nothing for so many rounds is not waited for; after one append, for fewer.
 ROUNDS_ABSENT: Final = 6.0
 ROUNDS_ABSENT_AFTER_ONE: Final = 3.0
-# Of those who came only once, no more than so many are waited for.
+# Of the writers that appended once, no more than so many are waited for.
 CAME_ONCE_MOST: Final = 32
-# Nobody waits longer than this: a producer gives its records up after some time.
+# No writer waits longer than this: a producer gives its records up after some time.
 WAIT_MOST_S: Final = 20.0
 # The time of one turn, in units of one write.
 PATIENCE: Final = 2.0
@@ -297,16 +293,16 @@ class AppendTurns:
         self._seen = {name: one for name, one in self._seen.items() if one.sequence >= oldest}
 
     def took(self, seconds: float) -> None:
-        """An append of one's own landed, and its write took so long."""
+        """Take in that an append of this writer landed, and how long its write took."""
         slot_s = min(SLOT_MOST_S, max(SLOT_LEAST_S, seconds))
         self._slot_s += (slot_s - self._slot_s) / 4
         self._appended_s = runtime.monotonic_s()
 
     def wait_s(self, lost: int) -> float:
-        """How long to let others pass: not at all while there is room for everybody.
+        """How long to let others pass: not at all while there is room for all.
 
-        Each has one turn in a round, and keeps its place in the round from append to append.
-        Those who met move apart by chance.
+        Each writer has one turn in a round, and keeps its place in the round from append to
+        append. Writers that met move apart at random.
         """
         slot_s = PATIENCE * self._slot_s
         if lost:
@@ -317,8 +313,8 @@ class AppendTurns:
     def _others(self, slot_s: float) -> int:
         """How many others have a turn: as many as appended within a few rounds of so many.
 
-        Counting whoever appended among the last batches would let those who came once, and left,
-        make everybody wait who stays.
+        To count all writers of the last batches would make those that stay wait for those that
+        came once and left.
         """
         now_s, count = runtime.monotonic_s(), 0
         others = [one for name, one in self._seen.items() if name != self._me]
