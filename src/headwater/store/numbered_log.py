@@ -16,7 +16,7 @@ counts only if `trimmed`, read *afterwards*, is at or below the number.
 Reading the floor after every request would double the requests. Instead a client relies on a floor
 that it read for a short time, its lease: an object at or above that floor was not deleted within
 the lease, because deletion waits until collectors have seen several leases pass while the floor
-was in place. No clocks of two machines are compared, and no wall clock is trusted: `core.elapsed`.
+was in place. No clocks of two machines are compared, and no wall clock is trusted: `core.lease`.
 
 Always holds:
 

@@ -16,7 +16,7 @@ from headwater.tier.eventlog import (
     PositionReached,
     Subscription,
 )
-from headwater.tier.eventlog.in_process import PartitionedLog
+from headwater.tier.eventlog.contract import PartitionedLog
 from tests.tier.eventlog.makers import EventLogs, contract
 
 LAG = 5_000

@@ -1,18 +1,22 @@
-"""Logs of metadata events: what was said about segments, in order, for everybody who follows.
+"""Logs of metadata events: what happened to segments, in order, for all that follow.
 
-Enters: events in bytes. Leaves: the same bytes in the order of their offsets, first those that were
-there and then those that come.
+Enters: events in bytes. Leaves: the same bytes in the order of their offsets, first the existing
+ones and then new ones as they come.
 
-    contract    what every log can do, and what it promises
-    items       what a subscription delivers
-    partitioned what the logs have in common
-    turns       a subscription whose partitions take turns
-    in_process  a log within one process
-    stored      a log in object storage, the default
-    kafka       a log in a topic of Kafka
+    contract             what every log can do and promises, and what the implementations share
+    in_process           a log within one process
+    stored_log           a log in object storage, the default; `log.json`
+    stored_events        its events, and the snapshots of older ones
+    stored_floor         its keys, and the register of a partition's floor
+    stored_subscription  following it
+    compactor            replaces its old events by snapshots
+    renewal              starts a new log with the state of another one
+    kafka_log            a log in a topic of Kafka
+    kafka_topic          the topic, sending to it, and Kafka's errors
+    kafka_subscription   following it
 
 Always holds: an offset is delivered once to a subscription, after all lower ones of its partition;
-whatever cannot be delivered is told, never skipped.
+what cannot be delivered is reported, never skipped.
 """
 
 from typing import TYPE_CHECKING

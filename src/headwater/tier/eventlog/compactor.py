@@ -12,7 +12,7 @@ compactor is. A snapshot is deleted only below `trimmed`, so one that a stalled 
 name is not: it can become the floor's only if it ends above.
 
 The grace is time that compactors themselves saw pass while the floor was in place, added up in its
-register (`core.elapsed`): no two clocks are compared, and jobs that run for a second each get there
+register (`core.lease`): no two clocks are compared, and jobs that run for a second each get there
 too.
 """
 
@@ -53,7 +53,7 @@ class Compaction:
 
     partition: int
     floor: int
-    """Where it stands afterwards."""
+    """Where it is afterwards."""
     events: int
     """How many the pass has put into a snapshot that became the floor's."""
     deleted: int
@@ -148,7 +148,7 @@ class Compactor:
         name = await store_snapshot(events, cache, position - 1)
         moved = await events.floors.move(position, name)
         if moved.snapshot != name:
-            # Somebody else's floor is there or above: nobody will ever name this one.
+            # Another compactor's floor is there or above: this snapshot will never be named.
             await events.store.delete(events.keys.snapshot(position - 1, name.token))
             return moved.floor, 0, stopped_by
         return position, position - floor.floor, stopped_by

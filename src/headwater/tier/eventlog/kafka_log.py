@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from headwater.core import Secret, runtime
 from headwater.core.errors import NotSupported, Refused
 from headwater.tier.event_codec import METADATA_PARTITIONS
-from headwater.tier.eventlog.in_process import PartitionedLog
+from headwater.tier.eventlog.contract import PartitionedLog
 
 if TYPE_CHECKING:
     from headwater.tier.eventlog.kafka_subscription import KafkaSubscription, TopicReader
@@ -24,7 +24,7 @@ REPLICATION_FACTOR: Final = 3
 
 
 class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
-    """Events in a topic, for whoever reaches the brokers. For one event loop."""
+    """Events in a topic. For one event loop."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
 
         `servers` are some of the brokers, `host:port,…`; the rest is learned from them. Events find
         their partition by `partition_count`, which for brokers is
-        `remote.log.metadata.topic.num.partitions` and, unless it is told, 50, which the topic must
-        have then. Of one with more than are told the others are left alone. `log_id` is for
-        brokers that give topics no id. `settings` go to Kafka's clients (`security.protocol`, …);
+        `remote.log.metadata.topic.num.partitions`; by default 50, and then the topic must have as
+        many. If a topic has more than given, the others are not used. `log_id` is for brokers that
+        give topics no id. `settings` go to Kafka's clients (`security.protocol`, …);
         passwords among them are best given as `Secret`.
         """
         _check_can_open()
-        asked = dict(settings or {})
-        check_settings(asked)
+        given = dict(settings or {})
+        check_settings(given)
         if partition_count is not None and partition_count < 1:
             raise Refused(f"a log has at least one partition, not {partition_count}")
         from confluent_kafka import KafkaException
@@ -80,9 +80,9 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
         runtime.settle_native_threads_at_exit()
         try:
             # All clients know all settings: what one takes is right for the others as well.
-            found = KafkaTopic(topic, admin_settings(servers, asked))
+            found = KafkaTopic(topic, admin_settings(servers, given))
         except KafkaException as error:
-            why = hide_values(error_of(error).str(), asked)
+            why = hide_values(error_of(error).str(), given)
             raise Refused(f"Kafka's client refuses its settings: {why}") from None
         wish = NewTopicSettings(partition_count or METADATA_PARTITIONS, replication_factor)
         used_count = await find_topic(found, partition_count, wish if create else None)
@@ -90,8 +90,8 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
             found,
             log_id or await found.ask_id(),
             used_count,
-            KafkaSender(topic, partial(producer_settings, servers, asked)),
-            lambda: TopicReader(topic, consumer_settings(servers, asked)),
+            KafkaSender(topic, partial(producer_settings, servers, given)),
+            lambda: TopicReader(topic, consumer_settings(servers, given)),
         )
 
     @property
@@ -132,10 +132,10 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
 
     async def high_water_marks(self, partitions: Iterable[int] | None = None) -> Mapping[int, int]:
         """One past the last offset of each partition whose leader answers."""
-        return await self._topic.end_offsets(self.asked(partitions))
+        return await self._topic.end_offsets(self.requested(partitions))
 
     async def close(self) -> None:
-        """Close all subscriptions and clients; whatever is asked afterwards is refused."""
+        """Close all subscriptions and clients; later calls are refused."""
         await super().close()
         await self._sender.close()
         await runtime.run_blocking(self._topic.close)
@@ -157,8 +157,7 @@ def _check_can_open() -> None:
         raise Refused("a simulation has no sockets: use InProcessEventLog")
 
 
-# What Kafka's clients are told. What the log's promises rest on cannot be set otherwise.
-
+# Settings of Kafka's clients. Those on which the log's promises rest cannot be changed.
 
 Settings: TypeAlias = Mapping[str, str | int | bool | Secret]
 
@@ -177,7 +176,7 @@ _COMMON: Final[dict[str, str | int | bool]] = {
 }
 _PRODUCER: Final[dict[str, str | int | bool]] = {
     "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
-    # Whoever publishes waits for the answer: there is nothing to wait together with.
+    # A publisher waits for the answer: there is nothing to batch with.
     "linger.ms": 0,
 }
 _PRODUCER_FIXED: Final[dict[str, str | int | bool]] = {
@@ -203,53 +202,53 @@ _CONSUMER_FIXED: Final[dict[str, str | int | bool]] = {
 _FIXED: Final = {**_PRODUCER_FIXED, **_CONSUMER_FIXED, "bootstrap.servers": ""}
 
 
-def hide_values(message: str, asked: Settings) -> str:
+def hide_values(message: str, given: Settings) -> str:
     """What a client says about its settings, without what they are set to."""
-    for value in asked.values():
+    for value in given.values():
         text = value.reveal() if isinstance(value, Secret) else str(value)
         message = message.replace(text, "…") if text else message
     return message
 
 
-def _plain_values(asked: Settings) -> dict[str, str | int | bool]:
+def _plain_values(given: Settings) -> dict[str, str | int | bool]:
     return {
         name: value.reveal() if isinstance(value, Secret) else value
-        for name, value in asked.items()
+        for name, value in given.items()
     }
 
 
-def check_settings(asked: Settings) -> None:
+def check_settings(given: Settings) -> None:
     """Raise `Refused` for settings that would break a promise of the log."""
-    fixed = sorted(asked.keys() & _FIXED.keys())
+    fixed = sorted(given.keys() & _FIXED.keys())
     if fixed:
         raise Refused(f"{', '.join(fixed)} cannot be set: the log's promises rest on it")
 
 
-def admin_settings(servers: str, asked: Settings) -> dict[str, Any]:
+def admin_settings(servers: str, given: Settings) -> dict[str, Any]:
     """For the client that asks about the topic."""
-    return {**_COMMON, **_plain_values(asked), "bootstrap.servers": servers}
+    return {**_COMMON, **_plain_values(given), "bootstrap.servers": servers}
 
 
 def producer_settings(
-    servers: str, asked: Settings, on_trouble: Callable[[Any], None]
+    servers: str, given: Settings, on_trouble: Callable[[Any], None]
 ) -> dict[str, Any]:
     """For the client that sends events."""
     return {
         **_COMMON,
         **_PRODUCER,
-        **_plain_values(asked),
+        **_plain_values(given),
         **_PRODUCER_FIXED,
         "bootstrap.servers": servers,
         "error_cb": on_trouble,
     }
 
 
-def consumer_settings(servers: str, asked: Settings) -> dict[str, Any]:
+def consumer_settings(servers: str, given: Settings) -> dict[str, Any]:
     """For the client that reads them."""
     return {
         **_COMMON,
         **_CONSUMER,
-        **_plain_values(asked),
+        **_plain_values(given),
         **_CONSUMER_FIXED,
         "bootstrap.servers": servers,
     }

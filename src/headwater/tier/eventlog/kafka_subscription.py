@@ -1,6 +1,12 @@
-"""Records of the topic: the event is the value, and the publisher's epoch a header beside it.
+"""Following partitions of a Kafka topic: the subscription, and its reader on a thread.
 
-Kafka's own readers pass over headers that they do not know, and Kafka's own writers have none.
+In a record, the value is the event, and a header has the publisher's epoch. Kafka's own readers
+ignore unknown headers, and Kafka's own writers write none.
+
+While a caller waits for an item, rounds of reading run on a thread, one after the other. A round
+takes over which partitions are followed, then waits for records. The client reads ahead by itself,
+within a bound, and drops what it has of a partition that is no longer assigned. A subscription that
+is dropped without being closed returns its client once the round under way has ended.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ UNREADABLE: Final = frozenset(
 
 
 def read_record(partition: int, offset: int, message: Message) -> EventDelivered | EventUnreadable:
-    """A record as whoever follows sees it."""
+    """A record as followers get it."""
     payload = message.value()
     if payload is None:
         return _unreadable(partition, offset, "has no value, and an event is never none")
@@ -68,17 +74,10 @@ def _unreadable(partition: int, offset: int, why: str) -> EventUnreadable:
     return EventUnreadable(partition, offset, error)
 
 
-# The consumer behind a subscription. Everything here runs on a thread, one call at a time.
-#
-# A round takes over what is to be followed and then waits for records. What the client has
-# fetched before a change is never returned after it: it forgets what it holds of a partition that
-# is no longer assigned.
-
-
 SLICE_S: Final = 0.05
 """How long the client sleeps at a stretch; then it is looked whether something is to change."""
 SLICES: Final = 200
-"""After so many a round ends with nothing, so that no thread outlives whoever waited for it."""
+"""After so many a round ends with nothing, so that no thread outlives its subscription for long."""
 BATCH_RECORDS: Final = 1_000
 ASK_TIMEOUT_S: Final = 5.0
 
@@ -145,7 +144,7 @@ class TopicReader:
 
 
 def read_message(topic: str, message: Message, consumer: OffsetRangeSource) -> TopicItem | None:
-    """A record, or what happened instead, as an item; None if it is nobody's concern."""
+    """A record, or what happened instead, as an item; None if followers need not know."""
     partition, offset, error = message.partition(), message.offset(), message.error()
     if partition is None or partition < 0 or offset is None:
         if error is not None and error.fatal():
@@ -177,7 +176,7 @@ def _out_of_range(
     except KafkaException as error:
         return kafka_error(f"where metadata partition {partition} begins and ends", error_of(error))
     if ends is None:
-        return Unavailable(f"nobody says where metadata partition {partition} begins and ends")
+        return Unavailable(f"no leader says where metadata partition {partition} begins and ends")
     begin, end = ends
     if offset < begin:
         return Trimmed(
@@ -196,13 +195,6 @@ def _rolled_back(partition: int, offset: int, why: str) -> RolledBack:
 
 def _at(partition: int, offset: int) -> str:
     return f"metadata partition {partition} at {offset}: "
-
-
-# Following partitions of a topic: what is followed, and the items, on the event loop.
-#
-# Rounds of reading run on a thread while somebody waits for an item, one after the other. The
-# client reads ahead by itself, within a bound. A subscription that is dropped without being
-# closed gives its client back once the round under way has ended.
 
 
 class ReadingRounds(Protocol):
@@ -243,7 +235,7 @@ class KafkaSubscription:
         self._forget = forget
         self._followed: dict[int, _Followed] = {}
         self._reading: dict[int, _Followed] = {}
-        """What the reader was told, as of the last round that was begun."""
+        """What the reader follows, as of the last round that was begun."""
         self._ready: deque[TopicItem] = deque()
         self._round: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -302,7 +294,7 @@ class KafkaSubscription:
                 return self._take()
             if self._round is None:
                 self._round = runtime.spawn(self._read(), name="kafka subscription")
-            # Whoever gives up waiting leaves the round to whoever waits next.
+            # A caller that stops waiting leaves the round to the next one.
             await asyncio.shield(self._round)
         raise StopAsyncIteration
 
@@ -343,7 +335,7 @@ class KafkaSubscription:
             followed.failed = True
         elif isinstance(item, PositionReached):
             if item.next_offset <= followed.next_offset:
-                return  # Nothing that the events before it have not told.
+                return  # The events before it have shown as much.
             followed.next_offset = item.next_offset
         elif item.offset < followed.next_offset:
             return

@@ -1,4 +1,8 @@
-"""What Kafka's errors mean here: which say that an event has not landed, which leave it open."""
+"""A Kafka topic: finding or creating it, sending events to it, and what Kafka's errors mean.
+
+Always holds: only the broker decides at which offset an event is; a partition whose leader does not
+answer is unknown, not empty; an error says whether an event surely has not landed or may have.
+"""
 
 from __future__ import annotations
 
@@ -120,9 +124,6 @@ def publish_error(
     )
 
 
-# The topic: found, or created as brokers create theirs, and asked where its partitions end.
-
-
 LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 REQUEST_TIMEOUT_S: Final = 10.0
 MARKS_TIMEOUT_S: Final = 5.0
@@ -141,7 +142,7 @@ class NewTopicSettings:
     replication_factor: int
 
     def config(self) -> dict[str, str]:
-        """Kept for ever and uncompacted, as brokers keep theirs; acknowledged by two replicas."""
+        """Unlimited retention, uncompacted, as brokers create it; two replicas acknowledge."""
         return {
             "cleanup.policy": "delete",
             "retention.ms": "-1",
@@ -169,7 +170,7 @@ class KafkaTopic:
 
     async def count_partitions(self) -> int | None:
         """How many it has; None if it is not there."""
-        # All topics are asked for: to ask for one by its name may create it.
+        # All topics are listed: a request for one by its name may create it.
         try:
             known = await runtime.run_blocking(
                 lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
@@ -181,16 +182,16 @@ class KafkaTopic:
         return len(known[self.name].partitions) or None if self.name in known else None
 
     async def create(self, wish: NewTopicSettings) -> None:
-        """Create it, unless somebody else was faster, and wait until the brokers know of it."""
+        """Create it if it does not exist, and wait until the brokers know of it."""
         new = NewTopic(
             self.name,
             num_partitions=wish.partition_count,
             replication_factor=wish.replication_factor,
             config=wish.config(),
         )
-        asked = self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT_S)
+        requests = self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT_S)
         try:
-            await asyncio.wrap_future(asked[self.name])
+            await asyncio.wrap_future(requests[self.name])
         except KafkaException as error:
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise kafka_error(
@@ -202,28 +203,28 @@ class KafkaTopic:
                 raise Unavailable(f"the topic {self.name} was created and does not appear")
 
     async def ask_id(self) -> uuid.UUID:
-        """The id that the brokers gave it; made anew, it has another."""
-        asked = self._admin.describe_topics(
+        """The id that the brokers gave it; a topic that is created again has another."""
+        requests = self._admin.describe_topics(
             TopicCollection([self.name]), request_timeout=REQUEST_TIMEOUT_S
         )
         try:
-            described = await asyncio.wrap_future(asked[self.name])
+            described = await asyncio.wrap_future(requests[self.name])
         except KafkaException as error:
             raise kafka_error(
                 f"the brokers do not describe {self.name}", error_of(error)
             ) from error
-        told = read_id(described.topic_id)
-        if told.int == 0:
+        topic_id = read_id(described.topic_id)
+        if topic_id.int == 0:
             raise NotSupported(
                 f"the brokers give {self.name} no id, which older ones do not: pass a log_id, and "
-                "another one whenever the topic is made anew"
+                "another one whenever the topic is created again"
             )
-        return told
+        return topic_id
 
     async def end_offsets(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """One past the last offset of each partition whose leader answers.
 
-        Each is asked for by itself: a partition without a leader holds up no other's answer. What
+        Each partition is a request of its own: one without a leader delays no other's answer. What
         no transaction has decided yet counts: an event beyond it was acknowledged all the same.
         """
         ends: dict[int, int] = {}
@@ -236,10 +237,10 @@ class KafkaTopic:
                 while True:
                     unknown = [p for p in partitions if p not in ends]
                     asking = (self._learn_end(partition, ends) for partition in unknown)
-                    told = [error for error in await asyncio.gather(*asking) if error is not None]
-                    if not told:
+                    errors = [error for error in await asyncio.gather(*asking) if error is not None]
+                    if not errors:
                         return ends
-                    failed = told[0]
+                    failed = errors[0]
                     if not await budget.pause():
                         break
                     # The client goes on asking a leader that it once heard of, which may be over.
@@ -260,14 +261,14 @@ class KafkaTopic:
     async def _ask_end(self, partition: int) -> int:
         where = TopicPartition(self.name, partition)
         what = f"where metadata partition {partition} of {self.name} ends"
-        asked: dict[TopicPartition, Future[Any]] = self._admin.list_offsets(
+        requests: dict[TopicPartition, Future[Any]] = self._admin.list_offsets(
             {where: LATEST}, request_timeout=MARKS_TIMEOUT_S
         )
         try:
-            told = await asyncio.wrap_future(asked[where])
+            answer = await asyncio.wrap_future(requests[where])
         except KafkaException as error:
             raise kafka_error(what, error_of(error)) from error
-        offset: int = told.offset
+        offset: int = answer.offset
         if offset < 0:
             raise Unavailable(f"{what}: its leader does not say")
         return offset
@@ -307,12 +308,6 @@ async def find_topic(
     return asked_count or found
 
 
-# Sending events: one idempotent producer, whose answers are waited for on a thread.
-#
-# The thread is there only while answers are outstanding, and sleeps in the client until one
-# comes.
-
-
 # The publisher's epoch travels beside the event: Kafka's own readers ignore unknown headers.
 EPOCH_HEADER: Final = "headwater-publisher-epoch"
 EPOCH_BYTES: Final = 8
@@ -330,7 +325,10 @@ def epoch_headers(publisher_epoch: int | None) -> list[tuple[str, bytes]]:
 
 
 class KafkaSender:
-    """A producer, and another one when that is at its end. For one event loop."""
+    """One idempotent producer, replaced when it fails for good. For one event loop.
+
+    A thread waits for answers while some are outstanding, and sleeps in the client until one comes.
+    """
 
     def __init__(
         self, topic: str, settings: Callable[[Callable[[KafkaError], None]], dict[str, Any]]
@@ -366,7 +364,7 @@ class KafkaSender:
         return offset
 
     async def close(self) -> None:
-        """Wait for nothing more: of what is under way nobody can say whether it landed."""
+        """Wait for nothing more: whether events under way landed stays unknown."""
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
@@ -436,7 +434,7 @@ class _Client:
                 self._producer.poll(POLL_S)
             except KafkaException:
                 # It lost its place in its sequence, or its right to one: it sends nothing any
-                # more. Each event is then told to whoever waits: not sent, or perhaps landed.
+                # more. Each publisher that waits gets an error: not sent, or perhaps landed.
                 self.is_dead = True
                 self._producer.purge()
 
@@ -445,7 +443,7 @@ class _Client:
     ) -> None:
         self._waiting.pop(landed, None)
         if landed.done():
-            return  # Whoever published has stopped waiting.
+            return  # The publisher has stopped waiting.
         if error is not None:
             landed.set_exception(KafkaException(error))
         else:

@@ -1,9 +1,9 @@
-"""Begins a log of events anew with what another one comes to.
+"""Starts a new log of events with the state of another one.
 
-The way out for a log whose events nobody can take back: one in which an epoch was published that
-no leader ever reaches, or one that is to move, from Kafka or to another prefix. Whoever led and
-followed the old log must have stopped, and goes on with the new one. When that stands, the old one
-says where it goes on, and refuses everybody.
+The way out for a log whose events cannot be taken back, such as an epoch that no leader ever
+reaches, and the way to move a log, from Kafka or to another prefix. All leaders and followers of
+the old log must be stopped, and go on with the new one. Once that is complete, the old log names
+its successor and refuses every client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RenewedLog(msgspec.Struct, frozen=True):
     """What a log begins with."""
 
     events: tuple[int, ...]
-    """How many came to it, for each metadata partition."""
+    """How many the old one had, for each metadata partition."""
     partitions: tuple[TopicIdPartition, ...]
     """Those of which something is known."""
 
@@ -40,10 +40,10 @@ class RenewedLog(msgspec.Struct, frozen=True):
 async def renew(
     source: MetadataEventLog, target: StoredEventLog, *, epoch_max: int | None = None
 ) -> RenewedLog:
-    """Let an empty log begin with what all events of another one come to.
+    """Start an empty log with the state after all events of another one.
 
-    Publishers' epochs above `epoch_max` are taken down to it: what a leader with a newer one says
-    counts again, once the log starts of its partitions were taken down as well
+    Publishers' epochs above `epoch_max` are lowered to it: events of a leader with a newer one
+    count again, once the log starts of its partitions are lowered as well
     (`LogStartRegister.lower`).
     """
     if source.partition_count != target.partition_count:
@@ -54,20 +54,20 @@ async def renew(
     count = target.partition_count
     ends = await _ends(source)
     await check_empty(target)
-    known: list[TopicIdPartition] = []
+    partitions: list[TopicIdPartition] = []
     for partition in range(count):
         if ends[partition]:
-            cache = await _known(source, partition, ends[partition])
-            known += cache.partitions()
+            cache = await _state_of(source, partition, ends[partition])
+            partitions += cache.partitions()
             await begin_partition(target, partition, ends[partition], _lowered(cache, epoch_max))
     if await _ends(source) != ends:
         raise Refused(
-            "somebody has published to the old log meanwhile: stop whoever uses it, and begin the "
+            "events were published to the old log meanwhile: stop all its clients, and begin the "
             "new one under another prefix"
         )
     if isinstance(source, StoredEventLog):
         await source.mark_renewed(target)
-    return RenewedLog(tuple(ends[partition] for partition in range(count)), tuple(known))
+    return RenewedLog(tuple(ends[partition] for partition in range(count)), tuple(partitions))
 
 
 async def check_empty(target: StoredEventLog) -> None:
@@ -76,18 +76,18 @@ async def check_empty(target: StoredEventLog) -> None:
         if end:
             raise Refused(
                 f"the log to begin has {end:,} events in metadata partition {partition}: take a "
-                "prefix under which nothing stands"
+                "prefix under which nothing is stored"
             )
 
 
 async def begin_partition(
     target: StoredEventLog, partition: int, end: int, cache: TierCache
 ) -> None:
-    """Let a metadata partition begin with what a cache knows, as if by so many events."""
+    """Start a metadata partition with the state of a cache, as if after so many events."""
     events = target.events_of(partition)
     name = await store_snapshot(events, cache, end - 1)
     if (await events.floors.move(end, name)).snapshot != name:
-        raise Damaged(f"{events.floors.key} was moved by somebody else meanwhile: begin anew")
+        raise Damaged(f"{events.floors.key} was moved by another client meanwhile: start again")
 
 
 async def _ends(log: MetadataEventLog) -> Mapping[int, int]:
@@ -97,7 +97,7 @@ async def _ends(log: MetadataEventLog) -> Mapping[int, int]:
     return ends
 
 
-async def _known(source: MetadataEventLog, partition: int, end: int) -> TierCache:
+async def _state_of(source: MetadataEventLog, partition: int, end: int) -> TierCache:
     cache, position = TierCache(), 0
     subscription = await source.subscribe({partition: 0})
     try:

@@ -76,7 +76,7 @@ def encode_event_object(log_id: uuid.UUID, event: EventDelivered, token: bytes) 
 def decode_event_object(
     key: str, data: bytes | memoryview, log_id: uuid.UUID, partition: int, offset: int
 ) -> EventDelivered:
-    """The event that stands there; `Corrupt` or `NotSupported` name the object."""
+    """The event at this offset; `Corrupt` or `NotSupported` name the object."""
     log, event = read_event_object(key, data)
     if log != log_id:
         raise Corrupt(f"{key} is of log {log}, and this is log {log_id}")
@@ -192,7 +192,7 @@ class StoredEvents(NumberedLog):
 async def load_snapshot(
     events: StoredEvents, floor: PartitionFloor
 ) -> tuple[PartitionFloor, TierCache]:
-    """What lies below the floor, and the floor it belongs to, which may have moved meanwhile.
+    """The state below the floor, and the floor it belongs to, which may have moved meanwhile.
 
     Only for a floor above 0. A snapshot that is gone was replaced by one that holds more.
     """
@@ -212,7 +212,7 @@ async def load_snapshot(
 
 
 def snapshot_key(events: StoredEvents, floor: PartitionFloor) -> str:
-    """Where the snapshot below the floor stands."""
+    """The key of the snapshot below the floor."""
     if floor.snapshot is None:
         raise Corrupt(f"{events.floors.key} names no snapshot of the events before {floor.floor}")
     return events.keys.snapshot(floor.floor - 1, floor.snapshot.token)
@@ -261,8 +261,8 @@ def _restored(
     if not is_named:
         raise Corrupt(f"{key} is not the object that {events.floors.key} names: restore it")
     snapshot = decode_snapshot(data, key)
-    stands = (snapshot.log_id, snapshot.partition_count, snapshot.partition)
-    if stands != (events.log_id, events.partition_count, events.partition):
+    source = (snapshot.log_id, snapshot.partition_count, snapshot.partition)
+    if source != (events.log_id, events.partition_count, events.partition):
         raise Corrupt(
             f"{key} is of metadata partition {snapshot.partition} of "
             f"{snapshot.partition_count} of log {snapshot.log_id}, and this is partition "

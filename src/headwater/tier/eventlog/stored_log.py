@@ -30,7 +30,7 @@ from headwater.core.errors import Damaged, NotSupported, OutcomeUnknown, Refused
 from headwater.store import Register, Store
 from headwater.tier.errors import LogRenewed
 from headwater.tier.event_codec import METADATA_PARTITIONS
-from headwater.tier.eventlog.in_process import PartitionedLog
+from headwater.tier.eventlog.contract import PartitionedLog
 from headwater.tier.eventlog.stored_events import StoredEvents
 from headwater.tier.eventlog.stored_floor import PREFIX, FloorRegister, PartitionKeys, log_key
 from headwater.tier.eventlog.stored_subscription import StoredSubscription
@@ -40,14 +40,14 @@ _log: Final = logging.getLogger("headwater")
 
 
 class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What stands in `log.json`."""
+    """The content of `log.json`."""
 
     log_format: int
     log_id: uuid.UUID
     partition_count: int
     made: bool
     renewed_to: str | None = None
-    """The prefix of the log that was begun with what this one comes to: nobody opens this one."""
+    """The prefix of the log that replaces this one, which is opened no more."""
 
 
 async def open_record(
@@ -98,10 +98,10 @@ def _check(key: str, record: LogRecord, partition_count: int, log_id: uuid.UUID 
 
 
 async def mark_renewed(store: Store, prefix: str, renewed_to: str) -> None:
-    """Let nobody open or follow the log under a prefix any more: it goes on under another one."""
+    """Let no client open or follow the log under a prefix: another log replaces it."""
     register = Register(store, log_key(prefix), LogRecord)
     record = (await register.read()).value
-    # Those who follow and publish look at floors, and those who come at the record.
+    # Followers and publishers read the floors, and clients that open the log its record.
     for partition in range(record.partition_count):
         floors = FloorRegister(
             store, PartitionKeys(prefix, partition).floor, record.log_id, record.partition_count
@@ -109,7 +109,7 @@ async def mark_renewed(store: Store, prefix: str, renewed_to: str) -> None:
         try:
             await floors.mark_renewed(renewed_to)
         except Damaged as damage:
-            # Whoever looks at it is refused for that.
+            # Clients that read it are refused for that.
             _log.info("%s stays as it is: %s", floors.key, damage)
     await register.update(lambda now: msgspec.structs.replace(now or record, renewed_to=renewed_to))
 
@@ -134,7 +134,7 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
         super().__init__(record.partition_count)
         self._store = store
         self.prefix = prefix
-        """Where in the store it stands."""
+        """Where in the store it is."""
         self._log_id = record.log_id
         self._events = [
             StoredEvents(store, prefix, partition, record.log_id, record.partition_count)
@@ -190,11 +190,11 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
         return subscription
 
     async def high_water_marks(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
-        """One past the last offset of each partition that could be asked.
+        """One past the last offset of each partition that could be read.
 
-        Why one could not be asked is told to whoever follows it or publishes to it.
+        Followers and publishers of a partition get the error why it could not be read.
         """
-        wanted = self.asked(partitions)
+        wanted = self.requested(partitions)
         at_once = asyncio.Semaphore(limits.EVENT_MARKS_AT_ONCE)
 
         async def mark(partition: int) -> int | None:
@@ -212,7 +212,7 @@ class StoredEventLog(PartitionedLog[StoredSubscription]):
         }
 
     async def mark_renewed(self, target: StoredEventLog) -> None:
-        """Let another log go on for this one: whoever opens or follows it is told which."""
+        """Let another log replace this one: clients that open or follow this one learn which."""
         await mark_renewed(self._store, self.prefix, target.prefix)
 
     def events_of(self, partition: int) -> StoredEvents:

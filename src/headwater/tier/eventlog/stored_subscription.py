@@ -1,7 +1,9 @@
-"""Follows one partition for one subscription: fetches ahead, and looks again at the end.
+"""Following a stored log: a task for each partition, and the subscription of one follower.
 
-Below the floor a snapshot comes first, and the events after it. Who falls behind what was deleted
-is given the snapshot as well: whatever was missed is in it.
+Below the floor a snapshot comes first, and the events after it. A follower that falls behind what
+was deleted gets the snapshot as well: it has everything that was missed.
+
+The tasks hold the subscription weakly: one that is dropped without being closed leaves no task.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from collections.abc import Callable
 
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, RolledBack, Trimmed
-from headwater.tier.eventlog.contract import LogItem, PartitionFailed, SnapshotDelivered
-from headwater.tier.eventlog.in_process import RoundRobinSubscription
+from headwater.tier.eventlog.contract import (
+    LogItem,
+    PartitionFailed,
+    RoundRobinSubscription,
+    SnapshotDelivered,
+)
 from headwater.tier.eventlog.stored_events import StoredEvents, load_snapshot
 from headwater.tier.eventlog.stored_floor import PartitionFloor
 
@@ -34,7 +40,7 @@ class PartitionFollower:
         self._woken: asyncio.Future[None] | None = None
         self._end_checked_s = -math.inf
         self.crash: BaseException | None = None
-        """What ended it that no item tells of: a mistake in the code."""
+        """The error that ended it and that no item carries: a mistake in the code."""
         name = f"follow metadata partition {events.partition}"
         self._task = runtime.spawn(self._run(), name=name)
 
@@ -104,7 +110,7 @@ class PartitionFollower:
                 continue
             idle_s = limits.FOLLOW_POLL_BASE_S if found else idle_s
             at_once = 1
-            # Looked at again after the listing: who publishes meanwhile finds nobody to wake.
+            # Checked again after the listing: a publish meanwhile finds no waiter to wake.
             if self._is_caught_up and await self._is_end() and self._is_caught_up:
                 await self._wait(idle_s)
             idle_s = min(2 * idle_s, limits.FOLLOW_POLL_CAP_S)
@@ -133,18 +139,12 @@ class PartitionFollower:
             self._on_items()
 
     async def _wait(self, seconds: float | None) -> None:
-        """Until somebody wakes it, or so long."""
+        """Wait until it is woken, at most so long."""
         self._woken = asyncio.get_running_loop().create_future()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._woken
         self._woken = None
-
-
-# What one subscriber follows of a stored log: its own assignment, and its own items.
-#
-# The tasks that follow hold the subscription weakly. Whoever drops it without closing it leaves
-# no task behind.
 
 
 class StoredSubscription(RoundRobinSubscription[PartitionFollower]):
