@@ -19,11 +19,11 @@ from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.lane import Lane
 from headwater.buffer.queue import NewBatch, QueueState
-from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeLooker
-from headwater.buffer.queue.native.chunks import Held
-from headwater.buffer.queue.native.expiring import Expiring
-from headwater.buffer.queue.native.reading import moved
-from headwater.buffer.queue.native.records import ConsumerRecord, Scanned
+from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeReader
+from headwater.buffer.queue.native.chunk_log import StoredChunk
+from headwater.buffer.queue.native.reading import acknowledge_to
+from headwater.buffer.queue.native.registers import CollectorRecord, ConsumerRecord
+from headwater.buffer.queue.native.retention import RetentionPass
 from headwater.buffer.queue.v1 import V1Appender
 from headwater.buffer.stream import Stream
 from headwater.core import limits, runtime
@@ -146,7 +146,7 @@ _accepted = Handle.accepted
 
 async def settles_by_the_stores_clock(
     self: NativeCollector, chunk_floor: int
-) -> tuple[Scanned, int]:
+) -> tuple[CollectorRecord, int]:
     """Takes a floor for settled when the store wrote it long ago, by the store's clock."""
     scanned, now_ms = await _begin(self, chunk_floor)
     raised_ms = (await self._store.head(self._chunks.register.key)).modified_ms
@@ -172,7 +172,7 @@ _batch_at = truncation._batch_at
 
 async def acknowledges_one_more(self: NativeCollector, sequence: int) -> None:
     """Takes the first batch that is kept for one that is given up."""
-    state = await NativeLooker(self._store, self._prefix, self._chunks.queue_id).state()
+    state = await NativeReader(self._store, self._prefix, self._chunks.queue_id).state()
     await _acknowledge_before(self, min(sequence + 1, state.next_sequence))
 
 
@@ -183,10 +183,10 @@ async def acknowledges_blindly(self: NativeCollector, sequence: int) -> None:
     """Writes the position, wherever the owner is by now."""
     position = await self._position_before(sequence)
     if position is not None:
-        await self._consumer.update(lambda now: moved(now or ConsumerRecord(), position))
+        await self._consumer.update(lambda now: acknowledge_to(now or ConsumerRecord(), position))
 
 
-def passes_the_first_that_is_kept(self: Expiring, held: Held, *args: Any) -> int:
+def passes_the_first_that_is_kept(self: RetentionPass, held: StoredChunk, *args: Any) -> int:
     """Lets the batch go with which the log is to begin."""
     passed = _passed(self, held, *args)
     before = self._retention.before_sequence
@@ -194,14 +194,14 @@ def passes_the_first_that_is_kept(self: Expiring, held: Held, *args: Any) -> int
     return passed + 1 if before and is_next and passed < len(held.chunk.entries) else passed
 
 
-_passed = Expiring._passed
+_passed = RetentionPass._passed
 
 
 TRUNCATING: dict[str, Replacement] = {
     "truncated-with-its-batch": (truncation, "_batch_at", gives_up_the_batch_with_the_offset),
     "acknowledged-too-far": (NativeCollector, "acknowledge_before", acknowledges_one_more),
     "position-goes-back": (NativeCollector, "acknowledge_before", acknowledges_blindly),
-    "floor-too-far": (Expiring, "_passed", passes_the_first_that_is_kept),
+    "floor-too-far": (RetentionPass, "_passed", passes_the_first_that_is_kept),
 }
 EITHER: dict[str, Replacement] = {
     "ack-before-dequeue": (Consumer, "_dequeue", acknowledges_first),

@@ -19,7 +19,7 @@ from headwater.store import Register, Store, open_store
 from headwater.testing import MemoryWal
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored.identity import LogRecord
+from headwater.tier.eventlog.stored_log import LogRecord
 from headwater.tier.jobs import (
     Leader,
     LedPartition,

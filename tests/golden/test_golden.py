@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.core import runtime
-from headwater.store import MemoryBackend, Register, Sequence, Store
+from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
 HERE = Path(__file__).parent
@@ -32,16 +32,6 @@ async def _written_register() -> bytes:
     return bytes((await store.get("register")).data)
 
 
-async def _written_sequence() -> dict[str, bytes]:
-    store = Store(MemoryBackend())
-    sequence = Sequence(store, "sequence")
-    await sequence.create()
-    for payload in (b"", b"one", b"\x00\xff"):
-        await sequence.append(payload)
-    await sequence.raise_floor(2)
-    return {meta.key: bytes((await store.get(meta.key)).data) async for meta in store.list()}
-
-
 def test_a_register_is_written_and_read_as_it_always_was() -> None:
     golden = (HERE / "register.1.json").read_bytes()
     with runtime.installed(FixedRuntime()):
@@ -53,19 +43,3 @@ def test_a_register_is_written_and_read_as_it_always_was() -> None:
         return (await Register(store, "register", Counter).read()).value
 
     assert asyncio.run(read()) == Counter(2, "größe")
-
-
-def test_a_sequence_is_written_and_read_as_it_always_was() -> None:
-    names = ("floor", *(f"{number:020d}" for number in range(3)))
-    golden = {f"sequence/{name}": (HERE / "sequence.1" / name).read_bytes() for name in names}
-    with runtime.installed(FixedRuntime()):
-        assert asyncio.run(_written_sequence()) == golden
-
-    async def read() -> tuple[int, list[bytes]]:
-        store = Store(MemoryBackend())
-        for key, data in golden.items():
-            await store.put(key, data)
-        sequence = Sequence(store, "sequence")
-        return await sequence.floor(), [entry.payload for entry in await sequence.read(2)]
-
-    assert asyncio.run(read()) == (2, [b"\x00\xff"])

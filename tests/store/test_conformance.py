@@ -51,7 +51,7 @@ def test_a_right_store_is_safe_and_left_as_it_was(any_store: Store) -> None:
     ("kind", "expected"),
     [
         (wrong.LosesUpdates, {"race-replace", "race-register"}),
-        (wrong.CreatesTwice, {"race-create", "race-register", "race-sequence"}),
+        (wrong.CreatesTwice, {"race-create", "race-register", "race-numbered-log"}),
         (
             wrong.IgnoresConditions,
             {
@@ -60,7 +60,7 @@ def test_a_right_store_is_safe_and_left_as_it_was(any_store: Store) -> None:
                 "race-replace",
                 "race-create",
                 "race-register",
-                "race-sequence",
+                "race-numbered-log",
             },
         ),
         (wrong.RefusesReplacements, {"replace-if-unchanged", "race-replace", "race-register"}),

@@ -243,7 +243,7 @@ def rebuild(
     from headwater.cli.stream_view import new_console
     from headwater.core.errors import Damaged, NotFound, Refused
     from headwater.tier.eventlog import StoredEventLog
-    from headwater.tier.eventlog.stored.identity import mark_renewed
+    from headwater.tier.eventlog.stored_log import mark_renewed
     from headwater.tier.rebuild import Rebuilt
     from headwater.tier.rebuild import rebuild as rebuild_log
 

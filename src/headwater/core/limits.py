@@ -28,14 +28,12 @@ LIST_PAGE_KEYS: Final = 1000
 
 # Conditionally written objects are small, because every contender moves them whole.
 REGISTER_MAX_BYTES: Final = 4 * MIB
-SEQUENCE_ENTRY_MAX_BYTES: Final = 16 * MIB
-# How many past changes a register remembers, and how many deleted entries a sequence does. A
-# writer that was away for longer cannot learn whether its change landed: OutcomeUnknown.
+# How many past changes a register remembers. A writer that was away for longer cannot learn whether
+# its change landed: OutcomeUnknown.
 REGISTER_HISTORY: Final = 64
-SEQUENCE_HISTORY: Final = 256
-# How often a change is tried again when others win the race for the same object.
+# How often a change or an append is tried again when others win the race for the same object.
 REGISTER_ATTEMPTS: Final = 64
-SEQUENCE_ATTEMPTS: Final = 256
+NUMBERED_LOG_ATTEMPTS: Final = 256
 
 # Frames of a spool: a payload above this would be refused on read, so it is refused on write.
 FRAME_PAYLOAD_MAX_BYTES: Final = 256 * MIB
@@ -277,8 +275,6 @@ EVENTS_READY: Final = 128
 """Events that were fetched for a subscription and not taken; past them it fetches no more."""
 EVENTS_RECENT: Final = 64
 """Events of one partition that a handle published and still has in memory for its followers."""
-EVENT_ATTEMPTS: Final = 256
-"""Waits after lost races before a publisher gives up."""
 EVENT_LEASE_S: Final = 60.0
 """This long after a floor was read, nothing at or above it has been deleted, because between
 the moment the floor passes an event and its deletion lies at least the grace of the compactor."""

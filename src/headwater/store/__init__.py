@@ -2,8 +2,8 @@
 
 Enters: an address (`memory://`, `file://`, `s3://`, `gs://`, `az://`) and names of credentials.
 Leaves: `Store` (get, put, put-if-absent, put-if-unchanged, list, delete, head, streams), and two
-building blocks on it: `Register` (read, change, write if unchanged) and `Sequence` (numbered
-entries above a floor).
+building blocks on it: `Register` (read, change, write if unchanged) and `NumberedLog` (an append
+log of numbered objects above a floor).
 
 Always holds:
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from headwater.store.conformance import StoreReport, check_store
     from headwater.store.local import LocalBackend
+    from headwater.store.numbered_log import LeasedFloor, LogFloor, NumberedLog, next_standing
     from headwater.store.objects import (
         ByteRange,
         Object,
@@ -43,18 +44,19 @@ if TYPE_CHECKING:
         check_prefix,
     )
     from headwater.store.register import Register, Revision
-    from headwater.store.sequence import Entry, Sequence
     from headwater.store.store import Store
 
 __all__ = [
     "Backend",
     "ByteRange",
     "Condition",
-    "Entry",
     "IF_ABSENT",
     "IfAbsent",
+    "LeasedFloor",
     "LocalBackend",
+    "LogFloor",
     "MemoryBackend",
+    "NumberedLog",
     "Object",
     "ObjectMeta",
     "OperationStats",
@@ -63,7 +65,6 @@ __all__ = [
     "PreconditionFailed",
     "Register",
     "Revision",
-    "Sequence",
     "Store",
     "StoreReport",
     "StoreStats",
@@ -72,6 +73,7 @@ __all__ = [
     "check_key",
     "check_prefix",
     "check_store",
+    "next_standing",
     "open_store",
 ]
 
@@ -84,9 +86,9 @@ __getattr__, __dir__ = exports(
         "Unreachable",
         "conformance": "StoreReport check_store",
         "local": "LocalBackend",
+        "numbered_log": "LeasedFloor LogFloor NumberedLog next_standing",
         "objects": "ByteRange Object ObjectMeta Page Parts Version check_key check_prefix",
         "register": "Register Revision",
-        "sequence": "Entry Sequence",
         "store": "Store",
     },
 )

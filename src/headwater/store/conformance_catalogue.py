@@ -52,7 +52,7 @@ CHECKS: Final = (
     ),
     Check(
         "create-if-absent",
-        "Creating what exists is refused, because a number in a sequence is taken once.",
+        "Creating what exists is refused, because a number in a log is taken once.",
         alone.create_if_absent,
     ),
     Check(
@@ -131,10 +131,10 @@ CHECKS: Final = (
         is_race=True,
     ),
     Check(
-        "race-sequence",
-        "A sequence appended to by many at once is dense and holds each entry once, because logs "
-        "are made of them.",
-        races.race_sequence,
+        "race-numbered-log",
+        "A numbered log appended to by many at once is dense and has each entry once, because the "
+        "queues and the tier's events are such logs.",
+        races.race_numbered_log,
         is_race=True,
     ),
 )
@@ -144,7 +144,7 @@ WORST: Final = (
     "race-replace",
     "race-create",
     "race-register",
-    "race-sequence",
+    "race-numbered-log",
     "replace-if-unchanged",
     "create-if-absent",
     "version-changes",

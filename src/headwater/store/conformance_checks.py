@@ -51,7 +51,7 @@ class Sizes:
 
     @property
     def shared_changes(self) -> int:
-        """Changes each writer makes through a register or a sequence, which cost more each."""
+        """Changes each writer makes through a register or a numbered log, which cost more each."""
         return max(1, self.increments // 10)
 
 

@@ -26,9 +26,7 @@ from headwater.store import Store
 from headwater.tier.cache import EventOutcome, TierCache
 from headwater.tier.errors import EventRejected
 from headwater.tier.event_codec import decode_event
-from headwater.tier.eventlog.stored.event_object import decode_event_object
-from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.snapshots import snapshot_key
+from headwater.tier.eventlog.stored_events import StoredEvents, decode_event_object, snapshot_key
 from headwater.tier.events import (
     MetadataEvent,
     PartitionDelete,
@@ -122,12 +120,12 @@ class DamagedEvents:
 
     async def items(self) -> AsyncGenerator[ReplayItem, None]:
         """What the oldest events come to, if a snapshot says so, and the others one by one."""
-        place = self._events.place
+        events = self._events
         offsets, snapshots = array("q"), list[str]()
-        async for meta in self._events.store.list(place.folder):
-            if (offset := place.event_offset(meta.key)) is not None:
+        async for meta in events.store.list(events.folder):
+            if (offset := events.number_of(meta.key)) is not None:
                 offsets.append(offset)
-            elif place.snapshot_offset(meta.key) is not None:
+            elif events.keys.snapshot_offset(meta.key) is not None:
                 snapshots.append(meta.key)
         begin, keys, lost = await self._floor(snapshots[::-1])
         for key in keys:
@@ -150,9 +148,9 @@ class DamagedEvents:
         async with aclosing(looks) as found:
             async for offset, item in found:
                 if offset > self.end:
-                    last = f" to {place.event(offset - 1)}" if offset > self.end + 1 else ""
+                    last = f" to {events.key(offset - 1)}" if offset > self.end + 1 else ""
                     yield MissingEvents(
-                        f"{place.event(self.end)}{last}: gone, and later events are not"
+                        f"{events.key(self.end)}{last}: gone, and later events are not"
                     )
                 self.end = offset + 1
                 yield item
@@ -179,7 +177,7 @@ class DamagedEvents:
         return snapshot.through_offset + 1, await runtime.run_blocking(restore_all, snapshot.dumps)
 
     async def _event(self, offset: int) -> tuple[int, ReplayItem]:
-        events, key = self._events, self._events.place.event(offset)
+        events, key = self._events, self._events.key(offset)
         try:
             data = (await events.store.get(key)).data
             stored = decode_event_object(key, data, events.log_id, events.partition, offset)

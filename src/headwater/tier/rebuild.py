@@ -35,7 +35,7 @@ from headwater.tier.event_replay import (
     segment_metadata_of,
 )
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored.renewal import begin_partition, check_empty
+from headwater.tier.eventlog.renewal import begin_partition, check_empty
 from headwater.tier.events import (
     SegmentId,
     SegmentMetadata,

@@ -20,7 +20,7 @@ from headwater.tier import (
     decode_event,
     snapshot,
 )
-from headwater.tier.eventlog import EventDelivered, Item
+from headwater.tier.eventlog import EventDelivered, LogItem
 from headwater.tier.eventlog.in_process import InProcessSubscription
 from headwater.tier.manager import TopicMetadataManager, manager, publishing
 from headwater.tier.manager.following import EventPump, FollowedPartition
@@ -80,7 +80,7 @@ def follows_from_the_start(self: EventPump, followed: FollowedPartition) -> None
         self._subscription.assignment.add(followed.partition, followed.committed_offset + 1)
 
 
-def takes_again(self: FollowedPartition, item: Item) -> bool:
+def takes_again(self: FollowedPartition, item: LogItem) -> bool:
     """Applies whatever comes, also what was applied before."""
     if isinstance(item, EventDelivered) and item.offset < self.next_offset:
         with contextlib.suppress(EventRejected):
@@ -147,7 +147,7 @@ def looks_away(*_: Any) -> None:
     """Believes that snapshots are of the log that is there."""
 
 
-def drops_those_who_lag(self: InProcessSubscription) -> Item | None:
+def drops_those_who_lag(self: InProcessSubscription) -> LogItem | None:
     """Passes over what does not fit into its buffer, without a word."""
     for partition, position in self._followed.items():
         end = len(self._log.events_of(partition))

@@ -47,9 +47,9 @@ async def raise_schema_floor(
     check: Callable[[int], Awaitable[None]],
 ) -> None:
     """Let a partition take nothing of a schema older than `floor`, once `check` let it be."""
-    chunks = native.Chunks(store, queue_prefix(config, partition), config.id)
+    chunks = native.ChunkLog(store, queue_prefix(config, partition), config.id)
     budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
-    await native.raise_schema_floor(native.Tail(chunks, Counters()), floor, check, budget)
+    await native.raise_schema_floor(native.QueueTail(chunks, Counters()), floor, check, budget)
 
 
 def queue_appender(
@@ -68,7 +68,7 @@ def queue_consumer(store: Store, config: StreamConfig, partition: int) -> QueueC
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
         return v1.V1Consumer(store, prefix, config.id, lenient=config.is_lenient)
-    return native.NativeTaker(store, prefix, config.id)
+    return native.NativeConsumer(store, prefix, config.id)
 
 
 def queue_reader(store: Store, config: StreamConfig, partition: int) -> QueueReader:
@@ -76,7 +76,7 @@ def queue_reader(store: Store, config: StreamConfig, partition: int) -> QueueRea
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
         return v1.V1Reader(store, prefix, config.id, lenient=config.is_lenient)
-    return native.NativeLooker(store, prefix, config.id)
+    return native.NativeReader(store, prefix, config.id)
 
 
 def queue_collector(store: Store, config: StreamConfig, partition: int) -> Collector:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headwater.buffer.queue.native.chunk import Chunk
-from headwater.buffer.queue.native.marks import shard_register
-from headwater.buffer.queue.native.records import ProducerRecord
+from headwater.buffer.queue.native.producers import shard_register
+from headwater.buffer.queue.native.registers import ProducerRecord
 from headwater.buffer.stream import Stream
 from headwater.cli.inspection.register import MARK_COLUMNS, mark_rows
 from headwater.cli.inspection.report import Problem, Report, Rows

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.queue.native.chunk import Chunk
-from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.records import Queue
+from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.native.registers import QueueFloors
 from headwater.buffer.queue.v1.manifest_format import decode_manifest
 from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.stream import Stream
@@ -83,7 +83,7 @@ def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
 
 
 async def _native(report: Report, stream: Stream, prefix: str, shown: int) -> None:
-    chunks = Chunks(stream.store, prefix, stream.id)
+    chunks = ChunkLog(stream.store, prefix, stream.id)
     # Before the chunks: a mark is written once its chunk is, so none points beyond those.
     marks = await read_marks(stream, prefix, lambda check, reading: _part(report, check, reading))
     numbers = await _chunk_numbers(chunks)
@@ -94,7 +94,7 @@ async def _native(report: Report, stream: Stream, prefix: str, shown: int) -> No
         _check_numbers(report, chunks, numbers, queue)
     read = [number for number in numbers if queue is None or number >= queue.chunk_floor]
     found = [
-        (await _part(report, f"chunk {number}", chunks.get(number)), number)
+        (await _part(report, f"chunk {number}", chunks.load(number)), number)
         for number in read[-shown:]
     ]
     held = [one.chunk for one, _ in found if one is not None]
@@ -107,9 +107,9 @@ async def _native(report: Report, stream: Stream, prefix: str, shown: int) -> No
     show_marks(report, marks, shown)
 
 
-async def _chunk_numbers(chunks: Chunks) -> list[int]:
+async def _chunk_numbers(chunks: ChunkLog) -> list[int]:
     numbers: list[int] = []
-    async for meta in chunks.store.list(f"{chunks.prefix}/chunks"):
+    async for meta in chunks.store.list(chunks.folder):
         number = chunks.number_of(meta.key)
         if number is not None:
             numbers.append(number)
@@ -118,7 +118,9 @@ async def _chunk_numbers(chunks: Chunks) -> list[int]:
     return numbers
 
 
-def _check_numbers(report: Report, chunks: Chunks, numbers: list[int], queue: Queue) -> None:
+def _check_numbers(
+    report: Report, chunks: ChunkLog, numbers: list[int], queue: QueueFloors
+) -> None:
     below = sum(number < queue.chunk_floor for number in numbers)
     if below:
         report.notes.append(f"{below:,} chunks below the floor wait for the collector")
@@ -160,7 +162,7 @@ def _chunk_rows(held: list[Chunk], count: int) -> Rows:
     return Rows("newest_chunks", columns, rows, count if count > len(rows) else None)
 
 
-def _check_neighbours(report: Report, chunks: Chunks, held: list[Chunk]) -> None:
+def _check_neighbours(report: Report, chunks: ChunkLog, held: list[Chunk]) -> None:
     for before, after in itertools.pairwise(held):
         if after.number != before.number + 1:
             continue

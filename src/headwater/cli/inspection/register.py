@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.buffer.consumer.group import GroupPosition
-from headwater.buffer.queue.native.records import (
+from headwater.buffer.queue.native.registers import (
+    CollectorRecord,
     ConsumerRecord,
-    End,
-    Queue,
-    Scanned,
-    Shard,
+    ProducerShard,
+    QueueEnd,
+    QueueFloors,
     shard_name,
 )
 from headwater.buffer.queue.v1.side_object import DIGEST_BYTES, SideState
@@ -91,12 +91,12 @@ def inspect_register(source: Source, *, entries: int) -> Report:
     known.describe(report, typed, entries)
     report.facts["checksum"] = f"CRC-32 {envelope.crc32} matches"
     report.facts["earlier_tokens"] = f"{len(envelope.history)} of at most {REGISTER_HISTORY}"
-    if _SHARD.fullmatch(source.key) and isinstance(typed, Shard):
+    if _SHARD.fullmatch(source.key) and isinstance(typed, ProducerShard):
         _check_shard(report, source.key, typed)
     return report
 
 
-def mark_rows(shard: Shard) -> list[tuple[Any, ...]]:
+def mark_rows(shard: ProducerShard) -> list[tuple[Any, ...]]:
     """A row for each producer of a shard."""
     rows: list[tuple[Any, ...]] = []
     for name, producer in sorted(shard.producers.items()):
@@ -127,7 +127,7 @@ def _telling(value: type[Any]) -> set[str]:
     return {one.name for one in fields if one.required} or {one.name for one in fields}
 
 
-def _check_shard(report: Report, key: str, shard: Shard) -> None:
+def _check_shard(report: Report, key: str, shard: ProducerShard) -> None:
     strangers = [name for name in shard.producers if f"{shard_name(name)}.json" != key]
     if strangers:
         problem = Corrupt(
@@ -136,7 +136,7 @@ def _check_shard(report: Report, key: str, shard: Shard) -> None:
         report.problems.append(Problem.of(problem, "name"))
 
 
-def _queue(report: Report, queue: Queue, _: int) -> None:
+def _queue(report: Report, queue: QueueFloors, _: int) -> None:
     report.facts |= {
         "queue_id": queue.id,
         "chunk_floor": queue.chunk_floor,
@@ -147,7 +147,7 @@ def _queue(report: Report, queue: Queue, _: int) -> None:
     report.notes.append("what lies below the floors may be deleted; they never go down")
 
 
-def _end(report: Report, end: End, _: int) -> None:
+def _end(report: Report, end: QueueEnd, _: int) -> None:
     report.facts |= {
         "chunk": end.chunk,
         "first_sequence": end.first_sequence,
@@ -168,7 +168,7 @@ def _consumer(report: Report, consumer: ConsumerRecord, _: int) -> None:
     }
 
 
-def _shard(report: Report, shard: Shard, entries: int) -> None:
+def _shard(report: Report, shard: ProducerShard, entries: int) -> None:
     report.facts |= {"producers": len(shard.producers), "forgotten": shard.dropped}
     rows = mark_rows(shard)
     total = len(rows) if len(rows) > entries else None
@@ -176,7 +176,7 @@ def _shard(report: Report, shard: Shard, entries: int) -> None:
     report.notes.append("a mark is a producer's last accepted batch, as far as its record knows")
 
 
-def _scanned(report: Report, scanned: Scanned, _: int) -> None:
+def _scanned(report: Report, scanned: CollectorRecord, _: int) -> None:
     report.facts |= {
         "uploads_looked_at_through": scanned.batch_floor,
         "chunks_read_below": scanned.chunk,
@@ -265,10 +265,10 @@ def _slots(report: Report, table: SlotTable, entries: int) -> None:
 
 
 _BY_NAME: Final = {
-    "queue.json": Known("queue.json: the floors of a native queue", Queue, _queue),
-    "end.json": Known("end.json: how far a native queue has come at least", End, _end),
+    "queue.json": Known("queue.json: the floors of a native queue", QueueFloors, _queue),
+    "end.json": Known("end.json: how far a native queue has come at least", QueueEnd, _end),
     "consumer.json": Known("consumer.json: who owns the consumer", ConsumerRecord, _consumer),
-    "gc.json": Known("gc.json: how far the collector has looked", Scanned, _scanned),
+    "gc.json": Known("gc.json: how far the collector has looked", CollectorRecord, _scanned),
     "side.json": Known("side.json: what a published v1 queue cannot hold", SideState, _side),
     "slots.json": Known("slots.json: what the log is kept for", SlotTable, _slots),
     "stream.json": Known("stream.json: what a stream is", StreamConfig, _stream),
@@ -279,6 +279,6 @@ _BY_NAME: Final = {
 _KINDS: Final = (
     *_BY_NAME.values(),
     Known("transactions: what one writer committed last", ApplicationRecord, describe_record),
-    Known("producers: the marks of some of them", Shard, _shard),
+    Known("producers: the marks of some of them", ProducerShard, _shard),
     Known("group: the position of one that follows", GroupPosition, _position),
 )

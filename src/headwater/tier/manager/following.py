@@ -36,7 +36,7 @@ from headwater.tier.event_codec import decode_event, metadata_partition_for
 from headwater.tier.eventlog import (
     EventDelivered,
     EventUnreadable,
-    Item,
+    LogItem,
     MetadataEventLog,
     PartitionFailed,
     PositionReached,
@@ -195,7 +195,7 @@ class FollowedPartition:
 
     # Following
 
-    def take(self, item: Item) -> bool:
+    def take(self, item: LogItem) -> bool:
         """Follow what the log delivered; whether there is anything to go on with."""
         if isinstance(item, EventDelivered):
             if item.offset >= self.next_offset:
@@ -399,7 +399,7 @@ class EventPump:
         except TimeoutError:
             raise Unavailable(f"the log made no subscription within {timeout_s:.1f} s") from None
 
-    def _deliver(self, item: Item) -> None:
+    def _deliver(self, item: LogItem) -> None:
         followed = self._followed[item.partition]
         if not followed.is_assigned or followed.is_stopped:
             return
