@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from headwater.buffer.consumer import AsyncReader, read_async
 from headwater.buffer.consumer.consumed_batch import LSN, ON_REQUEST, SHOWN
-from headwater.buffer.consumer.unreadable import GO_ON, UnreadableBatch
+from headwater.buffer.consumer.dead_letter import GO_ON, UnreadableBatch
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.drafts import DRAFT_ROWS
 from headwater.buffer.producer.pieces import ENTITY, cut

@@ -15,7 +15,7 @@ from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatc
 from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.conversion import Inexact, all_nullable, exact_cast, first_null, is_strict
 from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.stream import Stream, queues
+from headwater.buffer.stream import Stream, handle
 from headwater.buffer.stream.config import StreamConfig, StreamRegister, with_changes
 from headwater.buffer.stream.schema import schema_version, withdraw_replacement
 from headwater.buffer.stream.settings import RetypeNeeded, check_alterable
@@ -196,7 +196,7 @@ async def replace_types(
     try:
         await _refuse_older_sinks(stream, floor)
         for check in checks:
-            await queues.raise_schema_floor(
+            await handle.raise_schema_floor(
                 stream.store, stream.config, check.partition, floor, check.through
             )
         return await register.update_live(stream.id, end)

@@ -15,7 +15,9 @@ from headwater.buffer.transaction import (
     HoldLost,
     TaskUploads,
     TransactionCommitter,
-    expiry,
+)
+from headwater.buffer.transaction import (
+    holds as holds_module,
 )
 from headwater.buffer.transaction.commit import OlderMicroBatch
 from headwater.buffer.transaction.holds import Holder, holds_register
@@ -113,9 +115,9 @@ async def in_doubt(
 async def end_holds(stream: Stream) -> None:
     """A collector marks every hold, as it does when nobody renewed them."""
     for _ in range(2):
-        await expiry._mark_ending(stream, holds_register(stream))
+        await holds_module._mark_ending(stream, holds_register(stream))
         await runtime.sleep(2 * DAY_S)
-    holds = await expiry._mark_ending(stream, holds_register(stream))
+    holds = await holds_module._mark_ending(stream, holds_register(stream))
     assert all(hold.is_ending for hold in holds.holds.values())
 
 

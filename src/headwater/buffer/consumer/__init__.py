@@ -29,18 +29,22 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.consumer.async_reader import AsyncReader, read_async
     from headwater.buffer.consumer.blocking import BlockingConsumer, Reader, read
-    from headwater.buffer.consumer.consumed_batch import CallMetadata, ConsumedBatch, LostRecords
+    from headwater.buffer.consumer.consumed_batch import CallMetadata, ConsumedBatch
     from headwater.buffer.consumer.consumer import Consumer
-    from headwater.buffer.consumer.dead_letter import DeadLetter, list_dead_letters
+    from headwater.buffer.consumer.dead_letter import (
+        DeadLetter,
+        LostRecords,
+        UnreadableBatch,
+        list_dead_letters,
+    )
     from headwater.buffer.consumer.fetcher import FetchHandle, compact_descriptor
     from headwater.buffer.consumer.follower import Follower
     from headwater.buffer.consumer.group import GroupRegister, QueuePosition
     from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
     from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
-    from headwater.buffer.consumer.unreadable import UnreadableBatch
+    from headwater.buffer.consumer.reader import AsyncReader, read_async
 
 __all__ = [
     "AsyncReader",
@@ -72,17 +76,16 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "async_reader": "AsyncReader read_async",
+        "reader": "AsyncReader read_async",
         "blocking": "BlockingConsumer Reader read",
-        "consumed_batch": "CallMetadata ConsumedBatch LostRecords",
+        "consumed_batch": "CallMetadata ConsumedBatch",
         "consumer": "Consumer",
-        "dead_letter": "DeadLetter list_dead_letters",
+        "dead_letter": "DeadLetter LostRecords UnreadableBatch list_dead_letters",
         "fetcher": "FetchHandle compact_descriptor",
         "follower": "Follower",
         "group": "GroupRegister QueuePosition",
         "metrics": "ConsumerMetrics Lag lag",
         "ownership": "Ownership TakenOver",
         "positions": "lsn_at_time position_at_time",
-        "unreadable": "UnreadableBatch",
     },
 )

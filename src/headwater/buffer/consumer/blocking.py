@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from headwater.buffer.consumer.async_reader import AsyncReader, RaiseOrSkip, read_async
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.consumer import Consumer
+from headwater.buffer.consumer.dead_letter import LostRecords
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag
 from headwater.buffer.consumer.ownership import ProcessGuard
 from headwater.buffer.consumer.positions import ReadBounds
+from headwater.buffer.consumer.reader import AsyncReader, RaiseOrSkip, read_async
 from headwater.buffer.queue.contract import Descriptor, TimeBy
 from headwater.buffer.stream import Stream
 from headwater.core import portal

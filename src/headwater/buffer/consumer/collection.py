@@ -16,7 +16,7 @@ from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.layout import check_group_name
 from headwater.buffer.queue.contract import Collector, Retention
 from headwater.buffer.stream import Stream, open_stream
-from headwater.buffer.transaction.expiry import active_holds
+from headwater.buffer.transaction.holds import active_holds
 from headwater.core import runtime
 from headwater.core.errors import Refused
 

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.batch import Call, Calls
+from headwater.buffer.consumer.dead_letter import LostRecords
 from headwater.buffer.conversion import Inexact, all_nullable, common_type, exact_cast
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, unpack_metadata
@@ -34,15 +34,6 @@ class CallMetadata(NamedTuple):
     start_index: int
     ingestion_time_ms: int
     payload: bytes | None
-
-
-class LostRecords(msgspec.Struct, frozen=True):
-    """Records that cannot be read any more. Their LSNs stay taken."""
-
-    first_lsn: int
-    last_lsn: int
-    cause: str
-    partition: int = 0
 
 
 def calls_of(descriptor: Descriptor, rows: int) -> Calls:

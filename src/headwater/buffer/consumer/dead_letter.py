@@ -1,28 +1,86 @@
-"""The list of batches that could not be read: what was in them, and why.
+"""Batches that cannot be read: the error that says so, and the list of dead letters.
 
-One small JSON object for each, named by its sequence, below the partition's dead-letter prefix:
+A dead letter is a small JSON object for each batch, named by its sequence, below the partition's
+dead-letter prefix:
 
     {"dead_letter":1,"stream":…,"partition":0,"sequence":17,"location":…,"first_lsn":…,…}
 
 It is created once and never changed: a consumer that meets the same batch again after a restart
-finds it, and goes on.
+finds it and continues.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from headwater.buffer.consumer.consumed_batch import LostRecords
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import borrow_stream
 from headwater.core import runtime
-from headwater.core.errors import AlreadyExists, Corrupt, NotFound, NotSupported, RolledBack
+from headwater.core.errors import (
+    AlreadyExists,
+    Corrupt,
+    Damaged,
+    HeadwaterError,
+    NotFound,
+    NotSupported,
+    RolledBack,
+)
 from headwater.store import Store
 
 FORMAT: Final = 1
+GO_ON: Final = 'on_bad_batch="dead_letter" keeps a note of it and delivers what follows'
+"""What whoever reads can do without the batch."""
+
+
+class UnreadableBatch(Damaged):
+    """A batch is missing or is not what was written: restore it, or let it be dead-lettered.
+
+    Says that the data are bad, never that a store could not be reached.
+    """
+
+    def __init__(self, message: str, *, descriptor: Descriptor, cause: str) -> None:
+        super().__init__(message)
+        self.descriptor = descriptor
+        self.cause = cause
+        """In one sentence, beginning with the kind of the error."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_error, (str(self), self.descriptor, self.cause)
+
+
+def _restore_error(message: str, descriptor: Descriptor, cause: str) -> UnreadableBatch:
+    return UnreadableBatch(message, descriptor=descriptor, cause=cause)
+
+
+def unreadable(
+    stream: str, partition: int, descriptor: Descriptor, error: HeadwaterError
+) -> UnreadableBatch:
+    """The error for one batch: which, where, what is wrong, and what to do about it."""
+    cause = f"{type(error).__name__}: {error}"
+    if isinstance(error, NotFound):
+        cure = "Restore the object (a versioned bucket keeps it)"
+    elif isinstance(error, NotSupported):
+        cure = "Upgrade Headwater, if a newer version wrote it"
+    else:
+        cure = "Restore the object from a backup, as it was written"
+    message = (
+        f"stream {stream!r}, partition {partition}: batch {descriptor.sequence} with LSNs "
+        f"{descriptor.first_lsn}–{descriptor.last_lsn} at {descriptor.location} cannot be read. "
+        f"{cause}. {cure}; or go on without it: {GO_ON}."
+    )
+    return UnreadableBatch(message, descriptor=descriptor, cause=cause)
+
+
+class LostRecords(msgspec.Struct, frozen=True):
+    """Records that cannot be read any more. Their LSNs stay taken."""
+
+    first_lsn: int
+    last_lsn: int
+    cause: str
+    partition: int = 0
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

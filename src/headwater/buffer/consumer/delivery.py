@@ -10,12 +10,12 @@ from typing import Literal
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.dead_letter import (
     DeadLetter,
+    UnreadableBatch,
     read_dead_letter,
     write_dead_letter,
 )
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import deletion_error

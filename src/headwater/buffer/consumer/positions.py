@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from headwater.buffer.consumer.dead_letter import UnreadableBatch
 from headwater.buffer.consumer.group import QueuePosition
-from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import borrow_stream

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headwater.buffer import layout
+from headwater.buffer.queue import native, v1
 from headwater.buffer.queue.contract import (
     Appender,
     Collector,
+    Counters,
     QueueConsumer,
     QueueReader,
     Retention,
 )
-from headwater.buffer.stream import queues
 from headwater.buffer.stream.config import (
     BATCH_BYTES,
     LINGER_LOCAL_MS,
@@ -31,8 +32,9 @@ from headwater.buffer.stream.config import (
     check_versions,
 )
 from headwater.buffer.whole_number import whole_number
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
 
     from headwater.buffer.compression import Compression
     from headwater.buffer.stream.fitting import RowFitter
+
+
+WRITE_PACE_S: Final = {"gs": 1.0}
+"""The least time between two writes of one object, by URL scheme: Google asks for a second."""
 
 
 class Stream:
@@ -119,27 +125,35 @@ class Stream:
         return SchemaFitter(self.name, self.schema_version, self.schema, origin, self.alter_command)
 
     def appender(self, partition: int, producer_id: str) -> Appender:
-        """A producer's door to a partition."""
-        self._check_writing()
-        self.check_partition(partition)
-        return queues.queue_appender(self.store, self.config, partition, producer_id)
+        """The appender of a producer in a partition."""
+        prefix = self._writable_queue(partition)
+        if self.config.format == "v1":
+            lenient = self.config.is_lenient
+            return v1.V1Appender(self.store, prefix, self.id, producer_id, lenient=lenient)
+        pace_s = WRITE_PACE_S.get(self.store.stats.scheme, 0.0)
+        return native.NativeAppender(self.store, prefix, self.id, producer_id, pace_s=pace_s)
 
     def taker(self, partition: int) -> QueueConsumer:
-        """The owning consumer's door to a partition."""
-        self._check_writing()
-        self.check_partition(partition)
-        return queues.queue_consumer(self.store, self.config, partition)
+        """What the owner of a partition reads and acknowledges by."""
+        prefix = self._writable_queue(partition)
+        if self.config.format == "v1":
+            return v1.V1Consumer(self.store, prefix, self.id, lenient=self.config.is_lenient)
+        return native.NativeTaker(self.store, prefix, self.id)
 
     def looker(self, partition: int) -> QueueReader:
-        """Everybody's door to a partition."""
+        """What reads a partition without opening it."""
         self.check_partition(partition)
-        return queues.queue_reader(self.store, self.config, partition)
+        prefix = queue_prefix(self.config, partition)
+        if self.config.format == "v1":
+            return v1.V1Reader(self.store, prefix, self.id, lenient=self.config.is_lenient)
+        return native.NativeLooker(self.store, prefix, self.id)
 
     def collector(self, partition: int) -> Collector:
-        """The garbage collector's door to a partition."""
-        self._check_writing()
-        self.check_partition(partition)
-        return queues.queue_collector(self.store, self.config, partition)
+        """The garbage collector of a partition."""
+        prefix = self._writable_queue(partition)
+        if self.config.format == "v1":
+            return v1.V1Collector(self.store, prefix, self.id, lenient=self.config.is_lenient)
+        return native.NativeCollector(self.store, prefix, self.id)
 
     def retention(self) -> Retention:
         """How long acknowledged batches stay; what transactions hold, `retention_of` tells.
@@ -215,9 +229,12 @@ class Stream:
         self.check_partition(partition)
         return layout.dead_letter_prefix(self.name, partition, self.id)
 
-    def _check_writing(self) -> None:
-        # Again, since whoever opened it may have asked to read.
+    def _writable_queue(self, partition: int) -> str:
+        """The prefix of a partition's queue, once it is known that this version may write it."""
+        # Checked again here: the stream may have been opened for reading.
         check_versions(self.name, self.config, writing=True)
+        self.check_partition(partition)
+        return queue_prefix(self.config, partition)
 
     def check_partition(self, partition: int) -> None:
         """Refuse a partition that the stream does not have."""
@@ -225,6 +242,35 @@ class Stream:
             last = self.partitions - 1
             known = f"partitions 0 to {last}" if last else "the partition 0 alone"
             raise Refused(f"stream {self.name!r} has {known}, not {partition}")
+
+
+def queue_prefix(config: StreamConfig, partition: int) -> str:
+    """The folder of a partition's queue."""
+    if config.format == "v1":
+        return layout.v1_prefix(config.name, partition)
+    return layout.native_prefix(config.name, partition, config.id)
+
+
+async def create_queue(store: Store, config: StreamConfig, partition: int) -> None:
+    """Create the queue of a partition, unless it exists."""
+    prefix = queue_prefix(config, partition)
+    if config.format == "v1":
+        await v1.create_v1_queue(store, prefix, config.id, lenient=config.is_lenient)
+    else:
+        await native.create_native_queue(store, prefix, config.id)
+
+
+async def raise_schema_floor(
+    store: Store,
+    config: StreamConfig,
+    partition: int,
+    floor: int,
+    check: Callable[[int], Awaitable[None]],
+) -> None:
+    """Refuse batches of an older schema than `floor`, once `check` accepts the queue."""
+    chunks = native.Chunks(store, queue_prefix(config, partition), config.id)
+    budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
+    await native.raise_schema_floor(native.Tail(chunks, Counters()), floor, check, budget)
 
 
 # Where a stream is to be found, as people say it: at an address, in a store, or here it is.

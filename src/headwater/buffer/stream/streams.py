@@ -22,7 +22,6 @@ import msgspec
 
 from headwater.buffer import layout
 from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
-from headwater.buffer.stream import queues
 from headwater.buffer.stream.config import (
     StreamConfig,
     StreamRegister,
@@ -30,8 +29,13 @@ from headwater.buffer.stream.config import (
     new_stream_id,
     with_changes,
 )
-from headwater.buffer.stream.handle import Stream, borrow_store, with_own_store
-from headwater.buffer.stream.queues import queue_prefix
+from headwater.buffer.stream.handle import (
+    Stream,
+    borrow_store,
+    create_queue,
+    queue_prefix,
+    with_own_store,
+)
 from headwater.buffer.stream.settings import (
     RetypeNeeded,
     check_alterable,
@@ -230,7 +234,7 @@ async def _create_queues(
     while config.partitions_ready < config.partitions:
         until = min(config.partitions, config.partitions_ready + PARALLEL)
         partitions = range(config.partitions_ready, until)
-        await asyncio.gather(*(queues.create_queue(store, config, p) for p in partitions))
+        await asyncio.gather(*(create_queue(store, config, p) for p in partitions))
         if until == config.partitions:
             config = await register.update_live(config.id, functools.partial(_mark_ready, until))
         else:

@@ -28,8 +28,12 @@ if TYPE_CHECKING:
         TaskUploads,
         TransactionCommitter,
     )
-    from headwater.buffer.transaction.expiry import ActiveHolds, active_holds
-    from headwater.buffer.transaction.holds import HoldLost, check_timeout_ms
+    from headwater.buffer.transaction.holds import (
+        ActiveHolds,
+        HoldLost,
+        active_holds,
+        check_timeout_ms,
+    )
     from headwater.buffer.transaction.record import Appending, CommitAttempt
     from headwater.buffer.transaction.upload import Uploader, check_batch_bytes, check_writable
 
@@ -53,8 +57,7 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "commit": "CommitResult OlderMicroBatch TaskUploads TransactionCommitter",
-        "expiry": "ActiveHolds active_holds",
-        "holds": "HoldLost check_timeout_ms",
+        "holds": "ActiveHolds HoldLost active_holds check_timeout_ms",
         "record": "Appending CommitAttempt",
         "upload": "Uploader check_batch_bytes check_writable",
     },

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords, ReaderColumns
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, ReaderColumns
+from headwater.buffer.consumer.dead_letter import LostRecords, UnreadableBatch
 from headwater.buffer.consumer.delivery import ReadAhead, check_retained
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.positions import (
@@ -21,7 +22,6 @@ from headwater.buffer.consumer.positions import (
     resolve_start,
     trimmed_by_lsn,
 )
-from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
