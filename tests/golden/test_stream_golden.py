@@ -50,7 +50,10 @@ async def _written() -> bytes:
 
 def _bytes_written() -> bytes:
     # Without its queues: they have golden files of their own, and take chance too.
-    with runtime.installed(StoppedRuntime()), mock.patch("headwater.buffer.stream.streams.create_queue"):
+    with (
+        runtime.installed(StoppedRuntime()),
+        mock.patch("headwater.buffer.stream.streams.create_queue"),
+    ):
         return asyncio.run(_written())
 
 

@@ -75,6 +75,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 # numbers beyond their precision, indices beyond their dictionary. One such value would make its
 # whole batch unreadable, so producers apply the reader's check before anything else.
 
+
 def validate(data: pa.RecordBatch | pa.Table) -> None:
     """Check that values match their types: raises `pa.ArrowException` or `UnicodeDecodeError`.
 

@@ -34,9 +34,9 @@ from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
-from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.core.limits import GC_INTERVAL_S, READ_AHEAD_BATCHES, READ_AHEAD_BYTES
+from headwater.core.settings import whole_number
 from headwater.store import Store
 
 T = TypeVar("T")

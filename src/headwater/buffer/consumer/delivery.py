@@ -19,10 +19,10 @@ from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import deletion_error
-from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed, Unavailable
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
+from headwater.core.settings import whole_number
 
 OnBadBatch = Literal["raise", "dead_letter"]
 Check = Callable[[], Awaitable[None]]

@@ -26,10 +26,10 @@ from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
-from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
+from headwater.core.settings import whole_number
 from headwater.store import Register, Store
 
 Start = Literal["earliest", "latest"]

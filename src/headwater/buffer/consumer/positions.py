@@ -19,8 +19,8 @@ from headwater.buffer.consumer.group import QueuePosition
 from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import borrow_stream
-from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
+from headwater.core.settings import whole_number
 from headwater.store import Store
 
 if TYPE_CHECKING:

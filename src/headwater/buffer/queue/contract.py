@@ -37,7 +37,7 @@ def micros(time_ms: int) -> int:
 
 
 class BelowFloor(Refused):
-    """The collector's floor is above the batch's id: upload it again under an id above the floor."""
+    """The collector's floor is above the batch id: upload it again under a higher id."""
 
     def __init__(self, message: str, *, floor: str) -> None:
         super().__init__(message)

@@ -219,7 +219,7 @@ class TransactionCommitter:
                 if found.is_appending:
                     await self._appending.finish(found)
                     continue
-                await self._appending.go_on_from(found)
+                await self._appending.continue_from(found)
                 try:
                     return await self._change(found, tasks, uploads)
                 except HoldLost as error:
