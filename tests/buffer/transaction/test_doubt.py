@@ -127,7 +127,7 @@ def _unrenewed(committer: TransactionCommitter) -> None:
     async def nothing(token: str) -> None:
         pass
 
-    committer._keep = nothing  # type: ignore[method-assign]
+    committer._renew = nothing  # type: ignore[method-assign]
 
 
 @virtual

@@ -90,7 +90,7 @@ async def ignores_holds(stream: Stream) -> Retention:
 async def aborts_without_asking(self: TransactionCommitter, tasks: Sequence[TaskUploads]) -> bool:
     """Whoever aborts has failed, hasn't it?"""
     await self._discard(in_order([(one.task, one.uploads) for one in tasks]))
-    await self._let_go(for_good=True)
+    await self._release(for_good=True)
     return True
 
 

@@ -258,7 +258,7 @@ def test_a_driver_that_has_looked_and_not_committed_finds_that_its_hold_was_ende
             """What the driver does beside stands still as well."""
 
         monkeypatch.setattr(committer, "_check_held", look_and_stand_still)
-        monkeypatch.setattr(committer, "_keep", nothing)
+        monkeypatch.setattr(committer, "_renew", nothing)
         with pytest.raises(HoldLost):
             await committer.commit([done])
         assert await values_of(stream) == []
