@@ -55,7 +55,7 @@ async def acknowledges_first(self: Consumer, sequence: int) -> None:
     """Moves the frontier, and then asks the queue to dequeue."""
     self._advance(sequence)
     self._frontier.settle()
-    await self._ask(lambda: self._taker.dequeue(sequence))
+    await self._call(lambda: self._taker.dequeue(sequence))
 
 
 async def moves_first(self: Delivery) -> ConsumedBatch | None:

@@ -166,7 +166,7 @@ async def _next_rows(reader: AsyncReader) -> pa.RecordBatch | None:
     try:
         return await reader.next_batch()
     except UnreadableBatch as error:
-        message = str(error).replace(f"or go on without it: {GO_ON}", _LEAVES_NOTHING_OUT)
+        message = str(error).replace(f"or continue without it: {GO_ON}", _LEAVES_NOTHING_OUT)
         raise UnreadableBatch(message, descriptor=error.descriptor, cause=error.cause) from error
 
 

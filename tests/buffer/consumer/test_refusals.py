@@ -32,7 +32,7 @@ class Zero:
 async def test_a_sequence_to_resume_from_is_a_whole_number_or_nobody_is_fenced(given: Any) -> None:
     queue = FakeQueue()
     await queue.add_many(3)
-    with pytest.raises(Refused, match=r"last_acked_sequence is .*: a whole number is needed"):
+    with pytest.raises(Refused, match=r"last_acked_sequence is .*: it must be a whole number"):
         await Consumer.open(queue.stream(), last_acked_sequence=given)
     assert queue.epoch == 0
 
@@ -46,7 +46,7 @@ async def test_a_sequence_to_acknowledge_is_a_whole_number(given: Any) -> None:
         for _ in range(3):
             await consumer.next_batch()
         for acknowledge in (consumer.ack, consumer.ack_through):
-            with pytest.raises(Refused, match=r"to acknowledge is .*: a whole number is needed"):
+            with pytest.raises(Refused, match=r"to acknowledge is .*: it must be a whole number"):
                 await acknowledge(given)
         assert consumer.last_acked_sequence is None
         counted: Any = Zero()
@@ -85,7 +85,7 @@ async def test_a_partition_is_a_whole_number(given: Any) -> None:
         lambda: lag(stream, partition=given),
     ]
     for opening in openings:
-        with pytest.raises(Refused, match=r"partition is .*: a whole number is needed"):
+        with pytest.raises(Refused, match=r"partition is .*: it must be a whole number"):
             await opening()
 
 
@@ -94,9 +94,9 @@ async def test_a_partition_is_a_whole_number(given: Any) -> None:
 async def test_what_is_no_position_is_told_what_one_is(given: Any) -> None:
     queue = FakeQueue()
     await queue.add_many(3)
-    with pytest.raises(Refused, match='is no position: an LSN, "earliest", "latest", or a time'):
+    with pytest.raises(Refused, match='is not a position: an LSN, "earliest", "latest", or a time'):
         await read_async(queue.stream(), start=given)
-    with pytest.raises(Refused, match="is no position"):
+    with pytest.raises(Refused, match="is not a position"):
         await read_async(queue.stream(), end=given)
 
 

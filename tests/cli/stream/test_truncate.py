@@ -85,7 +85,7 @@ def test_an_offset_alone_is_meant_in_each_partition(invoke: Invoke, filled: str)
         (("--before=0=",), "is not PARTITION=OFFSET"),
         (("--before=x=1",), "is not PARTITION=OFFSET"),
         (("--before=0=1", "--partition=0"), "leave --partition out"),
-        (("--before=soon",), "'soon' is no position"),
+        (("--before=soon",), "'soon' is not a position"),
         (("--before=0",), "first record of a partition has LSN 1"),
         ((), "--before"),
     ],

@@ -2,10 +2,10 @@
 
 Enters: descriptors from a queue and batches from a store. Leaves: records as Arrow, numbered.
 
-    Consumer    the owner of a partition: one at a time, acknowledges
-    Ownership   the same without reading: for whoever plans, and lets others fetch
-    Follower    any other group: a position of its own, acknowledges nothing
-    read        looks at what is retained, opens nothing
+    Consumer    the owner of a partition: one at a time; acknowledges
+    Ownership   the same without reading, for planners that let other processes fetch
+    Follower    any other group: has its own position, acknowledges nothing
+    read        reads what is retained; opens nothing
 
 In files:
 
@@ -19,8 +19,8 @@ In files:
 
 Always holds:
 
-- a batch is delivered in its turn, whole, or reported as unreadable: nothing is left out silently;
-- an error or a cancellation moves no cursor and no frontier: the same call can be made again;
+- a batch is delivered in its turn and whole, or reported as unreadable: none is skipped silently;
+- an error or a cancellation moves no cursor and no frontier: the same call can be repeated;
 - only the consumer that opened last acknowledges.
 """
 

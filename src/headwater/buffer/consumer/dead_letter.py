@@ -32,20 +32,20 @@ from headwater.store import Store
 
 FORMAT: Final = 1
 GO_ON: Final = 'on_bad_batch="dead_letter" keeps a note of it and delivers what follows'
-"""What whoever reads can do without the batch."""
+"""How to continue without the batch."""
 
 
 class UnreadableBatch(Damaged):
-    """A batch is missing or is not what was written: restore it, or let it be dead-lettered.
+    """A batch is missing or damaged: restore it, or have a dead letter written.
 
-    Says that the data are bad, never that a store could not be reached.
+    Never raised because a store could not be reached.
     """
 
     def __init__(self, message: str, *, descriptor: Descriptor, cause: str) -> None:
         super().__init__(message)
         self.descriptor = descriptor
         self.cause = cause
-        """In one sentence, beginning with the kind of the error."""
+        """One sentence that begins with the name of the error."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_error, (str(self), self.descriptor, self.cause)
@@ -58,7 +58,7 @@ def _restore_error(message: str, descriptor: Descriptor, cause: str) -> Unreadab
 def unreadable(
     stream: str, partition: int, descriptor: Descriptor, error: HeadwaterError
 ) -> UnreadableBatch:
-    """The error for one batch: which, where, what is wrong, and what to do about it."""
+    """The error for one batch."""
     cause = f"{type(error).__name__}: {error}"
     if isinstance(error, NotFound):
         cure = "Restore the object (a versioned bucket keeps it)"
@@ -69,13 +69,13 @@ def unreadable(
     message = (
         f"stream {stream!r}, partition {partition}: batch {descriptor.sequence} with LSNs "
         f"{descriptor.first_lsn}–{descriptor.last_lsn} at {descriptor.location} cannot be read. "
-        f"{cause}. {cure}; or go on without it: {GO_ON}."
+        f"{cause}. {cure}; or continue without it: {GO_ON}."
     )
     return UnreadableBatch(message, descriptor=descriptor, cause=cause)
 
 
 class LostRecords(msgspec.Struct, frozen=True):
-    """Records that cannot be read any more. Their LSNs stay taken."""
+    """Records that cannot be read any more. Their LSNs are not used again."""
 
     first_lsn: int
     last_lsn: int
@@ -104,18 +104,18 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     found_ms: int
     token: str
-    """Makes the object its writer's own, so that a lost answer is settled by looking."""
+    """Identifies the writer, so that reading the object settles an unknown outcome."""
 
     @property
     def lost(self) -> LostRecords:
-        """The range of LSNs, and why nobody can read it."""
+        """The range of LSNs, and why it cannot be read."""
         return LostRecords(self.first_lsn, self.last_lsn, self.cause, self.partition)
 
 
 async def write_dead_letter(
     stream: Stream, partition: int, batch: Descriptor, cause: str
 ) -> DeadLetter:
-    """Put a batch on the list; returns what the list says of it, which may be from before."""
+    """Write the dead letter of a batch, or return the one that exists."""
     token = runtime.new_token().hex()
     letter = DeadLetter(
         stream=stream.name,
@@ -154,11 +154,11 @@ async def write_dead_letter(
 
 
 def _numbered(letter: DeadLetter, batch: Descriptor) -> DeadLetter:
-    """A letter of a published v1 batch with the LSNs that the batch has by now.
+    """The dead letter of a v1 batch with the batch's current LSNs.
 
-    Until it is acknowledged they are counted from what is before it, of which some may have been
-    given up since the letter was written. And a batch that was counted when it was found bad may
-    be past counting after a restart: then only the letter knows how many records it had.
+    Until a batch is acknowledged, its LSNs are counted from the batches before it, of which some
+    may have been given up since. The batch itself may be uncountable after a restart: then only the
+    letter knows how many records it had.
     """
     rows = batch.rows or letter.rows
     return msgspec.structs.replace(
@@ -167,7 +167,7 @@ def _numbered(letter: DeadLetter, batch: Descriptor) -> DeadLetter:
 
 
 async def read_dead_letter(stream: Stream, partition: int, sequence: int) -> DeadLetter | None:
-    """What the list says of one batch; None if it is not on it."""
+    """The dead letter of a batch; None if there is none."""
     key = _key(stream, partition, sequence)
     try:
         return _decode(key, (await stream.store.get(key)).data)

@@ -1,13 +1,13 @@
-"""A group that follows: reads what is retained, keeps a position of its own, acknowledges nothing.
+"""A group that follows: reads what is retained, has its own position, acknowledges nothing.
 
     follower = await Follower.open(store, "orders", group="audit")
     while batch := await follower.next_batch():
         process(batch.records)
         await follower.commit(batch.sequence)
 
-The position is a register beside the queue. The owner's consumer, and other followers, see nothing
-of it: a follower holds nothing back, and what the retention takes before it came by is `Trimmed`.
-A position within a batch, as a query on Spark may leave it, delivers that batch again as a whole.
+The position is a register beside the queue. A follower does not hold retention back: batches that
+are deleted before it reads them are `Trimmed`. A position within a batch, as a Spark query may
+leave it, delivers that whole batch again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Start = Literal["earliest", "latest"]
 
 
 BEFORE_THE_FIRST: Final = -1
-"""What precedes batch 0. Not None, which asks a queue for whatever is retained: to a group that
-stands here, batches that the retention took are missing."""
+"""The position before batch 0. Not None, which means the oldest retained batch: for a group at this
+position, deleted batches are missing."""
 
 
 class Follower:
@@ -63,8 +63,8 @@ class Follower:
         self._looker = looker
         self._register = _register(stream, partition, group)
         self._reading = asyncio.Lock()
-        # Not the looker that reads, which stands where the reading does: the two would move it.
-        self._onlooker = stream.looker(partition)
+        # Not the queue reader of `next_batch`, which caches its position.
+        self._lag_reader = stream.looker(partition)
         self._lagging = asyncio.Lock()
         self._owned = owned
         self._process = ProcessGuard("follower")
@@ -194,7 +194,7 @@ class Follower:
         """What lies after the committed position, looked up in the queue."""
         self._check_open()
         async with self._lagging, explain_deletion(self.stream):
-            return await lag_behind(self._onlooker, self._committed)
+            return await lag_behind(self._lag_reader, self._committed)
 
     async def close(self) -> None:
         """Stop reading ahead. Commits nothing."""
