@@ -102,7 +102,7 @@ async def appends_blindly(self: NativeAppender, doubt: Any, todo: Any) -> bool:
 
 async def appends_blindly_v1(self: V1Appender, base: Any) -> None:
     """The same on the published format."""
-    self._doubts.clear()
+    self._unsettled.clear()
 
 
 def drops_what_was_tried(self: Lane, flight: Any) -> None:

@@ -14,11 +14,11 @@ sequences, LSNs and rows, though the manifest has only the first of these.
 
 Always holds:
 
-- the manifest and the batches are the published format, byte for byte; whatever else Headwater
-  needs stands in objects of its own beside them;
-- LSNs are a function of the queue: whoever counts, and whenever, gets the same;
-- nothing is appended twice on a guess;
-- nothing is deleted that our consumer did not acknowledge.
+- the manifest and the batches are in the published format, byte for byte; everything else that
+  Headwater needs is in objects of its own beside them;
+- LSNs are a function of the queue: every process that counts gets the same ones;
+- nothing is appended again while it is unknown whether it was appended;
+- nothing is deleted that Headwater's consumer did not acknowledge.
 """
 
 from typing import TYPE_CHECKING
