@@ -253,7 +253,7 @@ async def test_a_stream_that_was_deleted_and_made_again_is_not_recorded_into() -
     with pytest.raises(NotFound):
         await producer.produce_rows([{"id": 1}])
     again = await create_stream(store, "orders")
-    with pytest.raises(NotFound, match="made under its name"):
+    with pytest.raises(NotFound, match="created under its name"):
         await producer.produce_rows([{"id": 1}])
     assert (await open_stream(store, "orders")).config == again.config
 

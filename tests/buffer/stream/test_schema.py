@@ -192,7 +192,7 @@ def test_columns_keep_their_place_and_added_ones_come_last() -> None:
     ("change", "says"),
     [
         ({"id": "int16 not null"}, "id  int32 not null → int16 not null: not a wider type"),
-        ({"id": "int32"}, "id  int32 not null → int32: whether it may be null stays"),
+        ({"id": "int32"}, "id  int32 not null → int32: nullability cannot change"),
         ({"id": "double not null"}, "not a wider type"),
         ({"price": "decimal(12, 3)"}, "not a wider type"),
         ({"price": "double"}, "not a wider type"),

@@ -320,7 +320,7 @@ async def test_a_published_v1_stream_is_refused() -> None:
     stream = await create_stream(store, "old", format="v1")
     with pytest.raises(Refused, match="native"):
         Uploader(stream, micro_batch(0), 0)
-    with pytest.raises(Refused, match="collector alone"):
+    with pytest.raises(Refused, match="only the collector"):
         await stream.appender(0, "p").discard("0" * 26)
 
 
