@@ -267,14 +267,8 @@ def _entries(column: pa.MapArray) -> tuple[pa.Array, pa.Array]:
     return pc.struct_field(flat, 0), pc.struct_field(flat, 1)
 
 
-# Nulls where a type allows none, at any depth.
-#
-# Arrow checks neither: whoever reads such a column as what it says finds a value that is not
-# there.
-
-
 def check_nulls(records: pa.RecordBatch) -> None:
-    """Refuse records that do not hold to what their own columns say."""
+    """Refuse nulls where the type of a column forbids them, at any depth. Arrow does not check."""
     for field in records.schema:
         if field.nullable and not is_strict(field.type):
             continue
@@ -287,7 +281,7 @@ def check_nulls(records: pa.RecordBatch) -> None:
 
 
 def is_strict(kind: pa.DataType) -> bool:
-    """Whether something inside a type may not be null."""
+    """Whether the type forbids null somewhere inside."""
     if pa.types.is_list(kind):
         return not kind.value_field.nullable or is_strict(kind.value_type)
     if pa.types.is_map(kind):
@@ -298,7 +292,7 @@ def is_strict(kind: pa.DataType) -> bool:
 
 
 def first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | None:
-    """The first row with a null that `field` does not allow, at any depth; not of those excused."""
+    """The first row with a null that `field` forbids, at any depth, except the excused rows."""
     rows = [] if field.nullable else [first_true(pc.and_not(pc.is_null(column), excused))]
     if is_strict(field.type):
         rows += _nulls_within(column, field.type, pc.or_(excused, pc.is_null(column)))
@@ -306,7 +300,7 @@ def first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | No
 
 
 def first_true(mask: pa.Array) -> int | None:
-    """The first place where the mask holds."""
+    """The first row where the mask is true."""
     found = int(pc.index(mask, True).as_py())
     return None if found < 0 else found
 

@@ -167,7 +167,7 @@ async def test_a_queue_that_went_back_behind_the_position_is_noticed() -> None:
     await follower.next_descriptors(3)
     await follower.commit(2)
     del queue.entries[1:]
-    with pytest.raises(RolledBack, match="stands at batch 2"):
+    with pytest.raises(RolledBack, match="is at batch 2"):
         await following(queue)
 
 

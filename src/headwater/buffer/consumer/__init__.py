@@ -9,13 +9,13 @@ Enters: descriptors from a queue and batches from a store. Leaves: records as Ar
 
 In files:
 
-    consumer, blocking, ownership, follower    who consumes; group: a position; own_process: forks
-    delivery, read_ahead, fetch, riding        from descriptors to batches
-    consumed, columns                          a batch, and the columns that readers see
-    frontier, backlog, metrics                 what is acknowledged, and what waits
-    dead_letter, unreadable                    a batch that cannot be read
-    reader, async_reader, reading              reading without consuming, and from where to where
-    source, sweeper                            who may consume; garbage collection beside it
+    consumer, ownership, follower, group   the classes above, and the position of a group
+    reader, positions                      reading without consuming, from one position to another
+    blocking                               consumer and reader for blocking code
+    delivery, fetcher                      from descriptors to batches, in order
+    consumed_batch                         a batch, and the columns that readers see
+    dead_letter                            batches that cannot be read
+    collection, metrics                    garbage collection beside a consumer; lag and metrics
 
 Always holds:
 

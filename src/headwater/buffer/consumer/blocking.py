@@ -235,7 +235,7 @@ def read(
     on_bad_batch: RaiseOrSkip = "raise",
     read_ahead_bytes: int = READ_AHEAD_BYTES,
 ) -> Reader:
-    """Read a stream as Arrow record batches. Opens nothing and fences nobody.
+    """Read a stream as Arrow record batches. Opens and fences nothing.
 
         table = headwater.read("file:///data", "orders", start="2026-01-31").to_table()
 

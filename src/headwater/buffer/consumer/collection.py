@@ -116,5 +116,7 @@ async def retention_of(stream: Stream) -> Retention:
     retention = current.retention()
     if current.config.format == "v1":
         return retention
-    kept = await active_holds(current, retention.grace_ms)
-    return msgspec.structs.replace(retention, hold_below=kept.below, keep_producers=kept.producers)
+    holds = await active_holds(current, retention.grace_ms)
+    return msgspec.structs.replace(
+        retention, hold_below=holds.below, keep_producers=holds.producers
+    )

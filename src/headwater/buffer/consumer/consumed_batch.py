@@ -184,21 +184,6 @@ class ConsumedBatch:
         return pa.Table.from_batches([columns.of(self)], schema=columns.schema)
 
 
-# The columns that a reader sees: the same, in the same types, for every batch of a stream.
-#
-#     the typed columns of the stream, declared or inferred, or `_value`
-#     `_key`, `_headers`, `_timestamp`, `_operation`       as the record model has them, never
-#     absent
-#     `_lsn`, `_partition`, `_sequence`                    where the record stands
-#
-# Only when they are asked for: `_ingestion_timestamp` and `_metadata` (of the record's produce
-# call), `_collection`, `_kind`, `_rid`, `_refresh_records`.
-#
-# A batch that was written in narrower types is widened, and numbers are taken over where each of
-# them stays the number that it is (widening.py). Nothing else is cast: what does not fit is
-# refused.
-
-
 LSN: Final = "_lsn"
 PARTITION: Final = "_partition"
 SEQUENCE: Final = "_sequence"

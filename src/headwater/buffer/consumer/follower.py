@@ -41,7 +41,7 @@ position, deleted batches are missing."""
 
 
 class Follower:
-    """Reads one partition for one group. Opens nothing in the queue and fences nobody."""
+    """Reads one partition for one group. Opens and fences nothing."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Follower:
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         read_ahead_batches: int = READ_AHEAD_BATCHES,
     ) -> Follower:
-        """Go on where the group stopped, or at `start` if it never began, or if `reset`.
+        """Continue at the group's position; or at `start` if it has none, or with `reset`.
 
         A store that is given by its address is closed with the follower.
         """
@@ -109,8 +109,8 @@ class Follower:
             # Written at once: "latest" must mean the same moment after a restart. A position that
             # is there stays, also one that another process of the group wrote a moment ago.
             register = _register(stream, partition, group)
-            kept = await register.update(lambda now: begin if reset or now is None else now)
-            position = kept.value
+            stored = await register.update(lambda now: begin if reset or now is None else now)
+            position = stored.value
             if position.next_sequence > state.next_sequence:
                 # Perhaps only ahead of the earlier look: another process of the group went on.
                 async with explain_deletion(stream):
@@ -164,10 +164,10 @@ class Follower:
         return self._delivery.handle
 
     async def commit(self, sequence: int) -> None:
-        """Keep this batch as the last one processed; the group goes on after it.
+        """Store this batch as the last processed one.
 
-        Only forward: a process of the same group that fell behind must not take the others
-        back. `Follower.open(…, reset=True)` is how a group begins again.
+        Only forward: a process of the group that is behind must not move the others back. Use
+        `Follower.open(…, reset=True)` to begin again.
         """
         self._check_open()
         sequence = whole_number("the sequence to commit", sequence)
@@ -182,7 +182,7 @@ class Follower:
                 return position
             if before.next_sequence > position.next_sequence:
                 raise Refused(
-                    f"non-monotonic commit: {self.group!r} stands at {before.next_sequence - 1}, "
+                    f"non-monotonic commit: {self.group!r} is at {before.next_sequence - 1}, "
                     f"requested={sequence}"
                 )
             return before
@@ -226,7 +226,7 @@ def _check_not_ahead(
     """A position beyond the queue means that the queue was replaced or went back."""
     if position.next_sequence > state.next_sequence:
         raise RolledBack(
-            f"group {group!r} stands at batch {position.next_sequence - 1} of {stream.name!r}, "
+            f"group {group!r} is at batch {position.next_sequence - 1} of {stream.name!r}, "
             f"partition {partition}, whose next one is {state.next_sequence}: the queue was "
             "restored to an earlier state. If that was meant, begin again with reset=True."
         )

@@ -255,7 +255,7 @@ class ProcessGuard:
         call_in_child(self._begin_in_child)
 
     def check(self) -> None:
-        """Refuse to go on in a forked child."""
+        """Raise `Refused` in a forked child."""
         if self.is_left:
             raise Refused(
                 f"this {self._what} was opened before the process forked: open one in the child"

@@ -273,11 +273,11 @@ async def _open_reader(
     return AsyncReader(stream, parts, columns=chosen, options=options)
 
 
-def _partitions(stream: Stream, asked: int | Sequence[int] | None) -> Sequence[int]:
-    if asked is None:
+def _partitions(stream: Stream, wanted: int | Sequence[int] | None) -> Sequence[int]:
+    if wanted is None:
         return range(stream.partitions)
-    several = isinstance(asked, Iterable) and not isinstance(asked, str | bytes)
-    numbers: list[Any] = list(asked) if several else [asked]  # type: ignore[arg-type]
+    several = isinstance(wanted, Iterable) and not isinstance(wanted, str | bytes)
+    numbers: list[Any] = list(wanted) if several else [wanted]  # type: ignore[arg-type]
     for number in numbers:
         stream.check_partition(number)
     if len(set(numbers)) < len(numbers) or not numbers:

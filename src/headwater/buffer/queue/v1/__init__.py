@@ -1,16 +1,13 @@
-"""The published v1 queue: one manifest, as other implementations read and write it.
+"""The published v1 queue: one manifest, which other implementations read and write, too.
 
-Enters: batches in the published format, ours and other producers'. Leaves: descriptors with
-sequences, LSNs and rows, though the manifest has only the first of these.
+Descriptors have sequences, LSNs and rows, although the manifest has only sequences.
 
-    names, create               where everything stands, and how it is made
-    manifest_object, side, view the manifest, the object beside it, both at one time
-    counts, ledger, numbering   rows, then LSNs, then those of what a producer appended
-    items                       the calls of a batch, as its entry has them
-    segment, acked, cover       what was acknowledged and is retained
-    appender                    a producer's door
-    reader, taker, looker       reading; the owning consumer's door, everybody's
-    collector                   the collector's door
+    appender, consumer, reader, collector   the four interfaces of a queue
+    adopt                                   creating a queue, adopting another's
+    manifest_format, batch_format           the published bytes
+    manifest_object, side_object            the manifest, and the object beside it
+    ledger                                  counting rows to get LSNs
+    acked                                   segments of acknowledged entries
 
 Always holds:
 

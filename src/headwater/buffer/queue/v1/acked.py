@@ -260,18 +260,16 @@ def _parts(found: StoredManifest, sequences: range) -> Sequence[range]:
     return [*parts, range(start, sequences.stop)]
 
 
-# A segment: what some acknowledged entries were, written once, before they leave the manifest.
+# The bytes of a segment:
 #
 #     "HWA1" | u32 crc | token 16 | u64 first sequence | u64 first LSN | u64 next LSN
 #            | i64 newest ms | u32 entries | row* | manifest
 #
 #     row = u32 rows | u64 size bytes | i64 min ms | i64 max ms | u8 duplicate
 #
-# `manifest` is a published v1 manifest of the entries. `newest ms` is the latest ingestion time
-# of any record up to the end of this segment, those of earlier segments included: it never falls
-# from one segment to the next, so a time can be searched for by halving. The checksum (CRC-32)
-# covers everything after it.
-
+# `manifest` is a published v1 manifest of the entries. `newest ms` is the latest ingestion time of
+# all records up to the end of this segment, including earlier segments: it never falls from one
+# segment to the next, which allows binary search. The checksum (CRC-32) covers everything after it.
 
 MAGIC: Final = b"HWA1"
 _SEAL: Final = struct.Struct("<4sI")
@@ -281,7 +279,7 @@ HEADER_BYTES: Final = _SEAL.size + _HEAD.size
 
 
 class SegmentHeader(NamedTuple):
-    """What the beginning of a segment tells without the rest."""
+    """The header of a segment."""
 
     token: bytes
     first_sequence: int
@@ -319,19 +317,19 @@ def encode_segment(
 
 
 def read_header(key: str, data: bytes | memoryview) -> SegmentHeader:
-    """The header from the first HEADER_BYTES of a segment. Its checksum is the whole segment's."""
+    """The header from the first HEADER_BYTES of a segment, without verifying the checksum."""
     if len(data) < HEADER_BYTES:
         raise Corrupt(f"{key}: {len(data)} bytes, shorter than the header of a segment")
     magic, _ = _SEAL.unpack_from(data)
     if magic != MAGIC:
         if magic[:3] == MAGIC[:3]:
             raise NotSupported(f"{key} is a segment of format {magic!r}. Upgrade Headwater.")
-        raise Corrupt(f"{key} is no segment of acknowledged entries: it begins with {magic!r}")
+        raise Corrupt(f"{key} is not a segment of acknowledged entries: it begins with {magic!r}")
     return SegmentHeader._make(_HEAD.unpack_from(data, _SEAL.size))
 
 
 def decode_segment(names: V1Names, key: str, data: bytes | memoryview) -> AckedSegment:
-    """Read a segment, trusting nothing in it."""
+    """Decode and verify a segment from untrusted bytes."""
     header = read_header(key, data)
     _, crc = _SEAL.unpack_from(data)
     if zlib.crc32(data[_SEAL.size :]) != crc:
@@ -354,26 +352,21 @@ def decode_segment(names: V1Names, key: str, data: bytes | memoryview) -> AckedS
     return AckedSegment(header, descriptors)
 
 
-# Which segment tells of each acknowledged entry, where several do.
-#
-# The one of the highest rank: of the consumer that opened last. Whoever acknowledged an entry
-# wrote it into a segment, and after that nobody writes of it any more; so of all who ever did, it
-# opened last. What a fenced one wrote before, or what arrives of it late, may have counted a
-# batch that was given up since.
-#
-# Epochs wrap. Of segments that are compared, none is older by more than a small part of all
-# epochs.
-
-
 class SegmentRange(NamedTuple):
-    """Entries that one segment tells of."""
+    """The entries for which one segment is used."""
 
     key: str
     sequences: range
 
 
 def cover(segments: Iterable[SegmentName], sequences: range) -> list[SegmentRange]:
-    """The segment for each of these sequences, in order; those that none holds are left out."""
+    """The segment to use for each of these sequences, in order; gaps are left out.
+
+    Of several segments, the one with the highest rank counts: that of the consumer that opened
+    last. The consumer that acknowledges an entry writes it into a segment, and no later consumer
+    writes it, so of all that wrote the entry it opened last. A segment of a fenced consumer, which
+    may land late, may count a batch that was given up since.
+    """
     waiting = sorted(_unwrapped(list(segments)), key=lambda one: one.first)
     taken, at = 0, sequences.start
     at_hand: list[tuple[int, int, str]] = []
@@ -401,7 +394,10 @@ def cover(segments: Iterable[SegmentName], sequences: range) -> list[SegmentRang
 
 
 def _unwrapped(segments: list[SegmentName]) -> list[SegmentName]:
-    """The segments with ranks that rise also where the epoch wrapped between two of them."""
+    """The segments with monotonic ranks, if the epoch wrapped between two of them.
+
+    The compared segments differ by much less than a quarter of all epochs.
+    """
     part = RANKS // 4
     if not any(one.rank >= RANKS - part for one in segments):
         return segments

@@ -171,8 +171,8 @@ class V1Consumer(QueueConsumer):
                 f"{self._names.manifest}: {len(given_up):,} pending batches are given up; "
                 f"V1_GIVEN_UP_MAX is {limits.V1_GIVEN_UP_MAX:,}. Acknowledge some first."
             )
-        kept = [*now.given_up_rows, (sequence, rows)] if rows else now.given_up_rows
-        return msgspec.structs.replace(now, given_up=given_up, given_up_rows=kept)
+        given_up_rows = [*now.given_up_rows, (sequence, rows)] if rows else now.given_up_rows
+        return msgspec.structs.replace(now, given_up=given_up, given_up_rows=given_up_rows)
 
     async def _present(self) -> QueueView:
         """The queue, before it is opened."""
