@@ -326,12 +326,12 @@ def test_a_job_in_doubt_that_its_record_may_have_forgotten_is_not_called_uncommi
 
         committer, done = await in_doubt(backend, stream, attempt, landed_and_forgotten)
         if ends == "hold lost":
-            with pytest.raises(OutcomeUnknown, match="no longer tells"):
+            with pytest.raises(OutcomeUnknown, match="has forgotten it"):
                 await committer.commit(done)
         else:
             with pytest.raises(asyncio.CancelledError):
                 await committer.commit(done)
-        with pytest.raises(OutcomeUnknown, match="no longer tells"):
+        with pytest.raises(OutcomeUnknown, match="has forgotten it"):
             await committer.abort(done)
         assert await values_of(stream) == ["row-1", "row-2"]
 
