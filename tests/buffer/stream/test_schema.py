@@ -119,7 +119,10 @@ def test_a_type_that_is_not_understood_is_refused_by_name(text: str, says: str) 
         ({"": "int"}, "has no name"),
         (pa.schema([("a", pa.int8()), ("a", pa.int8())]), "more than once"),
         (pa.schema([("a", pa.struct([]))]), "without fields"),
-        (pa.schema([("a", pa.list_(pa.struct([("x", pa.int8()), ("X", pa.int8())])))]), "only in case"),
+        (
+            pa.schema([("a", pa.list_(pa.struct([("x", pa.int8()), ("X", pa.int8())])))]),
+            "only in case",
+        ),
         (pa.schema([("a", pa.decimal128(5, -2))]), "scale"),
         (pa.schema([("a", pa.uint64())]), "uint64"),
     ],
