@@ -55,7 +55,7 @@ async def acknowledges_first(self: Consumer, sequence: int) -> None:
     """Moves the frontier, and then asks the queue to dequeue."""
     self._advance(sequence)
     self._frontier.settle()
-    await self._ask(lambda: self._taker.dequeue(sequence))
+    await self._call(lambda: self._taker.dequeue(sequence))
 
 
 async def moves_first(self: Delivery) -> ConsumedBatch | None:
@@ -102,7 +102,7 @@ async def appends_blindly(self: NativeAppender, doubt: Any, todo: Any) -> bool:
 
 async def appends_blindly_v1(self: V1Appender, base: Any) -> None:
     """The same on the published format."""
-    self._doubts.clear()
+    self._unsettled.clear()
 
 
 def drops_what_was_tried(self: Lane, flight: Any) -> None:

@@ -23,7 +23,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import Final, TypeVar
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core import limits, portal, runtime
 from headwater.core.errors import (
     Corrupt,
@@ -35,6 +34,7 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
+from headwater.core.settings import whole_number
 from headwater.log.record.group import Group
 from headwater.log.wal import Wal
 from headwater.tier.events import SegmentMetadata

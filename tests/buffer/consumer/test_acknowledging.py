@@ -22,7 +22,7 @@ async def test_whoever_never_acknowledges_is_told_and_goes_on_once_something_is(
         assert await sequence_of_next(consumer) == 0
         assert [one.sequence for one in await consumer.next_descriptors(5)] == [1, 2]
         for ask in (consumer.next_batch, lambda: consumer.next_descriptors(1)):
-            with pytest.raises(LimitExceeded, match="3 batches were handed out and not ack"):
+            with pytest.raises(LimitExceeded, match="3 delivered batches are not ack"):
                 await ask()
         await consumer.ack_through(0)
         assert await sequence_of_next(consumer) == 3

@@ -129,7 +129,7 @@ async def test_a_group_that_stands_beyond_the_end_is_not_taken_for_one_that_keep
     await queue.add_many(3)
     stream = queue.stream()
     await GroupRegister(stream, 0, "audit").begin(QueuePosition(4, 9))
-    with pytest.raises(RolledBack, match=r"'audit' stands at batch 3 .* whose next one is 3"):
+    with pytest.raises(RolledBack, match=r"'audit' is at batch 3 .* whose next one is 3"):
         await lag(stream, group="audit")
     await queue.add_many(1)
     assert await lag(stream, group="audit") == Lag(0, 0, 0, 0.0)

@@ -179,7 +179,7 @@ async def test_resuming_before_the_first_begins_with_it_and_further_back_is_refu
     assert await taker.open("g", last_acked_sequence=-1) == -1
     assert [one.sequence for one in await taker.after(-1, 10)] == [0, 1, 2]
     epoch = (await queue.looker().state()).epoch
-    with pytest.raises(Refused, match="or -1 if none was"):
+    with pytest.raises(Refused, match="or -1 if there is none"):
         await queue.taker().open("g", last_acked_sequence=-2)
     assert (await queue.looker().state()).epoch == epoch
 

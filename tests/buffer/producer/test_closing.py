@@ -215,7 +215,7 @@ async def test_which_stream_is_meant_must_be_said_in_one_way() -> None:
     stream = fake_stream()
     with pytest.raises(Refused, match="the stream is 'orders', not 'others'"):
         await Producer.open(stream, "others")
-    with pytest.raises(Refused, match="which stream"):
+    with pytest.raises(Refused, match="name of the stream"):
         await Producer.open(stream.store)
 
 

@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 async def _append_again(self: V1Appender, base: StoredManifest) -> None:
     """After a conflict nothing of the attempt before can have landed."""
-    self._doubts.clear()
+    self._unsettled.clear()
 
 
 async def _gone_is_not_landed(
@@ -46,7 +46,7 @@ async def _gone_is_not_landed(
 ) -> None:
     """What is not in the manifest has not landed."""
     for at in passed:
-        del self._doubts[at]
+        del self._unsettled[at]
 
 
 def _refused_says(nothing_landed: bool) -> Any:

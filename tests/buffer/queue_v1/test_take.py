@@ -135,7 +135,7 @@ async def test_a_position_before_the_first_begins_with_it_and_one_further_back_i
     assert places(await taker.after(-1, 9)) == [(0, 1, 2), (1, 3, 3)]
     assert (await queue.looker().state()).acked_sequence == 1
     before = await queue.side()
-    with pytest.raises(Refused, match="or -1 if none was"):
+    with pytest.raises(Refused, match="or -1 if there is none"):
         await queue.taker().open("g", last_acked_sequence=-2)
     assert await queue.side() == before
 

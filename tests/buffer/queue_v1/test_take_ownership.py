@@ -114,7 +114,7 @@ async def test_a_folder_that_another_stream_left_is_refused() -> None:
 
 @virtual
 async def test_a_queue_that_was_never_made_is_not_found() -> None:
-    with pytest.raises(NotFound, match="make the queue"):
+    with pytest.raises(NotFound, match="create the queue"):
         await memory().taker().open("g")
 
 

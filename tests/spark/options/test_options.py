@@ -204,7 +204,7 @@ def test_what_is_meant_is_told_by_options_that_one_kind_of_read_has() -> None:
     ("name", "text", "told"),
     [
         ("subscribe", " , ", "one or more names"),
-        ("subscribe", "a b", "is not a stream's name"),
+        ("subscribe", "a b", "is not a valid stream name"),
         ("subscribePattern", "(", "not a regular expression"),
         ("assign", "orders", r'\{"orders": \[0, 1\]\}'),
         ("assign", '{"orders": []}', r'\{"orders": \[0, 1\]\}'),
@@ -219,7 +219,7 @@ def test_what_is_meant_is_told_by_options_that_one_kind_of_read_has() -> None:
         ("startingOffsetsByTimestamp", '{"orders": 5}', "expected"),
         ("startingOffsetsByTimestamp", '{"orders": {"0": "soon"}}', "milliseconds since 1970"),
         ("startingOffsetsByTimestampStrategy", "earliest", "error or latest"),
-        ("groupId", "a/b", "is not a group's name"),
+        ("groupId", "a/b", "is not a valid group name"),
         ("takeOver", "maybe", "true or false"),
         ("maxOffsetsPerTrigger", "0", "above 0"),
         ("maxBytesPerTrigger", "0", "above 0"),

@@ -16,7 +16,7 @@ from headwater.buffer.queue.native.registers import QueueFloors
 from headwater.buffer.queue.v1.manifest_format import decode_manifest
 from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.queues import queue_prefix
+from headwater.buffer.stream.handle import queue_prefix
 from headwater.cli.inspection.entries import check_entries
 from headwater.cli.inspection.manifest import describe as describe_manifest
 from headwater.cli.inspection.marks import check_marks, read_marks, show_marks

@@ -25,9 +25,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
+from headwater.core.settings import whole_number
 from headwater.log.primary.config import (
     CommitPolicy,
     ReplicationConfig,

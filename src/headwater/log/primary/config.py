@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import Refused
 from headwater.core.metrics import Histogram
+from headwater.core.settings import whole_number
 from headwater.log.primary.registry import ReplicaState
 from headwater.log.slots import RetentionLimits
 

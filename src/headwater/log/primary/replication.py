@@ -21,9 +21,9 @@ import logging
 from typing import Final, Self
 
 from headwater.buffer.layout import check_group_name
-from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
+from headwater.core.settings import whole_number
 from headwater.log.primary.commits import Commits, Committed
 from headwater.log.primary.config import CommitPolicy, ReplicationConfig, ReplicationMetrics
 from headwater.log.primary.log_retention import LogRetention, SlotView

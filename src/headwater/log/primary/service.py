@@ -22,9 +22,9 @@ from typing import Protocol
 
 import msgspec
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import Refused
+from headwater.core.settings import whole_number
 from headwater.log.primary.replication import PrimaryReplication, check_position
 from headwater.log.record.group import Group
 from headwater.log.slots import BootstrapPlan, FullRebootstrap, InvalidationCause, ResumeMode, Slot

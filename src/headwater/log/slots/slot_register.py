@@ -20,10 +20,10 @@ from typing import Final
 import msgspec
 
 from headwater.buffer.layout import slots_key
-from headwater.buffer.whole_number import whole_number
 from headwater.core import limits, runtime
 from headwater.core.errors import Damaged, Fenced, NotFound, NotSupported, Refused, RolledBack
 from headwater.core.limits import TERM_MAX
+from headwater.core.settings import whole_number
 from headwater.log.slots.slot import Slot
 from headwater.store import Register, Store
 

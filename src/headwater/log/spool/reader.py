@@ -7,9 +7,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Corrupt, NotFound, Refused
 from headwater.core.limits import LOG_READ_RECORDS
+from headwater.core.settings import whole_number
 from headwater.log.record.group import NO_RECORDS, Group
 from headwater.log.record.layout import without_views
 from headwater.log.spool.codec import decode_group

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from headwater.buffer.consumer.unreadable import UnreadableBatch
+from headwater.buffer.consumer.dead_letter import UnreadableBatch
 from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream
 from headwater.core import portal

@@ -21,7 +21,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core import portal, runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
@@ -32,6 +31,7 @@ from headwater.core.limits import (
     LSN_MAX,
     TERM_MAX,
 )
+from headwater.core.settings import whole_number
 from headwater.log.record.group import Group
 from headwater.log.spool.codec import PreparedAppend, prepare_append
 from headwater.log.spool.commit import Appended, CallOrder, GroupCommit, PendingAppend

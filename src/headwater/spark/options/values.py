@@ -19,8 +19,8 @@ import msgspec
 
 from headwater.buffer.consumer.positions import time_us_of
 from headwater.buffer.layout import check_group_name, check_stream_name
-from headwater.buffer.stream.settings import parse_duration_ms, parse_size_bytes
 from headwater.core.errors import Refused
+from headwater.core.settings import parse_duration_ms, parse_size_bytes
 from headwater.store.address import parse_address
 
 

@@ -1,4 +1,4 @@
-"""Reading a stream without being its consumer: looks, opens nothing, fences nobody."""
+"""Reading a stream without consuming it: opens and fences nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords, ReaderColumns
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, ReaderColumns
+from headwater.buffer.consumer.dead_letter import LostRecords, UnreadableBatch
 from headwater.buffer.consumer.delivery import ReadAhead, check_retained
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.positions import (
@@ -21,7 +22,6 @@ from headwater.buffer.consumer.positions import (
     resolve_start,
     trimmed_by_lsn,
 )
-from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
@@ -29,24 +29,25 @@ from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S, READ_AHEAD_BYTES
+from headwater.core.retry import PollBackoff
 from headwater.store import Store
 
 RaiseOrSkip = Literal["raise", "skip"]
 
 
 class ReaderOptions(NamedTuple):
-    """What all partitions of one reading share."""
+    """The options of a reader, shared by its partitions."""
 
     follow: bool
     time_by: TimeBy
     on_bad_batch: RaiseOrSkip
     read_ahead_bytes: int
     lost: list[LostRecords]
-    """Records that could not be read and were passed over, as they were asked to be."""
+    """Unreadable records that were skipped because of on_bad_batch="skip"."""
 
 
 class PartitionReader:
-    """The batches of one partition from one LSN up to another, or for ever."""
+    """The batches of one partition from one LSN to another, or without an end."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class PartitionReader:
         self.is_over = end_lsn is not None and first_lsn >= end_lsn
 
     async def peek(self) -> ConsumedBatch | None:
-        """The next batch, which stays the next; None if there is none at present."""
+        """The next batch, without passing it; None if there is none at present."""
         while not self.is_over:
             last = self._ahead.last
             if last is None or not self._reaches_end(last):
@@ -92,23 +93,23 @@ class PartitionReader:
                 await check_retained(self._stream, self._partition, found)
             if self._options.on_bad_batch == "raise":
                 raise found
-            self._leave_out(found.descriptor, found.cause)
+            self._note_lost(found.descriptor, found.cause)
             self.skip()
         return None
 
     def _end_at(self, error: Uncounted) -> None:
-        """Nothing from this batch on has LSNs: as good as the end, where that is asked for."""
+        """End before a batch that cannot be counted: nothing from there on has LSNs."""
         if self._options.follow or self._options.on_bad_batch == "raise":
             raise error
-        self._leave_out(error.descriptor, str(error))
+        self._note_lost(error.descriptor, str(error))
         self.is_over = True
 
-    def _leave_out(self, gone: Descriptor, cause: str) -> None:
+    def _note_lost(self, gone: Descriptor, cause: str) -> None:
         lost = LostRecords(gone.first_lsn, gone.last_lsn, cause, self._partition)
         self._options.lost.append(lost)
 
     def skip(self) -> None:
-        """Go on after the next batch."""
+        """Pass the next batch."""
         passed = self._ahead.pop()
         self._after = passed.sequence
         self.is_over = self._reaches_end(passed)
@@ -117,7 +118,7 @@ class PartitionReader:
         return self._end_lsn is not None and batch.last_lsn + 1 >= self._end_lsn
 
     def cut(self, batch: ConsumedBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that lie between the two LSNs."""
+        """The rows between the two LSNs."""
         first = max(self._first_lsn - batch.first_lsn, 0)
         end = len(batch)
         if self._end_lsn is not None:
@@ -130,9 +131,9 @@ class PartitionReader:
 
 
 class AsyncReader:
-    """Record batches of a stream, in the order of each partition, all of one schema.
+    """The record batches of a stream, in the order of each partition, all with one schema.
 
-    Bounded, it reads one partition after the other; following, it takes them in turn.
+    Without `follow` it reads one partition after the other; with it, in turn.
     """
 
     def __init__(
@@ -146,10 +147,10 @@ class AsyncReader:
         """Use `read_async`."""
         self.stream = stream
         self.lost = options.lost
-        """With on_bad_batch="skip": the records that could not be read so far."""
+        """With on_bad_batch="skip": the unreadable records so far."""
         self.follows = options.follow
         self.owns_store = False
-        """Whether closing closes the store, which nobody else has."""
+        """Whether `close` also closes the store."""
         self._parts = parts
         self._columns = columns
 
@@ -168,17 +169,15 @@ class AsyncReader:
         return found
 
     async def next_batch(self) -> pa.RecordBatch | None:
-        """The next rows; None at the end, which a reader that follows does not have."""
-        wait_s = FOLLOW_POLL_BASE_S
+        """The next rows; None at the end. With `follow`, waits for more."""
+        polls = PollBackoff(FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S)
         while True:
             found = await self._next()
             if found is not None:
                 return found
             if all(part.is_over for part in self._parts) or not self.follows:
                 return None
-            # A queue that nobody appends to is asked ever more seldom.
-            await runtime.sleep(wait_s)
-            wait_s = min(2 * wait_s, FOLLOW_POLL_CAP_S)
+            await runtime.sleep(polls.next_s())
 
     async def __aenter__(self) -> AsyncReader:
         return self
@@ -187,7 +186,7 @@ class AsyncReader:
         await self.close()
 
     async def close(self) -> None:
-        """Stop reading ahead, and give back what was opened for this reading."""
+        """Stop reading ahead, and close what was opened for this reader."""
         parts, self._parts = self._parts, []
         for part in parts:
             await part.close()
@@ -196,14 +195,14 @@ class AsyncReader:
             await self.stream.store.close()
 
     async def _next(self) -> pa.RecordBatch | None:
-        """The next rows at hand; None if no partition has any at present."""
+        """The next available rows; None if no partition has any at present."""
         for part in list(self._parts):
             async with explain_deletion(self.stream):
                 rows = await self._next_of(part)
             if rows is None:
                 continue
             if self.follows:
-                # Whose turn it was comes last, or a busy partition would be the only one read.
+                # In turn: otherwise only a busy partition would be read.
                 self._parts.remove(part)
                 self._parts.append(part)
             return rows
@@ -233,10 +232,10 @@ async def read_async(
 ) -> AsyncReader:
     """Read a stream from `start` (inclusive) to `end` (exclusive) as Arrow record batches.
 
-    Without `start`, from the oldest record that is retained; without `end`, to the latest one
-    at this moment, or with `follow` for ever. A time is that of a record's timestamp, or with
-    `time_by="ingestion"` of its ingestion. `Trimmed`, when it is opened and later: what comes
-    next is not retained any more, and `floor` is the oldest LSN that is.
+    The defaults are the oldest retained record and the current end, or with `follow` no end. Times
+    are compared with a record's timestamp, or with `time_by="ingestion"` with its ingestion time.
+    `Trimmed`, here and from the reader: the next record is not retained any more; `floor` is the
+    oldest retained LSN.
     """
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
@@ -245,7 +244,7 @@ async def read_async(
     async with open_source(source) as (found, owned):
         chosen = await resolve_stream(found, stream)
         if chosen is found:
-            # A handle from before the first record knows nothing of what the stream carries.
+            # The handle may be from before the first record, when no columns were recorded.
             chosen = await chosen.settled()
         reader = await _open_reader(chosen, start, end, partition, columns, options)
     reader.owns_store = owned is not None
@@ -274,11 +273,11 @@ async def _open_reader(
     return AsyncReader(stream, parts, columns=chosen, options=options)
 
 
-def _partitions(stream: Stream, asked: int | Sequence[int] | None) -> Sequence[int]:
-    if asked is None:
+def _partitions(stream: Stream, wanted: int | Sequence[int] | None) -> Sequence[int]:
+    if wanted is None:
         return range(stream.partitions)
-    several = isinstance(asked, Iterable) and not isinstance(asked, str | bytes)
-    numbers: list[Any] = list(asked) if several else [asked]  # type: ignore[arg-type]
+    several = isinstance(wanted, Iterable) and not isinstance(wanted, str | bytes)
+    numbers: list[Any] = list(wanted) if several else [wanted]  # type: ignore[arg-type]
     for number in numbers:
         stream.check_partition(number)
     if len(set(numbers)) < len(numbers) or not numbers:

@@ -25,7 +25,7 @@ from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import MIB
 from tests.buffer.manifest_items import item_for
 
-VECTORS = Path(__file__).parent / "vectors"
+VECTORS = Path(__file__).parents[1] / "vectors"
 WRITTEN: dict[str, dict[str, Any]] = json.loads((VECTORS / "v1_manifests.json").read_text())[
     "manifests"
 ]

@@ -27,7 +27,7 @@ from headwater.buffer.queue.v1.batch_format import (
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.core.limits import MIB
 
-VECTORS = Path(__file__).parent / "vectors"
+VECTORS = Path(__file__).parents[1] / "vectors"
 WRITTEN: dict[str, dict[str, Any]] = json.loads((VECTORS / "v1_batches.json").read_text())[
     "batches"
 ]
