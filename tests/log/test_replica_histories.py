@@ -142,7 +142,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "deleted-keys-stay": (keyed_table, "_deletes", deletes_nothing),
     "rebootstrap-for-ever": (SlotBook, "create", never_renews),
     "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
-    "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
+    "dead-slot-holds-for-ever": (log_retention, "exceeded_limit", looks_away),
 }
 
 

@@ -85,9 +85,9 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "sessions-are-no-tokens": (ReplicaRegistry, "register", gives_the_same_session),
     "unreadable-slots-are-none": (SlotRegister, "stamp", begins_without),
     "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
-    "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),
+    "dropped-slot-comes-back": (slot_register, "merge_tables", joins_blindly),
     "older-leader-writes": (slot_register, "_refuse_others", looks_away),
-    "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
+    "dead-slot-holds-for-ever": (log_retention, "exceeded_limit", looks_away),
     "empty-log-resumes-anybody": (LogRetention, "oldest_lsn", empty_log_has_no_oldest),
     "rebootstrap-for-ever": (SlotBook, "create", never_renews),
 }

@@ -87,7 +87,7 @@ def test_what_is_acknowledged_is_read_back_as_it_was_given(
             raise MemoryError
         return filled(*args, **options)
 
-    monkeypatch.setattr("headwater.log.spool.commit.filled", failing)
+    monkeypatch.setattr("headwater.log.spool.commit.fill_columns", failing)
     disk = FaultyDisk(seed=seed)
     config = SpoolConfig(segment_bytes=chance.choice((1, 3000, 1 << 20)), group_bytes=1000)
     spool = opened(disk, config=config)

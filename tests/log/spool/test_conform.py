@@ -196,7 +196,7 @@ def test_an_append_that_cannot_be_given_its_columns_is_refused_alone(
 
     spool = opened(FaultyDisk())
     append_all(spool, [record("_key")])
-    monkeypatch.setattr("headwater.log.spool.commit.filled", failing)
+    monkeypatch.setattr("headwater.log.spool.commit.fill_columns", failing)
     without, beside = ticket_of(record()), ticket_of(record("_key"))
     spool._writer.flush([without, beside])
     with pytest.raises((Unavailable, Refused), match=str(error)):

@@ -46,7 +46,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "small-overtakes-large": (Spool, "append", enters_when_encoded),
     "small-does-not-wait": (CallOrder, "is_free", lambda self: True),
     "refused-draft-is-used-up": (PreparedAppend, "give_back", lambda self, bodies: None),
-    "segment-for-every-column-set": (codec, "merged", own_columns_apart),
+    "segment-for-every-column-set": (codec, "merge_schemas", own_columns_apart),
 }
 
 
