@@ -27,7 +27,7 @@ from headwater.log.replica.copies import (
 from headwater.log.spool import Spool
 from headwater.testing import MemoryWal
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
-from tests.log.given import numbered
+from tests.log.given import closing, numbered
 from tests.log.leaders import leader, memory_store, virtual
 from tests.log.replica.given import (
     PATH,
@@ -323,10 +323,10 @@ async def test_a_folder_is_opened_as_what_it_is() -> None:
 async def test_the_folder_of_a_log_is_no_folder_of_a_replica() -> None:
     one = await leader()
     disk = FaultyDisk()
-    with Spool.open(PATH, disk=disk) as log:
-        log.append_blocking(numbered(1, 3), term=1)
+    with closing(Spool.open(PATH, disk=disk)) as log:
+        await log.append(numbered(1, 3), term=1)
     with pytest.raises(Refused, match="holds a log itself"):
         await standby(one.service, disk)
     assert [name for name, is_dir in disk.list_dir(PATH) if is_dir] == []
-    with Spool.open(PATH, disk=disk) as log:
+    with closing(Spool.open(PATH, disk=disk)) as log:
         assert log.current_lsn() == 3

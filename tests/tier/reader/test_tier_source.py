@@ -16,7 +16,7 @@ from headwater.log.spool.repair import repair
 from headwater.testing.disk import FaultyDisk
 from headwater.tier.reader import TierSource
 from headwater.tier.segments.object_storage import segment_key
-from tests.log.given import PATH, contents, opened, planted
+from tests.log.given import PATH, contents, opened, planted, wait
 from tests.tier.reader.test_log_reader import Place
 from tests.tier.segments.given import by_lsn, orders
 
@@ -60,10 +60,10 @@ def spooled(place: Place) -> dict[str, bytes]:
     spool = opened(disk, config=CONFIG)
     for group in place.groups:
         if group.lost is None:
-            spool.append_blocking(group.records, term=group.term)
+            wait(spool.append(group.records, term=group.term))
         else:
-            spool.append_blocking(prepare_lost(len(group), group.lost), term=group.term)
-    spool.close_blocking()
+            wait(spool.append(prepare_lost(len(group), group.lost), term=group.term))
+    wait(spool.close())
     return contents(disk)
 
 
@@ -73,8 +73,8 @@ def segments(files: dict[str, bytes]) -> list[str]:
 
 def read(disk: FaultyDisk) -> list[Group]:
     spool = opened(disk)
-    groups = list(spool.read_since_blocking(0, max_records=1000))
-    spool.close_blocking()
+    groups = list(wait(spool.read_since(0, max_records=1000)))
+    wait(spool.close())
     return groups
 
 

@@ -94,7 +94,7 @@ class LogCopy:
         """See `Target`. Not after every pull: each time costs a sync of the folder."""
         if runtime.monotonic_s() - self._tended_s >= LOG_TEND_EVERY_S:
             self._tended_s = runtime.monotonic_s()
-            await runtime.run_blocking(self.spool.tend_blocking)
+            await self.spool.tend()
 
     async def close(self) -> None:
         """See `Target`."""

@@ -92,16 +92,19 @@ def merge_schemas(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     return pa.schema([*fields, *(field.with_nullable(True) for field in others.values())])
 
 
-def filled(records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema) -> pa.RecordBatch:
+def fill_columns(
+    records: pa.RecordBatch, schema: pa.Schema, *, own_schema: pa.Schema
+) -> pa.RecordBatch:
     """The same records with all columns of a merged schema.
 
-    `given` is what the records came with: columns beyond it are nulls, and may go again.
+    `own_schema` has the columns that the records came with: columns beyond it are nulls, and
+    are dropped again if `schema` does not have them.
     """
-    dropped = set(given.names).difference(schema.names)
+    dropped = set(own_schema.names).difference(schema.names)
     if dropped:
         raise Bug(f"columns {sorted(dropped)} would be dropped from an append")
     # Not those of `records`: nulls of another type may have been put there, for another segment.
-    there = set(given.names)
+    there = set(own_schema.names)
     # One for all columns of a type: a thousand absent columns would have their own memory each.
     nulls: dict[pa.DataType, pa.Array] = {}
     for field in schema:
@@ -115,71 +118,72 @@ def filled(records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema) -> p
 
 @dataclass(slots=True, eq=False)
 class GroupFrame:
-    """A frame that has all but its place: room for its head, the body, room for its checksum."""
+    """A frame without LSNs and offset: room for its head, the body, room for its checksum."""
 
-    frame: bytearray
+    data: bytearray
     crc: int
     """Of the body alone."""
     kind: GroupKind
-    lsns: int
+    lsn_count: int
     records: pa.RecordBatch
-    """As whoever reads the frame gets them, in its own memory: nobody can change them afterwards,
-    and they keep nothing else alive."""
+    """Decoded from the frame: the caller cannot change them, and they keep nothing else alive."""
     lost: str | None = None
-    given: pa.Schema | None = None
-    """The columns that whoever appends it gave; those beyond are nulls. None where it is lost."""
+    own_schema: pa.Schema | None = None
+    """The columns that the caller passed; columns beyond these are nulls. None if it is lost."""
 
     @classmethod
-    def of_records(cls, records: pa.RecordBatch, *, given: pa.Schema | None = None) -> GroupFrame:
-        """The body of a group of records, which can be read: `Refused` if it could not be.
+    def of_records(
+        cls, records: pa.RecordBatch, *, own_schema: pa.Schema | None = None
+    ) -> GroupFrame:
+        """The frame of these records; `Refused` if they could not be read back.
 
-        Goes over all bytes more than once; best done outside of locks.
+        It goes over all bytes more than once: call it outside of locks.
         """
         parts = [
             part for part in arrow_stream.parts(records) if isinstance(part, bytes | memoryview)
         ]
-        body = cls._of(parts, GroupKind.RECORDS, records.num_rows, NO_RECORDS)
+        frame = cls._of(parts, GroupKind.RECORDS, records.num_rows, NO_RECORDS)
         try:
-            stream = memoryview(body.frame)[HEAD_BYTES:-CRC_BYTES]
-            body.records = arrow_stream.read_back(stream)
+            stream = memoryview(frame.data)[HEAD_BYTES:-CRC_BYTES]
+            frame.records = arrow_stream.read_back(stream)
         except Corrupt as error:
             check_valid(records)
             raise Refused(f"these records could not be read afterwards: {error}") from error
-        body.given = records.schema if given is None else given
-        return body
+        frame.own_schema = records.schema if own_schema is None else own_schema
+        return frame
 
     @classmethod
-    def of_lost(cls, lsns: int, cause: str) -> GroupFrame:
-        """The body of a range without records."""
-        return cls._of([cause.encode()], GroupKind.LOST, lsns, NO_RECORDS, cause)
+    def of_lost(cls, lsn_count: int, cause: str) -> GroupFrame:
+        """The frame of a lost range."""
+        return cls._of([cause.encode()], GroupKind.LOST, lsn_count, NO_RECORDS, cause)
 
     @classmethod
     def _of(
         cls,
         parts: list[bytes | memoryview],
         kind: GroupKind,
-        lsns: int,
+        lsn_count: int,
         records: pa.RecordBatch,
         lost: str | None = None,
     ) -> GroupFrame:
-        frame = bytearray().join((bytes(HEAD_BYTES), *parts, bytes(CRC_BYTES)))
-        check_payload_bytes(len(frame) - V3.size - CRC_BYTES)
-        crc = zlib.crc32(memoryview(frame)[HEAD_BYTES:-CRC_BYTES])
-        return cls(frame, crc, kind, lsns, records, lost)
+        data = bytearray().join((bytes(HEAD_BYTES), *parts, bytes(CRC_BYTES)))
+        check_payload_bytes(len(data) - V3.size - CRC_BYTES)
+        crc = zlib.crc32(memoryview(data)[HEAD_BYTES:-CRC_BYTES])
+        return cls(data, crc, kind, lsn_count, records, lost)
 
     def place(
         self, *, term: int, first_lsn: int, timestamp_ms: int, synced_lsn: int, offset: int
     ) -> Group:
         """Fill in head and checksum; the frame can then be written at `offset`."""
-        frame, last_lsn = self.frame, first_lsn + self.lsns - 1
-        size = len(frame) - V3.size - CRC_BYTES
-        V3.pack_into(frame, 0, MAGIC, 3, term, last_lsn, timestamp_ms, size)
+        data, last_lsn = self.data, first_lsn + self.lsn_count - 1
+        size = len(data) - V3.size - CRC_BYTES
+        V3.pack_into(data, 0, MAGIC, 3, term, last_lsn, timestamp_ms, size)
         envelope = (GROUP_MAGIC, self.kind, first_lsn, synced_lsn, offset)
-        ENVELOPE.pack_into(frame, V3.size, *envelope)
-        with memoryview(frame) as view:
+        ENVELOPE.pack_into(data, V3.size, *envelope)
+        with memoryview(data) as view:
             head = zlib.crc32(view[len(MAGIC) : HEAD_BYTES])
             crc = crc32_after(head, view[HEAD_BYTES:-CRC_BYTES], self.crc)
-        CRC.pack_into(frame, len(frame) - CRC_BYTES, crc)
+        CRC.pack_into(data, len(data) - CRC_BYTES, crc)
         return Group(term, first_lsn, last_lsn, self.records, timestamp_ms, self.lost)
 
 
@@ -228,7 +232,7 @@ class PreparedAppend:
         self._free = [bodies]
 
     def take(self) -> list[GroupFrame]:
-        """The frames. They are filled in where they are, so one append at a time has them."""
+        """The frames. They are filled in in place, so one append at a time has them."""
         try:
             return self._free.pop()
         except IndexError:
@@ -264,8 +268,8 @@ def prepare_append(
             schema, given, rows=records.num_rows, nbytes=records_size_bytes(records)
         )
         if both == schema:
-            records = filled(records, schema, given=given)
-    return PreparedAppend(frames_of(records, given=given, group_bytes=group_bytes))
+            records = fill_columns(records, schema, own_schema=given)
+    return PreparedAppend(frames_of(records, own_schema=given, group_bytes=group_bytes))
 
 
 @per_schema
@@ -303,11 +307,15 @@ def prepare_lost(lsns: int, cause: str) -> PreparedAppend:
     return PreparedAppend([GroupFrame.of_lost(lsns, readable)])
 
 
-def frames_of(records: pa.RecordBatch, *, given: pa.Schema, group_bytes: int) -> list[GroupFrame]:
-    """The frames of records that came with the columns of `given`."""
+def frames_of(
+    records: pa.RecordBatch, *, own_schema: pa.Schema, group_bytes: int
+) -> list[GroupFrame]:
+    """The frames of records that came with the columns of `own_schema`."""
     schema = records.schema
     parts = _split_records(without_views(records), group_bytes)
-    return [GroupFrame.of_records(with_views(part, schema), given=given) for part in parts]
+    return [
+        GroupFrame.of_records(with_views(part, schema), own_schema=own_schema) for part in parts
+    ]
 
 
 def _split_records(records: pa.RecordBatch, group_bytes: int) -> list[pa.RecordBatch]:

@@ -66,9 +66,9 @@ class SpoolListing(NamedTuple):
     segments: list[int]
     """First LSNs, rising."""
     indexes: list[int]
-    marks: Watermarks | None
-    """The highest of everything that any marks say."""
-    all_marks: list[Watermarks]
+    watermarks: Watermarks | None
+    """The highest of everything that any watermarks say."""
+    all_watermarks: list[Watermarks]
     published: list[str]
     """Names of spools of another implementation."""
     temporary: list[str]
@@ -122,31 +122,31 @@ class Folder:
             elif match := _INDEX.fullmatch(name):
                 found.indexes.append(int(match[1]))
             elif match := _WATERMARKS.fullmatch(name):
-                found.all_marks.append(Watermarks(*map(int, match.groups())))
+                found.all_watermarks.append(Watermarks(*map(int, match.groups())))
             elif name.endswith(PUBLISHED_SUFFIX):
                 found.published.append(name)
             elif name.endswith(_TEMPORARY):
                 found.temporary.append(name)
         found.segments.sort()
-        return found._replace(marks=_highest(found.all_marks))
+        return found._replace(watermarks=_highest(found.all_watermarks))
 
-    def rename_marks(self, before: Watermarks, after: Watermarks) -> None:
-        """Replace the marks; they are safe once the folder is synced."""
+    def rename_watermarks(self, before: Watermarks, after: Watermarks) -> None:
+        """Replace the watermarks; they are safe once the folder is synced."""
         if before != after:
             self.disk.rename(self.file(before.name), self.file(after.name))
 
-    def renew_marks(self, before: list[Watermarks], after: Watermarks) -> None:
-        """Write the marks anew, and remove all others: a name whose sync once failed may be seen
-        and not be safe, and no later sync of the folder makes it so."""
+    def rewrite_watermarks(self, before: list[Watermarks], after: Watermarks) -> None:
+        """Write a new file of watermarks and remove all others. A name whose sync failed may be
+        visible and not safe, and no later sync of the folder makes it so."""
         with self.replacing(self.file(after.name)):
             pass
-        for marks in before:
-            if marks != after:
-                self.disk.unlink(self.file(marks.name))
+        for watermarks in before:
+            if watermarks != after:
+                self.disk.unlink(self.file(watermarks.name))
         self.disk.sync_dir(self.path)
 
     def clear(self) -> None:
-        """Remove the log: oldest segment first, the marks last, each safely before the next.
+        """Remove the log: oldest segment first, the watermarks last, each safely before the next.
 
         So what a crash leaves is no log that could be gone on with: its beginning is missing.
         """
@@ -157,8 +157,8 @@ class Folder:
             self.disk.sync_dir(self.path)
         for path in [*map(self.index, listing.indexes), *map(self.file, listing.temporary)]:
             self.disk.unlink(path)
-        for marks in listing.all_marks:
-            self.disk.unlink(self.file(marks.name))
+        for watermarks in listing.all_watermarks:
+            self.disk.unlink(self.file(watermarks.name))
         self.disk.sync_dir(self.path)
 
     @contextlib.contextmanager
@@ -171,16 +171,16 @@ class Folder:
         self.disk.rename(temporary, path)
 
 
-def _highest(marks: list[Watermarks]) -> Watermarks | None:
+def _highest(watermarks: list[Watermarks]) -> Watermarks | None:
     """All of them only grow. A rename that was half undone leaves the older ones as well."""
-    if not marks:
+    if not watermarks:
         return None
-    newest = max(marks, key=lambda one: one.floor_lsn)
+    newest = max(watermarks, key=lambda one: one.floor_lsn)
     return Watermarks(
         newest.began_lsn,
         newest.floor_lsn,
-        max(one.synced_lsn for one in marks),
-        max(one.term for one in marks),
+        max(one.synced_lsn for one in watermarks),
+        max(one.term for one in watermarks),
     )
 
 

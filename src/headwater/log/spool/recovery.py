@@ -151,7 +151,7 @@ class Recovered:
     """A spool that can go on."""
 
     segments: list[SpoolSegment]
-    marks: Watermarks
+    watermarks: Watermarks
     last_lsn: int
     file: DiskFile
     """The active segment, synced."""
@@ -169,37 +169,42 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
         folder.disk.unlink(folder.file(name))
     if listing.published:
         listing = adopt(folder, listing, first_lsn=first_lsn)
-    marks = listing.marks
+    watermarks = listing.watermarks
     if not listing.segments:
-        _check_nothing_is_gone(folder, marks)
+        _check_nothing_is_gone(folder, watermarks)
         return _begin(folder, listing, 1 if first_lsn is None else first_lsn)
-    if marks is None:
-        marks = Watermarks(listing.segments[0], listing.segments[0] - 1, 0)
-    _check_first(folder, listing, marks)
-    folder.renew_marks(listing.all_marks, marks)
-    _drop_pruned(folder, listing, marks)
-    found = _open_active(folder, listing, marks)
-    if found.last_lsn < marks.floor_lsn:
+    if watermarks is None:
+        watermarks = Watermarks(listing.segments[0], listing.segments[0] - 1, 0)
+    _check_first(folder, listing, watermarks)
+    folder.rewrite_watermarks(listing.all_watermarks, watermarks)
+    _drop_pruned(folder, listing, watermarks)
+    found = _open_active(folder, listing, watermarks)
+    if found.last_lsn < watermarks.floor_lsn:
         return _begin_above_floor(folder, found)
-    if found.last_lsn < marks.began_lsn and first_lsn not in (None, marks.began_lsn):
+    if found.last_lsn < watermarks.began_lsn and first_lsn not in (None, watermarks.began_lsn):
         return _begin_elsewhere(folder, found, first_lsn or 1)
     return found
 
 
-def _check_nothing_is_gone(folder: Folder, marks: Watermarks | None) -> None:
-    if marks is not None and max(marks.floor_lsn, marks.synced_lsn) >= marks.began_lsn:
+def _check_nothing_is_gone(folder: Folder, watermarks: Watermarks | None) -> None:
+    if (
+        watermarks is not None
+        and max(watermarks.floor_lsn, watermarks.synced_lsn) >= watermarks.began_lsn
+    ):
         raise SpoolCorrupt(
             "every segment is gone",
             path=folder.path,
             offset=0,
-            lsn=marks.floor_lsn + 1,
+            lsn=watermarks.floor_lsn + 1,
         )
 
 
 def _begin(folder: Folder, listing: SpoolListing, first_lsn: int) -> Recovered:
-    """The marks first: until there is a segment, they may say any beginning."""
-    fresh = Watermarks(first_lsn, first_lsn - 1, 0, listing.marks.term if listing.marks else 0)
-    folder.renew_marks(listing.all_marks, fresh)
+    """The watermarks first: until there is a segment, they may say any beginning."""
+    fresh = Watermarks(
+        first_lsn, first_lsn - 1, 0, listing.watermarks.term if listing.watermarks else 0
+    )
+    folder.rewrite_watermarks(listing.all_watermarks, fresh)
     file = folder.disk.create(folder.segment(first_lsn))
     folder.disk.sync_dir(folder.path)
     return _at_beginning(file, fresh)
@@ -221,44 +226,44 @@ def _begin_above_floor(folder: Folder, found: Recovered) -> Recovered:
     """All that is left lies below the floor: it was about to start over, or its unsynced end is
     gone, of which the floor says that nobody needs it here."""
     found.file.close()
-    file = folder.disk.create(folder.segment(found.marks.floor_lsn + 1))
+    file = folder.disk.create(folder.segment(found.watermarks.floor_lsn + 1))
     folder.disk.sync_dir(folder.path)
     for segment in found.segments:
         folder.disk.unlink(folder.segment(segment.first_lsn))
         folder.disk.unlink(folder.index(segment.first_lsn))
-    began = _at_beginning(file, found.marks)
+    began = _at_beginning(file, found.watermarks)
     began.term, began.torn = found.term, found.torn
     return began
 
 
-def _at_beginning(file: DiskFile, marks: Watermarks) -> Recovered:
-    first_lsn = marks.floor_lsn + 1
+def _at_beginning(file: DiskFile, watermarks: Watermarks) -> Recovered:
+    first_lsn = watermarks.floor_lsn + 1
     index = SparseIndex(first_lsn)
     segment = SpoolSegment(first_lsn, first_lsn - 1, 0, index)
-    return Recovered([segment], marks, first_lsn - 1, file, index, marks.term)
+    return Recovered([segment], watermarks, first_lsn - 1, file, index, watermarks.term)
 
 
-def _check_first(folder: Folder, listing: SpoolListing, marks: Watermarks) -> None:
-    if listing.segments[0] > marks.floor_lsn + 1:
+def _check_first(folder: Folder, listing: SpoolListing, watermarks: Watermarks) -> None:
+    if listing.segments[0] > watermarks.floor_lsn + 1:
         raise SpoolCorrupt(
             f"the segment is gone; the first one left begins at LSN {listing.segments[0]}",
             path=folder.path,
             offset=0,
-            lsn=marks.floor_lsn + 1,
+            lsn=watermarks.floor_lsn + 1,
         )
 
 
-def _drop_pruned(folder: Folder, listing: SpoolListing, marks: Watermarks) -> None:
+def _drop_pruned(folder: Folder, listing: SpoolListing, watermarks: Watermarks) -> None:
     """Remove what an interrupted prune left."""
     firsts = listing.segments
-    while len(firsts) > 1 and firsts[1] - 1 <= marks.floor_lsn:
+    while len(firsts) > 1 and firsts[1] - 1 <= watermarks.floor_lsn:
         folder.disk.unlink(folder.segment(firsts.pop(0)))
     for first in listing.indexes:
         if first not in firsts:
             folder.disk.unlink(folder.index(first))
 
 
-def _open_active(folder: Folder, listing: SpoolListing, marks: Watermarks) -> Recovered:
+def _open_active(folder: Folder, listing: SpoolListing, watermarks: Watermarks) -> Recovered:
     firsts = listing.segments
     sealed = [
         _sealed(folder, first, following - 1) for first, following in itertools.pairwise(firsts)
@@ -268,10 +273,14 @@ def _open_active(folder: Folder, listing: SpoolListing, marks: Watermarks) -> Re
     try:
         window = Window(file, path, end=file.stat().size_bytes)
         foreign = is_foreign(window)
-        found = scan(window, first_lsn=firsts[-1], synced_lsn=marks.synced_lsn, native=not foreign)
-        torn = cut_torn_end(file, path, found, floor_lsn=marks.floor_lsn)
+        found = scan(
+            window, first_lsn=firsts[-1], synced_lsn=watermarks.synced_lsn, native=not foreign
+        )
+        torn = cut_torn_end(file, path, found, floor_lsn=watermarks.floor_lsn)
         file.sync()
-        recovered = Recovered(sealed, marks, found.last_lsn, file, found.index, marks.term)
+        recovered = Recovered(
+            sealed, watermarks, found.last_lsn, file, found.index, watermarks.term
+        )
         recovered.torn = torn
         _remember(recovered, window, found)
         if found.last is None and sealed:

@@ -67,7 +67,7 @@ def repair(
     """
     folder = Folder(disk or OsDisk(), path)
     listing = folder.listing()
-    if listing.marks is None and not listing.segments:
+    if listing.watermarks is None and not listing.segments:
         raise Refused(f"there is no log in {path}: name the folder of one")
     with folder.disk.lock(folder.file("lock")):
         return _Repair(folder, sources, give_up=give_up).run(folder.listing())
@@ -93,12 +93,12 @@ class _Repair:
         self._likeness = CopyCheck(folder)
 
     def run(self, listing: SpoolListing) -> RepairReport:
-        marks = listing.marks or Watermarks(1, 0, 0)
-        synced_lsn, next_lsn = marks.synced_lsn, marks.floor_lsn + 1
-        self._floor_lsn, self._term = marks.floor_lsn, max(self._term, marks.term)
+        watermarks = listing.watermarks or Watermarks(1, 0, 0)
+        synced_lsn, next_lsn = watermarks.synced_lsn, watermarks.floor_lsn + 1
+        self._floor_lsn, self._term = watermarks.floor_lsn, max(self._term, watermarks.term)
         firsts = self._likeness.firsts = listing.segments
         for place, first in enumerate(firsts):
-            if first > next_lsn and (listing.marks or place):
+            if first > next_lsn and (listing.watermarks or place):
                 self._restore(MissingRange(next_lsn, first - 1))
             is_last = place + 1 == len(firsts)
             last_lsn = synced_lsn if is_last else firsts[place + 1] - 1
@@ -229,14 +229,14 @@ def _new_frame(group: Group, offset: int) -> bytearray:
     from headwater.log.spool.codec import GroupFrame
 
     if group.lost is not None:
-        body = GroupFrame.of_lost(len(group), group.lost)
+        frame = GroupFrame.of_lost(len(group), group.lost)
     else:
-        body = GroupFrame.of_records(group.records)
-    body.place(
+        frame = GroupFrame.of_records(group.records)
+    frame.place(
         term=group.term,
         first_lsn=group.first_lsn,
         timestamp_ms=group.timestamp_ms,
         synced_lsn=group.first_lsn - 1,
         offset=offset,
     )
-    return body.frame
+    return frame.data

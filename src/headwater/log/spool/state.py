@@ -7,13 +7,12 @@ sync, and then they are equal; segments are dense and rising, and the last one i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from headwater.core import limits
+from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.metrics import Histogram
 from headwater.log.spool.folder import SparseIndex
@@ -89,27 +88,14 @@ class SpoolMetrics:
         self.sync_seconds = Histogram()
 
 
-def wake_future(future: asyncio.Future[None]) -> None:
-    """Resolve a future on its own loop; one whose loop is gone waits no more."""
-    loop = future.get_loop()
-    if loop is _running_loop():
-        _resolve_future(future)
-    else:
-        # Closed, perhaps in this very moment: whoever waited there was cancelled.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve_future, future)
+def resolve_from_thread(future: asyncio.Future[None]) -> None:
+    """Resolve a future on its own loop, from any thread; nothing if that loop is closed."""
+    runtime.call_on(future.get_loop(), _resolve_future, future)
 
 
 def _resolve_future(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -257,4 +243,4 @@ class SpoolState:
             for future in due:
                 del self._waiters[future]
         for future in due:
-            wake_future(future)
+            resolve_from_thread(future)
