@@ -27,7 +27,7 @@ from headwater.log.replica.link import SplitPull
 from headwater.log.replica.log_copy import LogCopies, LogCopy
 from headwater.log.replica.replica import Replica
 from headwater.log.slots import Slot
-from headwater.log.slots.slot_writer import SlotBook
+from headwater.log.slots.slot_writer import LeaderSlots
 from tests.planted import expect_noticed
 from tests.torture.replica_scenarios import SCENARIOS, replica_history
 
@@ -97,7 +97,7 @@ def deletes_nothing(records: pa.RecordBatch) -> Any:
     return pa.repeat(pa.scalar(False), records.num_rows)
 
 
-def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
+def never_renews(self: LeaderSlots, name: str, at_lsn: int, **how: Any) -> Slot:
     """Leaves a slot that was given up as it is."""
     before = self.find(name)
     if before is not None and not before.is_valid:
@@ -105,7 +105,7 @@ def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
     return _create(self, name, at_lsn, **how)
 
 
-def frees_what_it_knows(self: SlotBook) -> int | None:
+def frees_what_it_knows(self: LeaderSlots) -> int | None:
     """Lets the log go before anybody else knows that it may."""
     return self.wanted_floor_lsn()
 
@@ -122,7 +122,7 @@ async def loads_half(copy: LogCopy, archive: LogArchive, lsns: range) -> None:
 
 _load = log_copy._load
 _check_dense, _take_in = link._check_dense, link.split_pull
-_heed, _create = ReplicaCopies.heed, SlotBook.create
+_heed, _create = ReplicaCopies.heed, LeaderSlots.create
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "gap-is-applied": (link, "_check_dense", looks_away),
@@ -140,8 +140,8 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "tier-is-left-out": (LogCopies, "begin", begins_at_the_end),
     "tier-is-loaded-in-part": (log_copy, "_load", loads_half),
     "deleted-keys-stay": (keyed_table, "_deletes", deletes_nothing),
-    "rebootstrap-for-ever": (SlotBook, "create", never_renews),
-    "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
+    "rebootstrap-for-ever": (LeaderSlots, "create", never_renews),
+    "pruned-before-stored": (LeaderSlots, "floor_lsn", frees_what_it_knows),
     "dead-slot-holds-for-ever": (log_retention, "exceeded_limit", looks_away),
 }
 

@@ -26,7 +26,7 @@ from headwater.log.spool import (
 from headwater.log.spool import commit as run_module
 from headwater.log.spool import spool as spool_module
 from headwater.log.spool.commit import PendingAppend, WriteBatch
-from headwater.log.spool.folder import Folder, SparseIndex, Watermarks
+from headwater.log.spool.folder import Folder, SparseIndex, SpoolWatermarks
 from headwater.log.spool.recovery import Recovered
 from headwater.log.spool.state import SpoolSegment
 from headwater.log.spool.writer import SegmentWriter
@@ -216,7 +216,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _store_unsynced(self: Spool, *, floor_lsn: int | None = None) -> None:
     floor_lsn = self.floor_lsn if floor_lsn is None else floor_lsn
-    watermarks = Watermarks(self._watermarks.began_lsn, floor_lsn, self.synced_lsn, self.term)
+    watermarks = SpoolWatermarks(self._watermarks.began_lsn, floor_lsn, self.synced_lsn, self.term)
     self._folder.rename_watermarks(self._watermarks, watermarks)
     self._watermarks = watermarks
 

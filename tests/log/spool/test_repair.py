@@ -60,14 +60,14 @@ def test_damage_anywhere_is_mended_from_a_copy_that_was_framed_otherwise() -> No
             disk = planted(damaged)
             report = repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
             assert report.missing == []
-            assert {one.source for one in report.mended} == {PATH}
+            assert {one.source for one in report.repaired} == {PATH}
             assert contents(disk)[f"{name}.damaged"] == damaged[name]
             again = opened(disk)
             assert everything(again) == RECORDS
             assert again.torn is None
             assert again.term == 3
             wait(again.close())
-            assert repair(PATH, [], disk=disk).mended == []
+            assert repair(PATH, [], disk=disk).repaired == []
 
 
 def test_a_first_frame_that_lost_its_mark_is_mended_as_any_other() -> None:
@@ -119,7 +119,7 @@ def test_a_source_is_compared_once_with_a_segment_however_many_gaps_it_has(
     monkeypatch.setattr(spool_survey, "survey", counted)
     damaged = planted({**files, name: bytes(data)})
     report = repair(PATH, [source], disk=damaged)
-    assert len(report.mended) == gaps
+    assert len(report.repaired) == gaps
     assert everything(opened(damaged)) == RECORDS
     beside, sampled = 2 * gaps, 2
     assert source.reads <= gaps + beside + sampled
@@ -155,7 +155,7 @@ def test_what_nobody_has_is_told_and_the_segment_is_left_as_it_is() -> None:
         disk = planted(damaged)
         report = repair(PATH, sources, disk=disk)
         assert [str(one) for one in report.missing] == ["LSN 1 to 4"]
-        assert (report.mended, report.kept) == ([], [])
+        assert (report.repaired, report.set_aside) == ([], [])
         assert {k: v for k, v in contents(disk).items() if k != "lock"} == {
             k: v for k, v in damaged.items() if k != "lock"
         }
@@ -192,7 +192,7 @@ def test_what_a_copy_has_behind_a_gap_of_its_own_is_neither_missing_nor_given_up
     report = repair(PATH, [copy], disk=disk)
     assert [str(one) for one in report.missing] == ["LSN 1 to 2"]
     report = repair(PATH, [copy], give_up=True, disk=disk)
-    assert [(one.first_lsn, one.last_lsn) for one in report.mended] == [(1, 2), (3, 4)]
+    assert [(one.first_lsn, one.last_lsn) for one in report.repaired] == [(1, 2), (3, 4)]
     assert everything(opened(disk)) == {lsn: RECORDS[lsn] for lsn in range(3, 41)}
 
 
@@ -223,7 +223,7 @@ def test_a_log_of_which_everything_is_gone_is_made_again_segment_by_segment() ->
     files, copy = contents(grown()), grown(step=5)
     disk = planted({name: data for name, data in files.items() if name.endswith(".marks")})
     report = repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
-    assert len(report.mended) == len(segments(contents(disk))) > 1
+    assert len(report.repaired) == len(segments(contents(disk))) > 1
     assert everything(opened(disk)) == RECORDS
 
 
@@ -267,7 +267,7 @@ def test_the_buffer_has_what_is_retained_there() -> None:
     files = contents(grown())
     disk = planted(flipped(files, segments(files)[0], 100))
     report = repair(PATH, [BufferSource(stream, 0)], disk=disk)
-    assert [(one.first_lsn, one.last_lsn, one.source) for one in report.mended] == [
+    assert [(one.first_lsn, one.last_lsn, one.source) for one in report.repaired] == [
         (1, 4, "the buffer of orders, partition 0")
     ]
     again = opened(disk)
@@ -392,5 +392,5 @@ def test_a_repair_that_finds_no_room_leaves_nothing_behind_and_is_done_again() -
         assert not [one for one in contents(disk) if "damaged" in one]
     disk.space_bytes = None
     report = repair(PATH, [SpoolSource(PATH, grown(step=7))], disk=disk)
-    assert report.kept == [f"{PATH}/{name}.damaged"]
+    assert report.set_aside == [f"{PATH}/{name}.damaged"]
     assert everything(opened(disk)) == RECORDS

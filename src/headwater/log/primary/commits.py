@@ -35,7 +35,7 @@ from headwater.log.primary.config import (
     acknowledged_by,
 )
 from headwater.log.primary.registry import ReplicaRegistry
-from headwater.log.slots import SlotBook
+from headwater.log.slots import LeaderSlots
 from headwater.log.wal import Wal
 
 
@@ -217,7 +217,7 @@ class Commits:
         self,
         wal: Wal,
         registry: ReplicaRegistry,
-        book: SlotBook,
+        slots: LeaderSlots,
         config: ReplicationConfig,
         metrics: ReplicationMetrics,
     ) -> None:
@@ -229,7 +229,7 @@ class Commits:
             self._flow_lag_lsn, soft_lag_lsn=config.soft_lag_lsn, max_delay_s=config.max_delay_s
         )
         self._registry = registry
-        self._book = book
+        self._slots = slots
 
     def replicated_lsn(self, policy: CommitPolicy | None = None) -> int:
         """The last record that is replicated as the policy says."""
@@ -317,5 +317,5 @@ class Commits:
         return 0 if slowest is None else max(0, self.wal.current_lsn() - slowest)
 
     def _held_lsn(self, name: str) -> int:
-        slot = self._book.find(name)
+        slot = self._slots.find(name)
         return 0 if slot is None else slot.restart_lsn

@@ -38,8 +38,8 @@ from headwater.log.slots import (
     InvalidationCause,
     ResumeMode,
     Slot,
-    SlotKeeper,
     SlotRegister,
+    SlotWriter,
 )
 from headwater.log.wal import Wal
 
@@ -59,21 +59,21 @@ class PrimaryReplication:
     """Replicas, slots and commits of one partition's leader. For one event loop."""
 
     def __init__(
-        self, wal: Wal, slots: SlotKeeper, config: ReplicationConfig | None = None
+        self, wal: Wal, slot_writer: SlotWriter, config: ReplicationConfig | None = None
     ) -> None:
         """Use `PrimaryReplication.open`."""
         self.config = config or ReplicationConfig()
         self.metrics = ReplicationMetrics()
         self.wal = wal
-        self.retention = LogRetention(wal, slots, self.config.retention, self.metrics)
-        self._slots = slots
-        self._book = slots.book
-        self._registry = ReplicaRegistry(self._book.leader_epoch)
-        self.commits = Commits(wal, self._registry, self._book, self.config, self.metrics)
+        self.retention = LogRetention(wal, slot_writer, self.config.retention, self.metrics)
+        self._slot_writer = slot_writer
+        self._slots = slot_writer.slots
+        self._registry = ReplicaRegistry(self._slots.leader_epoch)
+        self.commits = Commits(wal, self._registry, self._slots, self.config, self.metrics)
         self._sweeping: asyncio.Task[None] | None = None
         self._is_closed = False
-        slots.on_dropped = self._dropped_elsewhere
-        slots.on_failure = self.commits.fail
+        slot_writer.on_dropped = self._dropped_elsewhere
+        slot_writer.on_failure = self.commits.fail
 
     @classmethod
     async def open(
@@ -97,22 +97,22 @@ class PrimaryReplication:
         chosen = config or ReplicationConfig()
         if must_exist is None:
             must_exist = wal.current_lsn() > 0
-        slots = await SlotKeeper.open(
+        slot_writer = await SlotWriter.open(
             register,
             leader_epoch=leader_epoch,
             must_exist=must_exist,
             write_interval_s=chosen.slot_write_interval_s,
         )
-        made = cls(wal, slots, chosen)
+        made = cls(wal, slot_writer, chosen)
         made.retention.bring_back()
         # Before anything is written above them: a leader after this one, whose log has others of
         # those records, would take the slots for its own.
-        await slots.settle()
+        await slot_writer.settle()
         return made
 
     def start(self) -> None:
         """Write slots and look after replicas, every few seconds, until `close`."""
-        self._slots.start()
+        self._slot_writer.start()
         if self._sweeping is None:
             self._sweeping = runtime.spawn(self._sweep_on(), name="headwater-replicas")
 
@@ -133,18 +133,18 @@ class PrimaryReplication:
         if sweeping is not None:
             sweeping.cancel()
             await asyncio.wait((sweeping,))
-        await self._slots.close()
+        await self._slot_writer.close()
 
     @property
     def term(self) -> int:
         """The leader's epoch."""
-        return self._book.leader_epoch
+        return self._slots.leader_epoch
 
     def check_leading(self) -> None:
         """Raise `Fenced` once it is known that a newer leader took over, `Unavailable` once closed:
         what a replica is told after that is written down by nobody."""
-        if isinstance(self._slots.failure, Fenced):
-            self._slots.check()
+        if isinstance(self._slot_writer.failure, Fenced):
+            self._slot_writer.check()
         if self._is_closed:
             raise Unavailable("this leader was closed: ask the next one")
 
@@ -223,8 +223,8 @@ class PrimaryReplication:
     def note_replica_pull(self, name: str, last_sent_lsn: int) -> None:
         """A replica was sent records through this one."""
         self._registry.note_pull(name, last_sent_lsn)
-        if self._book.find(name) is not None:
-            self._book.touch(name)
+        if self._slots.find(name) is not None:
+            self._slots.touch(name)
 
     def acknowledge(
         self,
@@ -251,8 +251,8 @@ class PrimaryReplication:
             apply_error_count=apply_error_count,
             divergence_count=divergence_count,
         )
-        if self._book.find(name) is not None:
-            self._book.advance(name, applied_lsn=applied_lsn, durable_lsn=durable_lsn)
+        if self._slots.find(name) is not None:
+            self._slots.advance(name, applied_lsn=applied_lsn, durable_lsn=durable_lsn)
         self.metrics.acknowledgements += 1
         self._evaluate()
         return state
@@ -281,22 +281,22 @@ class PrimaryReplication:
 
     def slots(self) -> list[Slot]:
         """The slots as they are at this moment."""
-        return self._book.slots()
+        return self._slots.all()
 
     def slot(self, name: str) -> Slot:
         """One of them; `NotFound` if its replica has to register."""
-        return self._book.get(name)
+        return self._slots.get(name)
 
     def slot_views(self) -> list[SlotView]:
         """The slots in words: status, lag, and since when nobody uses them."""
         healthy = {one.name for one in self._registry.replicas() if one.healthy}
         return [
-            self.retention.view(slot, is_active=slot.name in healthy) for slot in self._book.slots()
+            self.retention.view(slot, is_active=slot.name in healthy) for slot in self._slots.all()
         ]
 
     def retention_floor_lsn(self) -> int | None:
         """The slowest valid slot: the log is kept above it. None if no slot asks for anything."""
-        return self._book.wanted_floor_lsn()
+        return self._slots.wanted_floor_lsn()
 
     def enforce_retention_limits(self) -> list[tuple[str, InvalidationCause]]:
         """Give up slots that are beyond a limit; which, and why."""
@@ -347,14 +347,14 @@ class PrimaryReplication:
     def drop_slot(self, name: str) -> bool:
         """Forget a slot and its replica; whether there was one. It frees the log once stored."""
         self._registry.unregister(name)
-        dropped = self._book.drop(name)
+        dropped = self._slots.drop(name)
         self.metrics.slots_dropped += dropped
         self._evaluate()
         return dropped
 
     async def settle_slots(self) -> None:
         """Return once the slots, as they are now, would survive this leader."""
-        await self._slots.settle()
+        await self._slot_writer.settle()
 
     # Commits
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         slot_status,
     )
     from headwater.log.slots.slot_register import SlotRegister, SlotTable
-    from headwater.log.slots.slot_writer import SlotBook, SlotKeeper
+    from headwater.log.slots.slot_writer import LeaderSlots, SlotWriter
 
 __all__ = [
     "BootstrapPlan",
@@ -51,17 +51,17 @@ __all__ = [
     "Invalidation",
     "InvalidationCause",
     "LagClock",
+    "LeaderSlots",
     "NoBootstrap",
     "PartialResync",
     "ResumeMode",
     "RetentionLimits",
     "Slot",
-    "SlotBook",
-    "SlotKeeper",
     "SlotLag",
     "SlotRegister",
     "SlotStatus",
     "SlotTable",
+    "SlotWriter",
     "exceeded_limit",
     "is_comparable",
     "plan_bootstrap",
@@ -77,6 +77,6 @@ __getattr__, __dir__ = exports(
         "PartialResync ResumeMode RetentionLimits Slot SlotLag SlotStatus exceeded_limit "
         "is_comparable plan_bootstrap plan_resume retention_floor slot_status",
         "slot_register": "SlotRegister SlotTable",
-        "slot_writer": "SlotBook SlotKeeper",
+        "slot_writer": "LeaderSlots SlotWriter",
     },
 )

@@ -1,7 +1,7 @@
 """The leader's slots in memory, and writing them to the store at a bounded rate.
 
-    writer = await SlotKeeper.open(register, leader_epoch=7)
-    writer.book.advance("standby", applied_lsn=120, durable_lsn=100)
+    writer = await SlotWriter.open(register, leader_epoch=7)
+    writer.slots.advance("standby", applied_lsn=120, durable_lsn=100)
     await writer.settle()          # or leave it to writer.start(), which writes every few seconds
 
 Always holds:
@@ -29,7 +29,7 @@ from headwater.log.slots.slot import InvalidationCause, Slot, retention_floor
 from headwater.log.slots.slot_register import SlotRegister, SlotTable, make_table
 
 
-class SlotBook:
+class LeaderSlots:
     """Slots by name, over what was stored last."""
 
     def __init__(self, stored: SlotTable) -> None:
@@ -52,7 +52,7 @@ class SlotBook:
         """The epoch that stored tables are stamped with."""
         return self._stored.leader_epoch
 
-    def slots(self) -> list[Slot]:
+    def all(self) -> list[Slot]:
         """All slots, by name."""
         return sorted(self._slots.values(), key=lambda slot: slot.name)
 
@@ -206,12 +206,14 @@ def _last_seen_ms(table: SlotTable) -> dict[str, int]:
 _log: Final = logging.getLogger("headwater")
 
 
-class SlotKeeper:
+class SlotWriter:
     """The slots of one partition, in the hands of its leader."""
 
-    def __init__(self, register: SlotRegister, book: SlotBook, *, write_interval_s: float) -> None:
-        """Use `SlotKeeper.open`."""
-        self.book = book
+    def __init__(
+        self, register: SlotRegister, slots: LeaderSlots, *, write_interval_s: float
+    ) -> None:
+        """Use `SlotWriter.open`."""
+        self.slots = slots
         self.failure: HeadwaterError | None = None
         """What ended it: a newer leader, or damage."""
         self.writes = 0
@@ -222,7 +224,7 @@ class SlotKeeper:
         self.on_failure: Callable[[HeadwaterError], None] = lambda failure: None
         self._register = register
         self._write_interval_s = write_interval_s
-        self._written = book.changes
+        self._written = slots.changes
         self._last_write_s = runtime.monotonic_s()
         self._attempts = 0
         self._failed: tuple[int, HeadwaterError] | None = None
@@ -238,19 +240,19 @@ class SlotKeeper:
         leader_epoch: int,
         must_exist: bool = False,
         write_interval_s: float = limits.SLOT_WRITE_INTERVAL_S,
-    ) -> SlotKeeper:
+    ) -> SlotWriter:
         """Take the slots over under this epoch; `Fenced` if a later leader has.
 
         Slots that are there and cannot be read raise what is wrong with them. There is then nobody
         who could let the log be pruned.
         """
         stored = await register.stamp(leader_epoch, must_exist=must_exist)
-        return cls(register, SlotBook(stored), write_interval_s=write_interval_s)
+        return cls(register, LeaderSlots(stored), write_interval_s=write_interval_s)
 
     @property
     def is_settled(self) -> bool:
         """Whether everything that is worth it is stored."""
-        return self._written >= self.book.changes
+        return self._written >= self.slots.changes
 
     def check(self) -> None:
         """Raise what ended the keeper, if something did."""
@@ -277,7 +279,7 @@ class SlotKeeper:
         Raises what the store says; nothing is lost by that, and a later call tries again.
         """
         self.check()
-        wanted, arrived = self.book.changes, self._attempts
+        wanted, arrived = self.slots.changes, self._attempts
         while self._written < wanted:
             async with self._writing:
                 if self._failed is not None and self._failed[0] > arrived:
@@ -303,8 +305,8 @@ class SlotKeeper:
         if wait_s > 0:
             await runtime.sleep(wait_s)
         self._attempts += 1
-        changes, sent = self.book.changes, self.book.table()
-        self.book.sending(sent)
+        changes, sent = self.slots.changes, self.slots.table()
+        self.slots.sending(sent)
         try:
             found = await self._register.write(sent)
         except HeadwaterError as error:
@@ -319,7 +321,7 @@ class SlotKeeper:
             self._last_write_s = runtime.monotonic_s()
         self.writes += 1
         self._written = max(self._written, changes)
-        dropped = self.book.stored(sent, found)
+        dropped = self.slots.stored(sent, found)
         if dropped:
             self.on_dropped(dropped)
 

@@ -57,11 +57,11 @@ _SAMPLE_ROWS: Final = 1024
 def join_schemas(
     schema: pa.Schema, given: pa.Schema, *, rows: int, nbytes: int
 ) -> pa.Schema | None:
-    """`schema` with what only `given` has, for so many records of it that have so many bytes.
+    """`schema` with the columns that only `given` has, for an append of `rows` and `nbytes`.
 
-    None if the types of a column differ, if there would be too many columns, or if it would mostly
-    be nulls that are written: more than the records, and more than a segment of their own costs.
-    And if nothing is known of the columns that the segment has.
+    None if a column has two types, if there would be too many columns, or if the append would be
+    mostly nulls: more bytes than its records, and more than a segment of its own costs. Also None
+    if the columns of the segment are not known.
     """
     both = merge_schemas(schema, given) if len(schema) else None
     if both is None or len(both) > max(TIER_MERGE_COLUMNS, len(given)):
@@ -73,7 +73,7 @@ def join_schemas(
 
 @functools.lru_cache(maxsize=1024)
 def _null_bytes(kind: pa.DataType) -> float:
-    """What a null takes in a frame: offsets and numbers stand there nevertheless."""
+    """Bytes of a null in a frame: offsets and numbers are stored nevertheless."""
     return float(pa.nulls(_SAMPLE_ROWS, kind).nbytes / _SAMPLE_ROWS)
 
 
@@ -188,7 +188,7 @@ class GroupFrame:
 
 
 def decode_group(header: FrameHeader, payload: memoryview) -> Group:
-    """The group in a whole frame, of whichever version. Shares the memory of `payload`."""
+    """The group in a whole frame of any version. Shares the memory of `payload`."""
     envelope = read_envelope(payload)
     if envelope is None:
         return _published(header, payload)
@@ -208,12 +208,12 @@ def decode_group(header: FrameHeader, payload: memoryview) -> Group:
 
 
 def _published(header: FrameHeader, payload: memoryview) -> Group:
-    """One record a frame. The frame's LSN and term are those that count."""
+    """The record of another implementation's frame. The frame's LSN and term count."""
     try:
         change = ChangeRecord.from_json(payload)
         records = group_of([change]).records
     except (Corrupt, Refused):
-        # The format leaves payloads to whoever writes them, and has numbers beyond ours.
+        # The format does not define payloads, and its numbers may be larger than ours.
         change = ChangeRecord(header.lsn, entity_bytes=bytes(payload))
         records = group_of([change]).records
     term = change.term if header.term is None else header.term
@@ -221,14 +221,15 @@ def _published(header: FrameHeader, payload: memoryview) -> Group:
 
 
 class PreparedAppend:
-    """The frames of one append, which need only their LSNs and their place.
+    """The encoded frames of one append; only LSNs and offsets are missing.
 
-    Good for one append that lands. After an error that changed nothing (`Unavailable`, `NoSpace`,
-    `Conflict`, `Fenced`, `Refused`) it can be appended again, to this log or to another.
+    It can be appended once. After an error that changed nothing (`Unavailable`, `NoSpace`,
+    `Conflict`, `Fenced`, `Refused`) it can be appended again, to this
+    log or to another.
     """
 
     def __init__(self, bodies: list[GroupFrame]) -> None:
-        # A list with one item or none: taking it out is one step, whichever threads try.
+        # A list with one item or none: popping it is atomic between threads.
         self._free = [bodies]
 
     def take(self) -> list[GroupFrame]:
@@ -237,8 +238,8 @@ class PreparedAppend:
             return self._free.pop()
         except IndexError:
             raise Refused(
-                "this draft was appended, or is being appended, or its outcome is not known: make "
-                "another"
+                "this PreparedAppend was appended, is being appended, or its outcome is not known: "
+                "prepare another"
             ) from None
 
     def give_back(self, bodies: list[GroupFrame]) -> None:
@@ -254,8 +255,8 @@ def prepare_append(
 ) -> PreparedAppend:
     """Frames of up to `group_bytes` of records each; a single record may have more.
 
-    `schema` is that of the segment which they will most likely go to: the columns that they lack
-    are given to them here, where there is time for it.
+    `schema` is that of the active segment: columns that the records lack are added here, outside
+    of the writer's lock.
     """
     if not records.num_rows:
         raise Refused("nothing to append: there are no records")
@@ -281,8 +282,8 @@ def check_carried(schema: pa.Schema) -> None:
 
 
 def _without_extension_names(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The same records, whose fields name no extension types: what they are read as would depend
-    on who reads them."""
+    """The same records without names of extension types in their fields: a reader with other
+    extension types would read other types."""
     bare = _bare_schema(records.schema)
     if bare is None:
         return records
@@ -294,15 +295,15 @@ def _without_extension_names(records: pa.RecordBatch) -> pa.RecordBatch:
 
 @per_schema
 def _bare_schema(schema: pa.Schema) -> pa.Schema | None:
-    """What is written instead; None if it is fine as it is."""
+    """The schema without extension names; None if it has none."""
     return without_names(schema) if has_names(schema.serialize().to_pybytes()) else None
 
 
 def prepare_lost(lsns: int, cause: str) -> PreparedAppend:
-    """A range of LSNs whose records cannot be had any more: covered, and told as lost."""
+    """A range of LSNs whose records are lost: readers get the range and the cause."""
     if lsns < 1:
         raise Refused(f"a lost range has at least one LSN, not {lsns}")
-    # A cause often quotes what was wrong, which need not be text.
+    # A cause often quotes bytes that are not valid text.
     readable = cause.encode(errors="backslashreplace").decode()
     return PreparedAppend([GroupFrame.of_lost(lsns, readable)])
 

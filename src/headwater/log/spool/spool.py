@@ -33,7 +33,7 @@ from headwater.core.settings import whole_number
 from headwater.log.record.group import Group, GroupRing
 from headwater.log.spool.codec import PreparedAppend, prepare_append
 from headwater.log.spool.commit import Appended, CallOrder, GroupCommit, PendingAppend
-from headwater.log.spool.folder import Folder, SpoolLock, Watermarks
+from headwater.log.spool.folder import Folder, SpoolLock, SpoolWatermarks
 from headwater.log.spool.reader import SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
 from headwater.log.spool.state import SpoolConfig, SpoolMetrics, SpoolSegment, SpoolState
@@ -338,7 +338,7 @@ class Spool:
     def _store_watermarks(self, *, floor_lsn: int | None = None) -> None:
         floor_lsn = self._state.floor_lsn if floor_lsn is None else floor_lsn
         began_lsn = self._watermarks.began_lsn
-        watermarks = Watermarks(began_lsn, floor_lsn, self._state.synced_lsn, self.term)
+        watermarks = SpoolWatermarks(began_lsn, floor_lsn, self._state.synced_lsn, self.term)
         try:
             self._folder.rename_watermarks(self._watermarks, watermarks)
             self._watermarks = watermarks  # the name they have, though the next step may fail

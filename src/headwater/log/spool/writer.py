@@ -2,7 +2,7 @@
 
 Always holds:
 
-- LSNs are given, or checked to be the next, in the order of the bytes, under one lock;
+- LSNs are assigned, or checked to be the next, in the order of the bytes, under one lock;
 - a sealed segment is synced to its end, and the name of the next one is safe before a frame of it
   is acknowledged;
 - a write that found no room leaves the log as it was; after a sync that failed nothing is written
@@ -42,7 +42,7 @@ _JOINED_MAX_BYTES = 128 * KIB
 
 
 class SegmentWriter:
-    """The one who writes."""
+    """The only writer of the active segment."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SegmentWriter:
         self._metrics = metrics
         self._lock = lock
         self._mutex = threading.Lock()
-        """Held by whoever changes the active segment."""
+        """Held while the active segment is changed."""
         self._file: DiskFile = recovered.file
         self._index = recovered.index
         self._size_bytes = state.active.size_bytes
@@ -71,7 +71,7 @@ class SegmentWriter:
         self._used: set[str] = set()
         """Columns that appends to the active segment had."""
         self._next_schema: pa.Schema | None = None
-        """What the next append had best have, where the active segment is empty."""
+        """The schema with which an empty active segment should begin."""
         self._old_from_s = runtime.monotonic_s() - recovered.age_s + config.segment_age_s
         self._synced_s = runtime.monotonic_s()
         self._synced_bytes = self._size_bytes
@@ -79,12 +79,12 @@ class SegmentWriter:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """What the active segment has, or begins with, as far as one can tell without the lock;
-        None where nothing says so yet."""
+        """The schema of the active segment, or with which it will begin, read without the lock;
+        None if it is not known yet."""
         return self._next_schema if self._state.active.is_empty else self._schema
 
     def flush(self, appends: list[PendingAppend]) -> None:
-        """Write what waits, in order, and settle all of it."""
+        """Write these appends in order, and settle each of them."""
         started_s = runtime.monotonic_s()
         with self._mutex:
             batch = self._new_batch()
@@ -110,7 +110,7 @@ class SegmentWriter:
                 self._seal(reason)
 
     def sync(self) -> None:
-        """Sync what is not, however it is synced else."""
+        """Sync everything that was written, whatever `sync` says."""
         with self._mutex:
             self._check_usable()
             if self._synced_bytes < self._size_bytes:
@@ -137,7 +137,7 @@ class SegmentWriter:
             _log.warning("%s is old, and was not sealed: %s", self._where, error)
 
     def restart(self, first_lsn: int) -> list[SpoolSegment]:
-        """Begin anew at another LSN; the segments that were there, which may be removed."""
+        """Go on at another LSN; returns the segments before it, which may be removed."""
         with self._mutex:
             self._check_usable()
             segment, file = self._create(first_lsn)
@@ -148,8 +148,7 @@ class SegmentWriter:
             return gone
 
     def close(self) -> None:
-        """Sync what is not, and give the file back. Nothing is done here any more, also by those
-        who waited for the lock meanwhile."""
+        """Sync and close the file. Callers that waited for the lock get `Refused`."""
         with self._mutex:
             self._closed = True
             try:
@@ -159,7 +158,7 @@ class SegmentWriter:
                 self._file.close()
 
     def _new_batch(self) -> WriteBatch:
-        """Nothing yet, after all that is published."""
+        """An empty batch after all that is published."""
         is_empty = self._state.active.is_empty
         return WriteBatch(
             next_lsn=self._state.current_lsn + 1,
@@ -220,7 +219,7 @@ class SegmentWriter:
         return "age" if self._is_old() else None
 
     def _sealed_for(self, append: PendingAppend, batch: WriteBatch) -> WriteBatch:
-        """What takes an append, once the active segment is sealed if that has to be."""
+        """The batch that takes an append; the active segment is sealed first if it has to be."""
         reason = self._seal_reason(append, batch)
         if reason is None:
             return batch
@@ -234,7 +233,7 @@ class SegmentWriter:
         return runtime.monotonic_s() >= self._old_from_s
 
     def _commit(self, batch: WriteBatch) -> WriteBatch:
-        """Write a batch, sync it where that is promised, publish it, and settle its tickets."""
+        """Write a batch, sync it if that is promised, publish it, and settle its appends."""
         if batch.appends:
             try:
                 self._check_owned()
@@ -262,9 +261,9 @@ class SegmentWriter:
         self._size_bytes = batch.size_bytes
 
     def _cut_back(self) -> None:
-        """Take away the part of a write that found room. Synced, because what was refused must
-        not come back, least of all behind what is written next. Not if the log is another's: what
-        is cut off then may be what that one has acknowledged."""
+        """Cut off the part of a write that found room. Synced, because what was refused must not
+        come back behind what is written next. Not if the lock was lost: the bytes may be frames
+        that another process has acknowledged."""
         self._check_still_owned()
         try:
             self._file.truncate(self._size_bytes)
@@ -296,8 +295,8 @@ class SegmentWriter:
         self._synced_s = runtime.monotonic_s()
 
     def _forget_unsynced(self) -> None:
-        """What the failed sync was for was promised to nobody, and may be in the page cache
-        alone: whoever opens the log next must not find it there and take it for safe."""
+        """Cut off what the failed sync was for: it was never acknowledged, and may be only in the
+        page cache, where the next process that opens the log would find it and trust it."""
         try:
             self._lock.check_held()
             self._file.truncate(self._synced_bytes)
@@ -339,7 +338,7 @@ class SegmentWriter:
             append.settle(appended)
 
     def _seal(self, reason: str) -> None:
-        """Sync the active segment to its end, and go on in another one."""
+        """Sync the active segment to its end, and begin another one."""
         if self._synced_bytes < self._size_bytes:
             self._sync()
         sealed = self._state.active
@@ -383,8 +382,8 @@ class SegmentWriter:
             with self._folder.replacing(self._folder.index(sealed.first_lsn)) as file:
                 file.append(data)
         except HeadwaterError as error:
-            # It is made again from the segment when it is asked for.
-            _log.warning("the index of a sealed segment was not kept: %s", error)
+            # It is rebuilt from the segment when it is needed.
+            _log.warning("the index of a sealed segment was not stored: %s", error)
 
 
 def _joined(frames: list[bytearray]) -> list[bytes | bytearray]:
