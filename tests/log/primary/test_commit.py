@@ -97,7 +97,7 @@ def test_a_policy_that_waits_for_nobody_or_is_not_known_is_refused(text: str) ->
 @pytest.mark.parametrize("count", [1.5, 2.0, "2", True, None])
 def test_a_policy_counts_in_whole_numbers(count: Any) -> None:
     for policy in (AckN, Quorum, lambda one: Regions.of({"eu": one})):
-        with pytest.raises(Refused, match="a whole number is needed"):
+        with pytest.raises(Refused, match="must be a whole number"):
             policy(count)
 
 

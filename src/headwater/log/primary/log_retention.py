@@ -46,12 +46,12 @@ class SlotView(msgspec.Struct, frozen=True):
     restart_lsn: int
     confirmed_lsn: int
     lag_lsn: int
-    """Records that its replica does not have on disk; while it bootstraps, all that its copy is to
-    be given, also what is no longer in the log."""
+    """Records that its replica does not have on disk; during a bootstrap also those of the copy
+    that are no longer in the log."""
     lag_bytes: int
     lag_s: float
     inactive_since_ms: int | None
-    """When its replica was last heard of, if it is away; None while it is there."""
+    """The last request of its replica; None while the replica is healthy."""
     bootstrapping: bool
     cause: InvalidationCause | None
     """Why it was given up."""
@@ -103,7 +103,7 @@ class LogRetention:
         self._metrics = metrics
         self._lag_clock = LagClock()
         self.archived_lsn = 0
-        """What was said to be archived elsewhere: nobody but slots needs it."""
+        """Through here the log is archived elsewhere, and only slots need it."""
         self._pruning_lsn = 0
         """The log is being, or was, pruned through this one: what is not above it is gone."""
 
@@ -112,7 +112,7 @@ class LogRetention:
         return max(self.wal.oldest_lsn(), self._pruning_lsn + 1)
 
     def hold(self, name: str, position_lsn: int | None) -> Slot:
-        """The slot of a replica that registers with this position; see `register_replica`."""
+        """The slot of a replica that registers with this position, created if needed."""
         self.slot_writer.check()
         slot = self.slots.find(name)
         if slot is None:
@@ -121,11 +121,11 @@ class LogRetention:
             return self.slots.create(name, min(position_lsn, self.wal.current_lsn()))
         return self.slots.touch(name)
 
-    def bring_back(self) -> None:
-        """Let no slot stand above the end of the log.
+    def lower_slots_to_log_end(self) -> None:
+        """Move slots that are above the end of the log back to its end.
 
-        Its replica has records that this log does not have, and may get others of: they are kept
-        until the replica has compared them, also if it is away for long.
+        Their replicas have records that this log does not have and may write otherwise: those are
+        kept until the replica has compared them.
         """
         current_lsn = self.wal.current_lsn()
         for slot in self.slots.all():
@@ -163,13 +163,13 @@ class LogRetention:
         self.slot_writer.check()
         prune_lsn = min(self._may_prune(self.slots.floor_lsn()), self.wal.current_lsn())
         if prune_lsn > 0:
-            # Said before it is awaited: whoever registers meanwhile must not count on what goes.
+            # Before the prune: a replica that registers meanwhile must not count on these records.
             self._pruning_lsn = max(self._pruning_lsn, prune_lsn)
             await self.wal.prune_through(prune_lsn)
         return prune_lsn
 
     def rebootstrap_reason(self, name: str, position_lsn: int | None) -> InvalidationCause | None:
-        """Why a replica cannot go on from here; None if it can. A slot found lost is marked so."""
+        """Why a replica cannot resume from here; None if it can. Marks a lost slot as invalid."""
         slot = self.slots.find(name)
         mode = self._plan(slot, position_lsn)
         if isinstance(mode, PartialResync):
@@ -179,7 +179,7 @@ class LogRetention:
         return mode.cause
 
     def plan_resume(self, name: str, position_lsn: int | None) -> ResumeMode:
-        """How a replica that comes back goes on; counted, so that it can be seen."""
+        """How a replica resumes; counted in the metrics."""
         cause = self.rebootstrap_reason(name, position_lsn)
         if cause is not None:
             self._metrics.full_rebootstraps[cause.value] += 1
@@ -195,7 +195,7 @@ class LogRetention:
         )
         if not isinstance(plan, BootstrapPlan):
             raise Refused(f"replica {name!r} cannot be bootstrapped: {plan.why}")
-        # What it begins from was not acknowledged to anybody: what was before stays known.
+        # The image was not acknowledged; what the replica had acknowledged before stays.
         before = self.slots.find(name)
         known_lsn = 0 if before is None else min(before.confirmed_lsn, plan.after_lsn)
         self.slots.create(name, plan.after_lsn, bootstrapping=True, confirmed_lsn=known_lsn)
@@ -204,7 +204,7 @@ class LogRetention:
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
         """The replica has a fresh copy of everything through this LSN: its slot is valid again.
 
-        `Refused` if the log no longer has what follows, however the slot stands.
+        `Refused` if the log no longer has the records after it, whatever the slot says.
         """
         self.slot_writer.check()
         slot = self.slots.get(name)
@@ -229,8 +229,8 @@ class LogRetention:
         return None
 
     def pruned_before(self, name: str, since_lsn: int) -> FullRebootstrap:
-        """The log no longer has what follows `since_lsn`. Below its slot a replica only compares:
-        `Refused` then, and registered again it is told from where it can."""
+        """The log no longer has the records after `since_lsn`. Below its slot a replica only
+        compares: then it is `Refused`, and registering again returns from where it can."""
         slot = self.slots.get(name)
         if since_lsn < slot.restart_lsn and self.oldest_lsn() <= slot.restart_lsn + 1:
             raise Refused(
@@ -240,12 +240,12 @@ class LogRetention:
         return self.mark_removed(name)
 
     def mark_removed(self, name: str) -> FullRebootstrap:
-        """The log no longer had what a replica came for."""
+        """Invalidate a slot because the log no longer has what its replica needs."""
         self._invalidate(name, InvalidationCause.WAL_REMOVED)
         return FullRebootstrap(InvalidationCause.WAL_REMOVED)
 
     def view(self, slot: Slot, *, is_active: bool) -> SlotView:
-        """A slot in words."""
+        """The view of a slot."""
         return slot_view(
             slot,
             self._lag(slot),
@@ -261,7 +261,7 @@ class LogRetention:
         if position_lsn is None:
             return self.slots.create(name, current_lsn)
         if is_comparable(position_lsn, confirmed_lsn=0, oldest_lsn=self.oldest_lsn()):
-            # What it says of itself was compared with nobody's log yet.
+            # The replica's own position was not compared with any log yet.
             return self.slots.create(name, min(position_lsn, current_lsn), confirmed_lsn=0)
         # What the replica has does not reach the log: it needs a copy, and its slot says so.
         return self.slots.create(name, current_lsn, bootstrapping=True, confirmed_lsn=0)
@@ -274,7 +274,7 @@ class LogRetention:
     def _has_lost_some(self, slot: Slot, position_lsn: int) -> bool:
         """Whether a replica has less than it acknowledged, and the log still has the rest.
 
-        Its slot then begins anew, further back, or the rest would go before it is sent.
+        Its slot is then recreated further back, so that the rest is kept until it is sent.
         """
         return (
             slot.is_valid
@@ -313,8 +313,8 @@ class LogRetention:
     def _held(self, slot: Slot) -> SlotLag:
         """What the log keeps for this slot alone.
 
-        What is not archived is kept anyway. Were that counted, a copy that takes its time over a
-        log longer than the limits would be given up again and again, and nothing won by it.
+        What is not archived is kept anyway. If it counted, a slow replica of a log that is longer
+        than the limits would be given up again and again, and no log would be freed.
         """
         behind = self._lag(slot)
         end_lsn = min(self.archived_lsn, self.wal.current_lsn())

@@ -46,7 +46,7 @@ LOG_COLUMNS: Final[dict[str, pa.DataType]] = {
 """Every column that is not the stream's own."""
 
 GROUP_SCHEMA: Final = pa.schema(list(LOG_COLUMNS.items()))
-"""The same as an Arrow schema. A group has those that somebody used, and the stream's own."""
+"""The same as an Arrow schema. A group has those that are used, and the stream's own."""
 
 DEFAULT_KIND: Final = "entity"
 NO_RECORDS: Final = pa.record_batch([pa.array([], pa.binary())], names=[VALUE])
@@ -98,7 +98,7 @@ class Group:
     timestamp_ms: int = 0
     """When the frame was written; it is no part of any record."""
     lost: str | None = None
-    """Why these LSNs hold no records, where they do not: they count as covered, and as lost."""
+    """The cause if these LSNs have no records: they are covered, and lost."""
 
     def __post_init__(self) -> None:
         rows = 0 if self.lost is not None else self.last_lsn - self.first_lsn + 1
@@ -119,7 +119,7 @@ class Group:
 
     @property
     def cost_bytes(self) -> int:
-        """What it takes in memory: of many small groups, that is far more than their records."""
+        """Memory that it takes: for a small group far more than its records."""
         columns = int(self.records.num_columns)
         return self.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * columns
 

@@ -1,16 +1,11 @@
 """Replication slots: what the log is kept for.
 
 Enters: positions of replicas, limits, what the log still has.
-Leaves: the LSN above which the log is kept, how a replica goes on, `slots.json` in the store.
+Leaves: the LSN above which the log is kept, how a replica resumes, `slots.json` in the store.
 
-    slot            one slot, and the words for its state
-    table           all slots as one value; how a leader's view joins what is stored
-    retention       floor, limits, status: decisions without a clock or a store
-    resume          how a replica that comes back goes on
-    lag_clock       a lag in records, told in seconds
-    slot_register   the stored table, fenced by the leader's epoch
-    book            the slots from moment to moment, over what is stored
-    keeper          writes the book, at a bounded rate
+    slot            one slot: its state, limits, and how its replica resumes
+    slot_register   all slots as one stored value, fenced by the leader's epoch
+    slot_writer     the leader's slots in memory, and writing them at a bounded rate
 
 Always holds: positions of a generation only rise; nothing that a valid slot needs is pruned, also
 if the leader dies at once; slots that cannot be read free nothing; a dead slot holds no more than

@@ -290,8 +290,8 @@ class SpoolLock:
             raise Refused(f"{self._folder.path} is closed: open it again")
 
     def check_not_forked(self) -> None:
-        """`Refused` in a forked child. Call it before taking any lock: a thread of the parent may have
-        held that lock during the fork, and would never release it in the child."""
+        """`Refused` in a forked child. Call it before taking any lock: a thread of the parent may
+        have held that lock during the fork, and would never release it in the child."""
         if self._forked:
             raise Refused(
                 f"{self._folder.path} was opened before the process forked, and is its parent's: "

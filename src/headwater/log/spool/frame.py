@@ -229,8 +229,8 @@ def crc32_after(first: int, body: memoryview, body_crc: int) -> int:
 
 
 _REPAIR: Final = (
-    "repair it with: headwater log repair FOLDER, from a replica or another copy (--from COPY), from "
-    "the tier (--tier URL --stream STREAM) or from the buffer (--buffer URL --stream STREAM)"
+    "repair it with: headwater log repair FOLDER, from a replica or another copy (--from COPY), "
+    "from the tier (--tier URL --stream STREAM) or from the buffer (--buffer URL --stream STREAM)"
 )
 
 

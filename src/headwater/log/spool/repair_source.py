@@ -165,7 +165,8 @@ class _Fingerprint(NamedTuple):
 
 
 class _FingerprintCheck:
-    """Fingerprints that are compared once with each source: a source scans a segment to find them."""
+    """Fingerprints that are compared once with each source: a source scans a segment to find
+    them."""
 
     def __init__(self, prints: Iterable[_Fingerprint]) -> None:
         self._fingerprints = list(prints)
