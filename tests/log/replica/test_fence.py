@@ -148,7 +148,7 @@ def test_whoever_is_cancelled_while_a_term_is_kept_goes_only_when_it_is_known_wh
         files.folder.make()
         holdings = await ReplicaCopies.load(files, LogCopies(disk=disk))
         with mock.patch.object(SavedStateFile, "write", slowly):
-            heeding = runtime.spawn(holdings.heed(5), name="heed")
+            heeding = runtime.spawn(holdings.check_term(5), name="heed")
             await runtime.run_blocking(entered.wait)
             heeding.cancel()
             for _ in range(3):
@@ -299,7 +299,7 @@ def test_two_things_that_are_kept_at_once_are_both_kept() -> None:
         files.folder.make()
         for term in range(1, 21):
             holdings = await ReplicaCopies.load(files, LogCopies(disk=disk))
-            await asyncio.gather(holdings.mark_diverged(term), holdings.heed(term))
+            await asyncio.gather(holdings.mark_diverged(term), holdings.check_term(term))
             assert (holdings.diverged_lsn, holdings.term) == (term, term)
             found = files.read()
             assert found is not None

@@ -64,7 +64,7 @@ class KeyedState:
         self._imaged_s = runtime.monotonic_s()
         self._next_image_s = 0.0
         self._recent = GroupRing(max_bytes=limits.REPLICA_RECENT_BYTES, keeps_last=True)
-        # Large groups are applied on a thread, and readers are not to see half of one.
+        # Large groups are applied on a thread, and readers must not see half of one.
         self._mutex = threading.Lock()
         self.records_without_key = 0
         self.images_written = 0
@@ -150,15 +150,15 @@ class KeyedState:
         image = await self._images.write(lsn, data)
         self._durable_lsn, self._imaged_s = lsn, runtime.monotonic_s()
         self.images_written += 1
-        # What is left over by a store that is away goes with the next one.
+        # Images that are left because the store is away are deleted with the next one.
         with contextlib.suppress(Unavailable, OutcomeUnknown):
             await self._images.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
 
     async def tend(self) -> None:
         """See `Target`: writes an image where one is due.
 
-        A store that is away is tried again soon. Records that no image can hold are no reason to
-        stop: the state is good without one, and its slot keeps the log until that can be written.
+        If the store is away, it is tried again soon. If no image can hold the records, the state
+        continues without one, and its slot keeps the log until an image can be written.
         """
         now_s = runtime.monotonic_s()
         behind = self._applied_lsn - self._durable_lsn
@@ -170,7 +170,7 @@ class KeyedState:
         except (Unavailable, OutcomeUnknown):
             self._try_again_in(limits.KEYED_IMAGE_RETRY_S)
         except NotSupported as error:
-            _log.warning("a keyed state goes on without an image: %s", error)
+            _log.warning("a keyed state continues without an image: %s", error)
             self._try_again_in(max(self._image_interval_s, limits.KEYED_IMAGE_RETRY_S))
 
     async def close(self) -> None:
@@ -257,7 +257,7 @@ class KeyedStates:
         return self._of(tables, image, last_hashes)
 
     async def discard(self, path: str) -> None:
-        """See `Targets`. Nothing stands there."""
+        """See `Targets`. There is nothing to remove."""
 
     async def distrust(self, from_lsn: int) -> None:
         """See `Targets`."""
