@@ -27,7 +27,7 @@ from headwater.log.replica.copies import (
 from headwater.log.spool import Spool
 from headwater.testing import MemoryWal
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
-from tests.log.given import closing, numbered
+from tests.log.given import numbered
 from tests.log.leaders import leader, memory_store, virtual
 from tests.log.replica.given import (
     PATH,
@@ -51,7 +51,7 @@ async def test_an_older_leader_is_not_listened_to() -> None:
     await reaches(replica, 3)
     source.to = old.service
     old.wal.append(7)
-    await fails(replica, "heard of term 5")
+    await fails(replica, "knows of term 5")
     await runtime.sleep(60.0)
     assert replica.target.applied_lsn == 3
     assert replica.metrics.fenced >= 1
@@ -74,7 +74,7 @@ async def test_the_fence_survives_a_restart_and_a_power_loss() -> None:
     old.wal.append(9)
     replica = await standby(old.service, disk)
     assert replica.term == 5
-    await fails(replica, "heard of term 5")
+    await fails(replica, "knows of term 5")
     assert replica.target.applied_lsn == 3
     await replica.close()
 
@@ -197,7 +197,7 @@ async def test_a_damaged_fence_stops_the_replica() -> None:
     disk.unlink(f"{PATH}/replica.json")
     with disk.create(f"{PATH}/replica.json") as file:
         file.append(good.replace(b'"term":7', b'"term":1'))
-    with pytest.raises(Corrupt, match="which leader is too old"):
+    with pytest.raises(Corrupt, match="which leaders are too old"):
         await standby(one.service, disk)
 
 
@@ -270,7 +270,7 @@ async def test_an_answer_of_a_new_leader_to_an_old_session_is_not_used() -> None
     replica = await standby(source, FaultyDisk(), wait_s=1.0)
     await reaches(replica, 3)
     one.wal.append(2)
-    await fails(replica, "heard of term 2")
+    await fails(replica, "knows of term 2")
     assert (replica.target.applied_lsn, replica.term) == (3, 2)
     await replica.close()
 
@@ -323,10 +323,10 @@ async def test_a_folder_is_opened_as_what_it_is() -> None:
 async def test_the_folder_of_a_log_is_no_folder_of_a_replica() -> None:
     one = await leader()
     disk = FaultyDisk()
-    with closing(Spool.open(PATH, disk=disk)) as log:
+    async with Spool.open(PATH, disk=disk) as log:
         await log.append(numbered(1, 3), term=1)
     with pytest.raises(Refused, match="holds a log itself"):
         await standby(one.service, disk)
     assert [name for name, is_dir in disk.list_dir(PATH) if is_dir] == []
-    with closing(Spool.open(PATH, disk=disk)) as log:
+    async with Spool.open(PATH, disk=disk) as log:
         assert log.current_lsn() == 3

@@ -434,7 +434,7 @@ async def test_an_image_of_an_older_format_is_passed_over_and_no_divergence() ->
     with mock.patch.object(image_module, "IMAGE_FORMAT", 2):
         older = await images(store).write(3, encode_image({}, 3, [1, 2, 3]))
     states = keyed_states(store)
-    with pytest.raises(NotSupported, match="of no use any more"):
+    with pytest.raises(NotSupported, match="cannot be used any more"):
         await states.begin("", older)
     assert await states.newest_image() is None
     assert (await keyed_states(store).open("")).applied_lsn == 0

@@ -31,7 +31,7 @@ def test_whatever_a_source_raises_is_told_and_asked_again(error: Exception) -> N
 
         source.on_pull = fail
         async with await standby(source, FaultyDisk(), wait_s=1.0) as replica:
-            await fails(replica, "the source failed, and is asked again")
+            await fails(replica, "the source failed, and is tried again")
             source.on_pull = lambda pulled: pulled
             await reaches(replica, 3)
             assert replica.problem is None
@@ -64,7 +64,7 @@ async def test_damage_on_the_leader_stops_a_replica_before_it_and_only_until_it_
     assert (await damaged.read_since(0))[-1].last_lsn >= segment.first_lsn - 1
     one = await leader(wal=damaged)  # type: ignore[arg-type]
     async with await standby(one.service, FaultyDisk(), wait_s=1.0) as replica:
-        await fails(replica, "the source failed, and is asked again")
+        await fails(replica, "the source failed, and is tried again")
         assert replica.target.applied_lsn >= segment.first_lsn - 1
         assert replica.phase is not ReplicaPhase.STOPPED
         rewrite(disk, path, whole)
