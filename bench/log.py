@@ -37,6 +37,7 @@ from bench._findings import Goal, Section
 from bench._log_postgres import postgres
 from bench._log_replicas import replicas
 from bench._report import machine
+from headwater.core import portal
 from headwater.core.limits import MIB
 from headwater.log.spool import Spool, SpoolConfig, prepare_append
 
@@ -95,7 +96,7 @@ def groups(folders: Folders, quick: bool) -> Section:
     """Groups of 1 MiB."""
     each, rounds = (24, 3) if quick else (64, ROUNDS)
     batch = records_of(MIB // (RECORD_BYTES + 4))
-    frame = bytes(prepare_append(batch).take()[0].frame)
+    frame = bytes(prepare_append(batch).take()[0].data)
     syncs: list[float] = []
 
     def ours() -> None:
@@ -103,17 +104,17 @@ def groups(folders: Folders, quick: bool) -> Section:
 
         def work() -> None:
             for _ in range(each):
-                spool.append_blocking(batch, term=1)
+                portal.shared().call(spool.append(batch, term=1))
 
         _from_threads(WRITERS, work)
         syncs.append(spool.metrics.appends / spool.metrics.syncs)
-        spool.close_blocking()
+        portal.shared().call(spool.close())
 
     def alone() -> None:
         spool = Spool.open(folders.fresh())
         for _ in range(WRITERS * each):
-            spool.append_blocking(batch, term=1)
-        spool.close_blocking()
+            portal.shared().call(spool.append(batch, term=1))
+        portal.shared().call(spool.close())
 
     def raw() -> None:
         descriptor = os.open(folders.fresh(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -149,14 +150,14 @@ def records(folders: Folders, quick: bool) -> Section:
     def one_by_one() -> None:
         spool = Spool.open(folders.fresh())
         for _ in range(singles):
-            spool.append_blocking(one, term=1)
-        spool.close_blocking()
+            portal.shared().call(spool.append(one, term=1))
+        portal.shared().call(spool.close())
 
     def in_groups() -> None:
         spool = Spool.open(folders.fresh())
         for _ in range(grouped // many.num_rows):
-            spool.append_blocking(many, term=1)
-        spool.close_blocking()
+            portal.shared().call(spool.append(many, term=1))
+        portal.shared().call(spool.close())
 
     def sqlite() -> None:
         path = folders.fresh()
@@ -190,13 +191,15 @@ def _grown(path: str, count: int) -> Spool:
     spool = Spool.open(path, config=SpoolConfig(sync="none", tail_bytes=1))
     many = records_of(10_000)
     for _ in range(count // many.num_rows):
-        spool.append_blocking(many, term=1)
+        portal.shared().call(spool.append(many, term=1))
     return spool
 
 
 def _read_from(spool: Spool, lsn: int, most: int) -> int:
     done = 0
-    while done < most and (found := spool.read_since_blocking(lsn, max_records=min(most, 100_000))):
+    while done < most and (
+        found := portal.shared().call(spool.read_since(lsn, max_records=min(most, 100_000)))
+    ):
         lsn, done = found[-1].last_lsn, done + sum(map(len, found))
     return done
 
@@ -224,7 +227,7 @@ def resume(folders: Folders, quick: bool) -> Section:
     )
     ratio = spent["all"] / spent["first 1,000 from the middle"]
     section.goals.append(Goal("full scan ÷ resume from the middle", 100, ratio, timed=True))
-    spool.close_blocking()
+    portal.shared().call(spool.close())
     return section
 
 
@@ -258,7 +261,7 @@ def fan_out(folders: Folders, quick: bool) -> Section:
                 str(spool.metrics.disk_reads),
             ]
         )
-        spool.close_blocking()
+        portal.shared().call(spool.close())
     return section
 
 
@@ -289,7 +292,7 @@ def reopen(folders: Folders, quick: bool) -> Section:
         path = folders.fresh()
         spool = _grown(path, count)
         size_bytes, segments = spool.bytes_since(0), len(spool.segments())
-        spool.close_blocking()
+        portal.shared().call(spool.close())
         closed_s = _opened(path)
         # A killed process leaves no marks that say how far the log was synced.
         for marks in Path(path).glob("*.marks"):
@@ -313,7 +316,7 @@ def reopen(folders: Folders, quick: bool) -> Section:
 
 def _opened(path: str) -> float:
     started_s = time.perf_counter()
-    Spool.open(path).close_blocking()
+    portal.shared().call(Spool.open(path).close())
     return time.perf_counter() - started_s
 
 

@@ -33,11 +33,11 @@ async def made_anew(disk: FaultyDisk) -> tuple[Leader, Replica, asyncio.Task[Non
 @virtual
 async def test_nothing_else_is_begun_while_a_copy_is_made_anew() -> None:
     one, replica, making = await made_anew(FaultyDisk())
-    with pytest.raises(Refused, match="is being made anew: wait"):
+    with pytest.raises(Refused, match="is rebootstrapping: wait"):
         replica.start()
-    with pytest.raises(Refused, match="is being made anew: wait"):
+    with pytest.raises(Refused, match="is rebootstrapping: wait"):
         await replica.rebootstrap()
-    with pytest.raises(Refused, match="is being made anew: wait"):
+    with pytest.raises(Refused, match="is rebootstrapping: wait"):
         await replica.run()
     one.wal.append(5)
     await making
@@ -84,7 +84,7 @@ async def test_one_that_runs_is_made_anew_after_it_was_opened_again() -> None:
     one.wal.append(3)
     replica = await standby(one.service, disk)
     replica.start()
-    with pytest.raises(Refused, match="close it, open it again, and make it anew before start"):
+    with pytest.raises(Refused, match="close it, open it again, and rebootstrap it before start"):
         await replica.rebootstrap()
     await asyncio.gather(replica.close(), replica.close())
     for refused in (replica.run, replica.rebootstrap):

@@ -11,11 +11,11 @@ from headwater.core.errors import Bug, Conflict, Refused, Unavailable
 from headwater.log.record import changes_of, range_hash
 from headwater.log.record.group import LOG_COLUMNS
 from headwater.log.spool import Appended, Spool, SpoolConfig, prepare_append
-from headwater.log.spool.codec import filled
+from headwater.log.spool.codec import fill_columns
 from headwater.log.spool.commit import PendingAppend, WriteBatch
-from headwater.log.spool.spool import _ticket
+from headwater.log.spool.spool import _pending
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import opened
+from tests.log.given import opened, wait
 
 OPTIONAL = [name for name in LOG_COLUMNS if name != "_value"]
 
@@ -31,18 +31,18 @@ def record(*columns: str) -> pa.RecordBatch:
 
 def append_all(spool: Spool, appends: list[pa.RecordBatch]) -> None:
     for records in appends:
-        spool.append_blocking(records, term=1)
+        wait(spool.append(records, term=1))
 
 
-def ticket_of(records: pa.RecordBatch, first_lsn: int | None = None) -> PendingAppend:
-    return _ticket(prepare_append(records), 1, first_lsn, None)
+def append_of(records: pa.RecordBatch, first_lsn: int | None = None) -> PendingAppend:
+    return _pending(prepare_append(records), 1, first_lsn, None)
 
 
 def test_appends_with_and_without_a_column_share_a_segment() -> None:
     spool = opened(FaultyDisk())
     append_all(spool, [record(), record("_key")] * 50)
     assert len(spool.segments()) == 1
-    groups = spool.read_since_blocking(2)
+    groups = wait(spool.read_since(2))
     assert {tuple(group.records.schema.names) for group in groups} == {("_value", "_key")}
     keys = [group.records.column("_key")[0].as_py() for group in groups]
     assert keys == [None, b"k"] * 49
@@ -53,11 +53,11 @@ def test_no_segment_is_sealed_for_a_new_column() -> None:
     spool = opened(disk)
     every = [record(*pair) for pair in itertools.permutations(OPTIONAL, 2)]
     append_all(spool, every[:30])
-    spool.close_blocking()
+    wait(spool.close())
     spool = opened(disk)
     append_all(spool, [*every[30:], *every])
     assert len(spool.segments()) == 1
-    columns = [set(group.records.schema.names) for group in spool.read_since_blocking(0)]
+    columns = [set(group.records.schema.names) for group in wait(spool.read_since(0))]
     assert all(before <= after for before, after in itertools.pairwise(columns))
     assert columns[-1] == {"_value", *OPTIONAL}
 
@@ -67,22 +67,22 @@ def test_a_record_compares_equal_whatever_columns_its_neighbours_have() -> None:
     appends = [record("_key"), record("_metadata", "_rid"), record()]
     append_all(mixed, appends)
     append_all(alone, appends)
-    assert range_hash(mixed.read_since_blocking(0)) == range_hash(alone.read_since_blocking(0))
-    assert mixed.read_since_blocking(2)[0].records.num_columns == 4
+    assert range_hash(wait(mixed.read_since(0))) == range_hash(wait(alone.read_since(0)))
+    assert wait(mixed.read_since(2))[0].records.num_columns == 4
 
 
 def test_what_was_merged_is_forgotten_with_the_next_segment_and_kept_over_a_restart() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
     append_all(spool, [record("_key"), record()])
-    spool.close_blocking()
+    wait(spool.close())
     spool = opened(disk)
     append_all(spool, [record()])
     assert len(spool.segments()) == 1
-    assert spool.read_since_blocking(2)[0].records.schema.names == ["_value", "_key"]
-    spool.seal_blocking()
+    assert wait(spool.read_since(2))[0].records.schema.names == ["_value", "_key"]
+    wait(spool.seal())
     append_all(spool, [record()])
-    assert spool.read_since_blocking(3)[0].records.schema.names == ["_value"]
+    assert wait(spool.read_since(3))[0].records.schema.names == ["_value"]
 
 
 def test_the_streams_own_columns_begin_a_segment_each_time_they_change() -> None:
@@ -99,7 +99,7 @@ def test_a_column_that_may_not_be_null_gives_way_to_one_that_is_absent() -> None
         pa.schema([pa.field("_value", pa.binary()), pa.field("_key", pa.binary(), nullable=False)])
     )
     append_all(spool, [strict, record(), strict])
-    last = spool.read_since_blocking(0)[-1].records
+    last = wait(spool.read_since(0))[-1].records
     assert last.schema.field("_key").nullable
     assert last.column("_key").to_pylist() == [b"k"]
 
@@ -107,14 +107,14 @@ def test_a_column_that_may_not_be_null_gives_way_to_one_that_is_absent() -> None
 def test_what_a_refused_append_would_have_had_counts_for_nobody_after_it() -> None:
     """It has a column that nobody else brings, and is refused."""
     spool = opened(FaultyDisk())
-    spool.append_blocking(pa.record_batch({"x": [1]}), term=1)
-    refused = ticket_of(pa.record_batch({"x": [2], "_key": pa.array([b"k"])}), first_lsn=99)
-    other = ticket_of(pa.record_batch({"y": ["kept"]}))
+    wait(spool.append(pa.record_batch({"x": [1]}), term=1))
+    refused = append_of(pa.record_batch({"x": [2], "_key": pa.array([b"k"])}), first_lsn=99)
+    other = append_of(pa.record_batch({"y": ["kept"]}))
     spool._writer.flush([refused, other])
     with pytest.raises(Conflict):
         refused.result()
     assert other.result() == Appended(2, 2)
-    assert [group.records.to_pylist() for group in spool.read_since_blocking(1)] == [
+    assert [group.records.to_pylist() for group in wait(spool.read_since(1))] == [
         [{"x": None, "y": "kept"}]
     ]
 
@@ -122,7 +122,7 @@ def test_what_a_refused_append_would_have_had_counts_for_nobody_after_it() -> No
 def test_no_column_is_ever_dropped_to_make_records_fit() -> None:
     records = pa.record_batch({"y": [1]})
     with pytest.raises(Bug, match="'y'"):
-        filled(records, pa.schema({"x": pa.int64()}), given=records.schema)
+        fill_columns(records, pa.schema({"x": pa.int64()}), own_schema=records.schema)
 
 
 def test_an_append_is_given_the_columns_of_its_segment_before_it_gets_in_line(
@@ -133,18 +133,18 @@ def test_an_append_is_given_the_columns_of_its_segment_before_it_gets_in_line(
     monkeypatch.setattr(WriteBatch, "_conformed", None)
     append_all(spool, [record(), record("_key"), record()])
     assert len(spool.segments()) == 1
-    (columns,) = {tuple(group.records.schema.names) for group in spool.read_since_blocking(0)}
+    (columns,) = {tuple(group.records.schema.names) for group in wait(spool.read_since(0))}
     assert columns == ("_value", "_key")
 
 
 def test_columns_that_an_append_was_given_go_again_where_it_begins_a_segment() -> None:
     spool = opened(FaultyDisk())
     append_all(spool, [record("_key")])
-    ready = _ticket(prepare_append(record(), schema=record("_key").schema), 1, None, None)
-    assert ready.schema == record("_key").schema
-    spool.seal_blocking()
+    ready = _pending(prepare_append(record(), schema=record("_key").schema), 1, None, None)
+    assert ready.frame_schema == record("_key").schema
+    wait(spool.seal())
     spool._writer.flush([ready])
-    assert spool.read_since_blocking(1)[0].records == record()
+    assert wait(spool.read_since(1))[0].records == record()
 
 
 def test_columns_that_an_append_was_given_take_the_type_of_the_segment_that_it_goes_to() -> None:
@@ -153,11 +153,11 @@ def test_columns_that_an_append_was_given_take_the_type_of_the_segment_that_it_g
     first = pa.record_batch({"a": [1], "x": [{"y": 1}]})
     append_all(spool, [first])
     draft = prepare_append(pa.record_batch({"a": [2]}), schema=first.schema)
-    ready = _ticket(draft, 1, None, None)
-    spool._writer.flush([ticket_of(pa.record_batch({"x": ["text"], "a": [1]})), ready])
+    ready = _pending(draft, 1, None, None)
+    spool._writer.flush([append_of(pa.record_batch({"x": ["text"], "a": [1]})), ready])
     assert ready.result() == (3, 3)
     assert len(spool.segments()) == 2
-    assert spool.read_since_blocking(2)[0].records.to_pylist() == [{"x": None, "a": 2}]
+    assert wait(spool.read_since(2))[0].records.to_pylist() == [{"x": None, "a": 2}]
 
 
 def test_frames_keep_to_their_size_with_the_nulls_that_they_are_given() -> None:
@@ -166,11 +166,11 @@ def test_frames_keep_to_their_size_with_the_nulls_that_they_are_given() -> None:
         spool = opened(FaultyDisk(), config=config)
         append_all(spool, [record(*OPTIONAL)])
         narrow = pa.record_batch({"_value": pa.array([b"v"] * 150, pa.binary())})
-        ticket = _ticket(prepare_append(narrow, group_bytes=1000, schema=schema), 1, None, None)
+        ticket = _pending(prepare_append(narrow, group_bytes=1000, schema=schema), 1, None, None)
         spool._writer.flush([ticket])
         assert ticket.result() == (2, 151)
         assert len(spool.segments()) == 1
-        assert max(group.nbytes for group in spool.read_since_blocking(0)) <= 1000
+        assert max(group.nbytes for group in wait(spool.read_since(0))) <= 1000
 
 
 def test_what_would_be_mostly_nulls_gets_a_segment_of_its_own(
@@ -184,7 +184,7 @@ def test_what_would_be_mostly_nulls_gets_a_segment_of_its_own(
     spool = opened(FaultyDisk())
     append_all(spool, [wide, narrow.slice(0, 1), narrow])
     assert [(one.first_lsn, one.last_lsn) for one in spool.segments()] == [(1, 2), (3, 102)]
-    assert spool.read_since_blocking(2)[0].records == narrow
+    assert wait(spool.read_since(2))[0].records == narrow
 
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), pa.ArrowInvalid("odd")])
@@ -196,13 +196,13 @@ def test_an_append_that_cannot_be_given_its_columns_is_refused_alone(
 
     spool = opened(FaultyDisk())
     append_all(spool, [record("_key")])
-    monkeypatch.setattr("headwater.log.spool.commit.filled", failing)
-    without, beside = ticket_of(record()), ticket_of(record("_key"))
+    monkeypatch.setattr("headwater.log.spool.commit.fill_columns", failing)
+    without, beside = append_of(record()), append_of(record("_key"))
     spool._writer.flush([without, beside])
     with pytest.raises((Unavailable, Refused), match=str(error)):
         without.result()
     assert beside.result() == (2, 2)
-    assert spool.append_blocking(record("_key"), term=1) == (3, 3)
+    assert wait(spool.append(record("_key"), term=1)) == (3, 3)
 
 
 ROWS = [
@@ -219,8 +219,8 @@ def test_the_streams_own_columns_may_come_and_go_as_well() -> None:
     assert len(spool.segments()) == 1
     alone = opened(FaultyDisk(), config=SpoolConfig(segment_bytes=1))
     append_all(alone, ROWS * 50)
-    groups = spool.read_since_blocking(0, max_records=1000)
-    assert range_hash(groups) == range_hash(alone.read_since_blocking(0, max_records=1000))
+    groups = wait(spool.read_since(0, max_records=1000))
+    assert range_hash(groups) == range_hash(wait(alone.read_since(0, max_records=1000)))
     assert groups[-1].records.schema.names == ["id", "name", "email", "phone"]
 
 
@@ -230,7 +230,7 @@ def test_a_full_segment_is_followed_by_one_with_the_columns_in_use() -> None:
     assert spool.metrics.segments_sealed["schema"] == 0
     assert spool.metrics.segments_sealed["size"] > 5
     append_all(spool, ROWS[:1] * 100)
-    last = spool.read_since_blocking(spool.current_lsn() - 1)[0]
+    last = wait(spool.read_since(spool.current_lsn() - 1))[0]
     assert last.records.schema.names == ["id", "name"], "nobody uses the others any more"
 
 
@@ -252,12 +252,12 @@ def test_too_many_columns_are_not_put_together(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("headwater.log.spool.codec.TIER_MERGE_COLUMNS", 5)
     spool = opened(FaultyDisk())
     append_all(spool, [pa.record_batch({f"c{number}": [1]}) for number in range(12)])
-    widest = max(group.records.num_columns for group in spool.read_since_blocking(0))
+    widest = max(group.records.num_columns for group in wait(spool.read_since(0)))
     assert widest == 5
 
 
 def test_the_json_of_a_record_does_not_depend_on_the_columns_of_its_neighbours() -> None:
     spool = opened(FaultyDisk())
     append_all(spool, [ROWS[1], ROWS[0]])
-    both = [one.entity_bytes for group in spool.read_since_blocking(0) for one in changes_of(group)]
+    both = [one.entity_bytes for group in wait(spool.read_since(0)) for one in changes_of(group)]
     assert both[1] == b'{"id":1,"name":"a"}'

@@ -14,7 +14,7 @@ from headwater.log.record import record_hashes
 from headwater.log.record.hashes import is_hashable_type
 from headwater.log.spool import prepare_lost
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import numbered, opened
+from tests.log.given import closing, numbered, opened, wait
 
 _PLAIN = [
     pa.null(), pa.bool_(), pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(),
@@ -43,12 +43,12 @@ def test_a_column_of_any_type_is_refused_or_can_be_read_and_compared(kind: pa.Da
         records = pa.record_batch({"column": pa.nulls(3, one)})
         if not is_hashable_type(one) or (kind == pa.null() and one != kind):
             with pytest.raises(Refused, match=r"column 'column[.a-z]*' is"):
-                spool.append_blocking(records, term=1)
+                wait(spool.append(records, term=1))
             assert spool.current_lsn() == 0
             continue
-        spool.append_blocking(records, term=1)
-        spool.close_blocking()
-        (group,) = opened(disk).read_since_blocking(0)
+        wait(spool.append(records, term=1))
+        wait(spool.close())
+        (group,) = wait(opened(disk).read_since(0))
         assert group.records.equals(records)
         assert len(record_hashes(group)) == 3
 
@@ -57,18 +57,18 @@ def test_values_that_nobody_could_read_are_refused() -> None:
     spool = opened(FaultyDisk())
     text = pa.array([b"\xff"], pa.binary()).view(pa.string())
     with pytest.raises(Refused, match="column 'text'"):
-        spool.append_blocking(pa.record_batch({"text": text}), term=1)
+        wait(spool.append(pa.record_batch({"text": text}), term=1))
     with pytest.raises(Refused, match="to_batches"):
-        spool.append_blocking(pa.table({"a": [1]}), term=1)
-    assert spool.append_blocking(numbered(1, 1), term=1) == (1, 1)
+        wait(spool.append(pa.table({"a": [1]}), term=1))
+    assert wait(spool.append(numbered(1, 1), term=1)) == (1, 1)
 
 
 def test_readers_of_the_end_see_what_was_written_though_its_memory_is_used_again() -> None:
     spool = opened(FaultyDisk())
     buffer = np.arange(100)
-    spool.append_blocking(pa.record_batch({"n": pa.array(buffer)}), term=1)
+    wait(spool.append(pa.record_batch({"n": pa.array(buffer)}), term=1))
     buffer[:] = -1
-    (group,) = spool.read_since_blocking(0)
+    (group,) = wait(spool.read_since(0))
     assert group.records.column("n").to_pylist() == list(range(100))
 
 
@@ -76,7 +76,7 @@ def test_a_slice_does_not_keep_what_it_was_cut_from_in_memory() -> None:
     spool = opened(FaultyDisk())
     before = pa.total_allocated_bytes()
     large = pa.record_batch({"_value": pa.array([bytes(1 << 20)] * 8, pa.binary())})
-    spool.append_blocking(large.slice(0, 1), term=1)
+    wait(spool.append(large.slice(0, 1), term=1))
     del large
     assert pa.total_allocated_bytes() - before < 1 << 20
 
@@ -100,14 +100,14 @@ def test_an_argument_that_fits_no_frame_is_refused_and_harms_nobody_else(
 ) -> None:
     spool = opened(FaultyDisk())
     with pytest.raises(Refused):
-        spool.append_blocking(numbered(1, 1), **wrong)
-    assert spool.append_blocking(numbered(1, 1), term=1) == (1, 1)
+        wait(spool.append(numbered(1, 1), **wrong))
+    assert wait(spool.append(numbered(1, 1), term=1)) == (1, 1)
 
 
 def test_a_clock_before_1970_ends_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     spool = opened(FaultyDisk())
     monkeypatch.setattr(runtime, "wall_ms", lambda: -1000)
-    assert spool.append_blocking(numbered(1, 1), term=1) == (1, 1)
+    assert wait(spool.append(numbered(1, 1), term=1)) == (1, 1)
 
 
 def test_lsns_end_where_others_could_not_hold_them() -> None:
@@ -116,20 +116,20 @@ def test_lsns_end_where_others_could_not_hold_them() -> None:
         opened(disk, first_lsn=2**63)
     spool = opened(disk, first_lsn=2**63 - 2)
     with pytest.raises(LimitExceeded, match="beyond the last"):
-        spool.append_blocking(numbered(1, 3), term=1)
-    assert spool.append_blocking(numbered(1, 2), term=1) == (2**63 - 2, 2**63 - 1)
+        wait(spool.append(numbered(1, 3), term=1))
+    assert wait(spool.append(numbered(1, 2), term=1)) == (2**63 - 2, 2**63 - 1)
     with pytest.raises(LimitExceeded, match="beyond the last"):
-        spool.append_blocking(numbered(1, 1), term=1)
-    spool.close_blocking()
+        wait(spool.append(numbered(1, 1), term=1))
+    wait(spool.close())
     assert opened(disk).current_lsn() == 2**63 - 1
 
 
 def test_a_cause_that_is_no_text_is_written_as_one() -> None:
     disk = FaultyDisk()
-    with opened(disk) as spool:
-        spool.append_blocking(prepare_lost(2, "batch \udc80"), term=1)
-        (tail,) = spool.read_since_blocking(0)
-    (group,) = opened(disk).read_since_blocking(0)
+    with closing(opened(disk)) as spool:
+        wait(spool.append(prepare_lost(2, "batch \udc80"), term=1))
+        (tail,) = wait(spool.read_since(0))
+    (group,) = wait(opened(disk).read_since(0))
     assert tail.lost == group.lost == "batch \\udc80"
 
 
@@ -139,4 +139,4 @@ def test_a_cause_that_is_no_text_is_written_as_one() -> None:
 def test_what_no_segment_of_the_tier_can_hold_no_log_takes(kind: pa.DataType) -> None:
     records = pa.record_batch({"a": pa.nulls(1, kind)})
     with pytest.raises(Refused, match="give it one, or drop it"):
-        opened(FaultyDisk()).append_blocking(records, term=1)
+        wait(opened(FaultyDisk()).append(records, term=1))

@@ -17,22 +17,21 @@ from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, OutcomeUnk
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk, FaultyFile
-from tests.log.given import PATH, contents, everything, numbered, opened
+from tests.log.given import PATH, closing, contents, everything, numbered, opened, wait
 
 Use = Callable[[Spool], object]
 USES: dict[str, Use] = {
-    "append": lambda spool: spool.append_blocking(numbered(1, 1), term=1),
-    "read": lambda spool: spool.read_since_blocking(0),
-    "prune": lambda spool: spool.prune_through_blocking(8),
-    "start over": lambda spool: spool.start_over_blocking(5000),
-    "seal": lambda spool: spool.seal_blocking(),
-    "tend": lambda spool: spool.tend_blocking(),
-    "sync": lambda spool: spool.sync_blocking(),
+    "append": lambda spool: wait(spool.append(numbered(1, 1), term=1)),
+    "read": lambda spool: wait(spool.read_since(0)),
+    "prune": lambda spool: wait(spool.prune_through(8)),
+    "start over": lambda spool: wait(spool.start_over(5000)),
+    "seal": lambda spool: wait(spool.seal()),
+    "tend": lambda spool: wait(spool.tend()),
+    "sync": lambda spool: wait(spool.sync()),
 }
 LOOKS: dict[str, Use] = {
     "segments": lambda spool: spool.segments(),
     "bytes": lambda spool: spool.bytes_since(0),
-    "seek": lambda spool: spool.seek_offset(0),
     "wait": lambda spool: asyncio.run(spool.wait_for_lsn_after(9, timeout_s=0.01)),
 }
 
@@ -42,30 +41,30 @@ def test_a_closed_spool_does_nothing_to_the_log_of_whoever_opened_it_next(use: s
     disk = FaultyDisk()
     closed = opened(disk, config=SpoolConfig(segment_bytes=1))
     for lsn in range(1, 11):
-        closed.append_blocking(numbered(lsn, 1), term=1)
-    closed.close_blocking()
+        wait(closed.append(numbered(lsn, 1), term=1))
+    wait(closed.close())
     owner = opened(disk)
     before = contents(disk)
     with pytest.raises(Refused, match="closed"):
         USES[use](closed)
     assert contents(disk) == before
-    assert owner.append_blocking(numbered(11, 1), term=1) == (11, 11)
-    owner.close_blocking()
+    assert wait(owner.append(numbered(11, 1), term=1)) == (11, 11)
+    wait(owner.close())
     assert list(everything(opened(disk))) == list(range(1, 12))
 
 
 @pytest.mark.parametrize("use", [*USES, *LOOKS])
 def test_a_forked_child_does_nothing_to_its_parents_log(use: str, tmp_path: Path) -> None:
     spool = Spool.open(str(tmp_path))
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     said = _in_child(lambda: (USES | LOOKS)[use](spool), closing=spool)
     assert "before the process forked" in said
-    assert spool.append_blocking(numbered(2, 1), term=1) == (2, 2)
-    spool.close_blocking()
+    assert wait(spool.append(numbered(2, 1), term=1)) == (2, 2)
+    wait(spool.close())
     again = Spool.open(str(tmp_path))
     assert again.torn is None
     assert list(everything(again)) == [1, 2]
-    again.close_blocking()
+    wait(again.close())
 
 
 def _in_child(use: Callable[[], object], *, closing: Spool) -> str:
@@ -78,7 +77,7 @@ def _in_child(use: Callable[[], object], *, closing: Spool) -> str:
         except HeadwaterError as error:
             os.write(write, str(error).encode())
         finally:
-            closing.close_blocking()
+            wait(closing.close())
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as said:
@@ -91,14 +90,14 @@ def _in_child(use: Callable[[], object], *, closing: Spool) -> str:
 def test_a_log_whose_lock_was_removed_is_left_to_whoever_took_the_next(use: str) -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(sync="none" if use == "sync" else "always"))
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     disk.unlink(f"{PATH}/lock")
     other = opened(disk)
-    other.append_blocking(numbered(2, 1), term=1)
+    wait(other.append(numbered(2, 1), term=1))
     with pytest.raises(Fenced, match="removed while this log was open"):
         USES[use](spool)
-    other.append_blocking(numbered(3, 1), term=1)
-    other.close_blocking()
+    wait(other.append(numbered(3, 1), term=1))
+    wait(other.close())
     again = opened(disk)
     assert again.torn is None
     assert list(everything(again)) == [1, 2, 3]
@@ -116,7 +115,7 @@ def test_what_was_written_while_the_lock_went_is_not_acknowledged(
 
     monkeypatch.setattr(type(spool._writer._file), "sync_data", synced)
     with pytest.raises(OutcomeUnknown, match="may be in it"):
-        spool.append_blocking(numbered(1, 1), term=1)
+        wait(spool.append(numbered(1, 1), term=1))
 
 
 @pytest.mark.parametrize("fault", ["full", "sync"])
@@ -125,22 +124,22 @@ def test_nothing_is_cut_off_where_the_lock_went(
 ) -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     append, cut = FaultyFile.append, []
 
     def meanwhile(file: FaultyFile, data: bytearray) -> None:
         """Another process comes in, and acknowledges a record, before this write has ended."""
         monkeypatch.undo()
         disk.unlink(f"{PATH}/lock")
-        with opened(disk) as other:
-            other.append_blocking(numbered(2, 1), term=1)
+        with closing(opened(disk)) as other:
+            wait(other.append(numbered(2, 1), term=1))
         disk.fail_next(*{"full": ("append", errno.ENOSPC), "sync": ("sync", errno.EIO)}[fault])
         monkeypatch.setattr(FaultyFile, "truncate", lambda _, size: cut.append(size))
         append(file, data)
 
     monkeypatch.setattr(FaultyFile, "append", meanwhile)
     with pytest.raises((OutcomeUnknown, DiskFailed)):
-        spool.append_blocking(numbered(2, 1), term=1)
+        wait(spool.append(numbered(2, 1), term=1))
     assert cut == []
 
 
@@ -149,8 +148,8 @@ def test_whoever_waited_for_a_log_that_is_being_closed_begins_no_segment(
 ) -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=1)
-    mark = spool._mark
+    wait(spool.append(numbered(1, 1), term=1))
+    store = spool._store_watermarks
     said: list[str] = []
 
     def marking() -> None:
@@ -159,10 +158,10 @@ def test_whoever_waited_for_a_log_that_is_being_closed_begins_no_segment(
             with pytest.raises(Refused, match="closed") as refused:
                 use()
             said.append(str(refused.value))
-        mark()
+        store()
 
-    monkeypatch.setattr(spool, "_mark", marking)
-    spool.close_blocking()
+    monkeypatch.setattr(spool, "_store_watermarks", marking)
+    wait(spool.close())
     assert len(said) == 2
     assert [name for name in contents(disk) if name.endswith(".wal")] == [f"{1:020d}.wal"]
 
@@ -172,25 +171,25 @@ def test_a_log_is_not_let_go_while_somebody_still_changes_names_in_it(
 ) -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(sync="none"))
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     disk.fail_next("sync", errno.EIO)
     released: list[bool] = []
 
     def release() -> None:
-        released.append(spool._marking.locked())
+        released.append(spool._changing_names.locked())
 
-    monkeypatch.setattr(spool._ownership, "release", release)
+    monkeypatch.setattr(spool._lock, "release", release)
     with pytest.raises(DiskFailed):
-        spool.close_blocking()
+        wait(spool.close())
     assert released == [True]
 
 
 def test_a_spool_is_closed_at_the_end_of_a_block() -> None:
     disk = FaultyDisk()
-    with opened(disk) as spool:
-        spool.append_blocking(numbered(1, 1), term=1)
+    with closing(opened(disk)) as spool:
+        wait(spool.append(numbered(1, 1), term=1))
     with pytest.raises(Refused, match="closed"):
-        spool.append_blocking(numbered(2, 1), term=1)
+        wait(spool.append(numbered(2, 1), term=1))
 
     async def main(_: Simulation) -> None:
         async with opened(disk) as again:
@@ -216,6 +215,6 @@ def test_tending_ends_with_the_log_and_says_what_else_ended_it(
         disk.unlink(f"{PATH}/lock")
         with pytest.raises(Fenced):
             await keeping
-        assert "is not tended any more" in caplog.text
+        assert "is no longer tended" in caplog.text
 
     simulate(main, seed=1)

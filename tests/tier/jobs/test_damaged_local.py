@@ -13,6 +13,7 @@ from headwater.log.spool.frame import SpoolCorrupt
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_state import FileNode
 from headwater.tier.errors import LocalLogDamaged
+from tests.log.given import segment_path
 from tests.tier.jobs.given import Place, in_time
 from tests.tier.jobs.sealed_wal import SealedWal
 
@@ -101,7 +102,7 @@ def test_a_flipped_bit_in_a_spool_is_got_over_by_discarding_it_and_writing_it_ag
         for first in range(1, 500, 100):
             await spool.append(records(first, first + 99), term=1)
             await spool.seal()
-        path = spool.segment_path(spool.segments()[2])
+        path = segment_path(spool, spool.segments()[2])
         node = disk._tree.find(path)
         assert isinstance(node, FileNode)
         node.live[len(node.live) // 2] ^= 1
