@@ -34,7 +34,7 @@ from headwater.tier.segments import (
     SegmentPlan,
     read_index,
 )
-from headwater.tier.segments.footer import read_receipt
+from headwater.tier.segments.seal import read_receipt
 from headwater.tier.snapshot import (
     PartitionDump,
     Snapshot,

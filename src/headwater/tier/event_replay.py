@@ -40,11 +40,11 @@ from headwater.tier.events import (
     TopicIdPartition,
     publisher_epoch_of,
 )
-from headwater.tier.reader import in_order
+from headwater.tier.in_order import in_order
 from headwater.tier.segments import ObjectStorage
-from headwater.tier.segments.footer import UNKNOWN_XXH3, Receipt
 from headwater.tier.segments.object_storage import segment_key
 from headwater.tier.segments.reading import open_index
+from headwater.tier.segments.seal import UNKNOWN_XXH3, Receipt
 from headwater.tier.snapshot import decode_snapshot, restore_all
 
 NO_LEADER: Final = -1

@@ -16,15 +16,13 @@ number of parallel reads.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Final, TypeVar
+from typing import Final
 
 from headwater.buffer.whole_number import whole_number
-from headwater.core import limits, portal, runtime
+from headwater.core import limits, portal
 from headwater.core.errors import (
     Corrupt,
     Damaged,
@@ -38,48 +36,10 @@ from headwater.core.errors import (
 from headwater.log.record.group import Group
 from headwater.log.wal import Wal
 from headwater.tier.events import SegmentMetadata
+from headwater.tier.in_order import in_order
 from headwater.tier.segment_cover import CoverPiece, gaps, with_pauses
 from headwater.tier.segments.footer import SegmentIndex
 from headwater.tier.segments.object_storage import RemoteStorage
-
-T = TypeVar("T")
-J = TypeVar("J")
-
-
-async def in_order(
-    jobs: AsyncIterator[J], work: Callable[[J], Awaitable[T]], *, parallel: int, name: str
-) -> AsyncGenerator[T, None]:
-    """What `work` makes of each job, up to `parallel` of them under way.
-
-    The first error ends it, when all before it were handed out; whoever leaves ends the rest.
-    """
-
-    async def one(job: J) -> T:
-        return await work(job)
-
-    under_way: deque[asyncio.Task[T]] = deque()
-    more, failed = True, None
-    try:
-        while more or under_way:
-            while more and len(under_way) < parallel:
-                try:
-                    job = await anext(jobs)
-                except StopAsyncIteration:
-                    more = False
-                except HeadwaterError as error:
-                    more, failed = False, error
-                else:
-                    under_way.append(runtime.spawn(one(job), name=name))
-            if under_way:
-                yield await under_way[0]
-                under_way.popleft()
-        if failed is not None:
-            raise failed
-    finally:
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
-
 
 CoverSource = Callable[[int, int], Awaitable[Sequence[CoverPiece]]]
 """Gives the cover of [first_lsn, end_lsn) by all that was published before it was asked."""

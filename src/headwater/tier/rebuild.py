@@ -45,8 +45,8 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
+from headwater.tier.in_order import in_order
 from headwater.tier.jobs.log_start import LogStartRegister
-from headwater.tier.reader import in_order
 from headwater.tier.segment_cover import END_LSN, cover, gaps
 
 

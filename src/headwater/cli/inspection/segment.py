@@ -15,8 +15,8 @@ from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 from headwater.log.record.group import Group
 from headwater.tier.segments import SegmentIndex, read_index
 from headwater.tier.segments.columns import ID_KEY
-from headwater.tier.segments.footer import PARQUET_MAGIC
 from headwater.tier.segments.reading import decode_row_group
+from headwater.tier.segments.seal import PARQUET_MAGIC
 
 KIND: Final = "segment of the tier, Parquet"
 ROWS_SHOWN: Final = 20

@@ -36,20 +36,14 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.tier.jobs.config import TierConfig, Tiering, TierMetrics
-    from headwater.tier.jobs.deletion import publish_deletion
     from headwater.tier.jobs.interfaces import LocalLog, PartitionMetadata, SegmentStorage
     from headwater.tier.jobs.led_partition import Leader, LedPartition
     from headwater.tier.jobs.log_start import LogStart, LogStartRegister
     from headwater.tier.jobs.managed_partition import ManagedPartition
     from headwater.tier.jobs.parquet_segments import ParquetSegments
-    from headwater.tier.jobs.scrub import (
-        Flaw,
-        ScrubFinding,
-        ScrubResult,
-        remove_orphans,
-        repair,
-        scrub_partition,
-    )
+    from headwater.tier.jobs.repairing import remove_orphans, repair
+    from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
+    from headwater.tier.jobs.stream_deletion import publish_deletion
     from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
@@ -79,13 +73,14 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "config": "TierConfig TierMetrics Tiering",
-        "deletion": "publish_deletion",
         "interfaces": "LocalLog PartitionMetadata SegmentStorage",
         "led_partition": "Leader LedPartition",
         "log_start": "LogStart LogStartRegister",
         "managed_partition": "ManagedPartition",
         "parquet_segments": "ParquetSegments",
-        "scrub": "Flaw ScrubFinding ScrubResult remove_orphans repair scrub_partition",
+        "repairing": "remove_orphans repair",
+        "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",
+        "stream_deletion": "publish_deletion",
         "tier_manager": "TierManager",
     },
 )

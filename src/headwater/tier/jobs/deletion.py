@@ -1,13 +1,9 @@
-"""Deletes what the tier has of a partition: by its leader, for a deleted stream, or with tiering
-off.
+"""Deletes what the tier has of a partition, or drops what is remote when tiering is off.
 
-    a leader deletes:    MARKED, STARTED → log start moves → segments go → FINISHED
-    a stream is deleted: the stream is marked deleted → MARKED, STARTED → its objects go → FINISHED
+    MARKED → STARTED → log start moves → every segment is unlisted and removed → FINISHED
 
-Each can be interrupted at every step; the next attempt continues. A deleted partition has no
-readers, so its objects are removed at once. A deleted stream has no leader: the command that
-deletes it publishes under an epoch above all earlier ones, so a leader that still runs is fenced
-and lists nothing afterwards.
+A deletion can be interrupted at every step; the next attempt continues. A deleted partition has no
+readers, so its objects are removed at once.
 
 With `tiering=delete`, segments stay that a slot needs and the local log does not have; the log
 start moves before anything below it is unlisted.
@@ -16,22 +12,12 @@ start moves before anything below it is unlisted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Final
 
-from headwater.core import runtime
-from headwater.tier.eventlog import MetadataEventLog
-from headwater.tier.events import (
-    EPOCH_MAX,
-    PartitionDelete,
-    PartitionDeleteState,
-    SegmentState,
-    TopicIdPartition,
-)
+from headwater.tier.events import PartitionDeleteState, SegmentState
 from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
 from headwater.tier.jobs.removal import remove_object
-from headwater.tier.manager import TopicMetadataManager
 from headwater.tier.segment_cover import walk_segments
 
 
@@ -89,45 +75,3 @@ async def drop_remote(led: LedPartition) -> None:
             )
             if not only_remote and segment.end_offset <= local.current_lsn():
                 await led.unlist(segment)
-
-
-NO_BROKER: Final = -1
-_STEPS: Final = (
-    PartitionDeleteState.MARKED,
-    PartitionDeleteState.STARTED,
-    PartitionDeleteState.FINISHED,
-)
-
-
-async def publish_deletion(
-    log: MetadataEventLog, partitions: Sequence[TopicIdPartition], through: PartitionDeleteState
-) -> int:
-    """Publish that these partitions are deleted, as far as that; how many were listed.
-
-    Of one of which nothing is listed nothing is said. `Fenced`: somebody leads one all the same;
-    look what that is, and try again.
-    """
-    manager = await TopicMetadataManager.start(log)
-    try:
-        followed = {manager.metadata_partition(one) for one in partitions}
-        await manager.reconcile_assignment(followed)
-        for metadata_partition in sorted(followed):
-            await manager.wait_ready(metadata_partition)
-        listed = [one for one in partitions if manager.partition(one) is not None]
-        for partition in listed:
-            await _tell(manager, partition, through)
-        return len(listed)
-    finally:
-        await manager.close()
-
-
-async def _tell(
-    manager: TopicMetadataManager, partition: TopicIdPartition, through: PartitionDeleteState
-) -> None:
-    spoken = manager.publisher_epoch(partition)
-    epoch = 0 if spoken is None else min(spoken + 1, EPOCH_MAX)
-    now = manager.delete_state(partition)
-    done = 0 if now is None else _STEPS.index(now) + 1
-    for state in _STEPS[done : _STEPS.index(through) + 1]:
-        event = PartitionDelete(partition, NO_BROKER, runtime.wall_ms(), state)
-        await manager.publish(event, publisher_epoch=epoch)

@@ -1,20 +1,14 @@
-"""Scrub: checks that the tier has what its events say, and repairs it from other copies.
+"""Scrub: checks that the tier has what its events say.
 
-Always holds of a scrub: objects are listed before the events are read, so an object that no event
-names belongs to no running copy; a segment that was merged, abandoned, expired or deleted
-meanwhile is not damage; what cannot be checked is reported as unknown, and the scrub goes on.
-
-Always holds of a repair: a damaged segment stays listed until other segments have all of its
-LSNs, so that a loss is reported and not skipped; an object that no event names is removed last,
-and only as an orphan.
+Always holds: objects are listed before the events are read, so an object that no event names
+belongs to no running copy; a segment that was merged, abandoned, expired or deleted meanwhile is
+not damage; what cannot be checked is reported as unknown, and the scrub goes on.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -23,24 +17,14 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
 from headwater.tier.errors import NotReady
-from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, TopicIdPartition
-from headwater.tier.jobs.copying import compare_all, copy_local, copy_range
-from headwater.tier.jobs.interfaces import SegmentStorage
-from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState
+from headwater.tier.in_order import in_order
 from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.jobs.throttle import NO_RATE, ByteRate
-from headwater.tier.reader import in_order
-from headwater.tier.segment_cover import (
-    END_LSN,
-    cover,
-    gaps,
-    walk_cover,
-    walk_segments,
-    with_pauses,
-)
+from headwater.tier.segment_cover import END_LSN, gaps, walk_cover, walk_segments, with_pauses
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.interfaces import PartitionMetadata
+    from headwater.tier.jobs.interfaces import PartitionMetadata, SegmentStorage
 
 
 SEGMENTS_AT_ONCE: Final = 4
@@ -294,126 +278,3 @@ async def _strays(
 
 def _meet(one: range, other: range) -> bool:
     return max(one.start, other.start) < min(one.stop, other.stop)
-
-
-DAMAGE: Final = frozenset({Flaw.MISSING, Flaw.CORRUPT})
-
-
-async def remove_orphans(
-    storage: SegmentStorage, partition: TopicIdPartition, seen: ScrubResult
-) -> ScrubResult:
-    """Remove the objects that no event names. Needs no leader: there is no event about them."""
-
-    async def mend(finding: ScrubFinding) -> bool:
-        if finding.kind is not Flaw.ORPHAN:
-            return finding.mended
-        await storage.delete(_id_of(partition, finding))
-        return True
-
-    return await _each(seen, mend)
-
-
-async def repair(led: LedPartition, seen: ScrubResult) -> ScrubResult:
-    """Mend all that can be mended; what cannot says why, and keeps nothing else from it."""
-    if led.metadata.delete_state() is not None:
-        return msgspec.structs.replace(seen, findings=())  # nothing of it is wanted any more
-    partition = led.leader.partition
-    damaged = {_id_of(partition, one) for one in seen.findings if one.kind in DAMAGE}
-
-    async def mend(finding: ScrubFinding) -> bool:
-        if finding.kind is not Flaw.GAP and finding.kind not in DAMAGE:
-            return finding.mended
-        setbacks = ItemFailures()
-        with setbacks.kept():
-            await _copy_local_parts(led, _lacking(led, finding.lsns, damaged))
-        for lsns in _lacking(led, finding.lsns, damaged):
-            await _copy_unlisted(led, lsns, damaged)
-        if _lacking(led, finding.lsns, damaged):
-            setbacks.tell()
-            return False
-        if finding.kind in DAMAGE:
-            segment = led.metadata.find(_id_of(partition, finding))
-            if segment is not None and segment.state is SegmentState.COPY_FINISHED:
-                await led.unlist(segment)
-        return True
-
-    return await remove_orphans(led.storage, partition, await _each(seen, mend))
-
-
-async def _each(seen: ScrubResult, mend: Callable[[ScrubFinding], Awaitable[bool]]) -> ScrubResult:
-    findings = []
-    for finding in seen.findings:
-        try:
-            finding = msgspec.structs.replace(finding, mended=await mend(finding))
-        except (Bug, Fenced):
-            raise
-        except HeadwaterError as error:
-            why = f"{finding.detail} (not mended: {type(error).__name__}: {error})".lstrip()
-            finding = msgspec.structs.replace(finding, detail=why)
-        findings.append(finding)
-    return msgspec.structs.replace(seen, findings=tuple(findings))
-
-
-async def _copy_local_parts(led: LedPartition, lacking: Sequence[range]) -> None:
-    """Copy what the local log has, if it has the records that are remote everywhere else."""
-    for lsns in lacking:
-        for part in _local_parts(led, lsns):
-            await compare_all(led)
-            await copy_local(led, part)
-
-
-async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> None:
-    """Copy what segments still have that were unlisted and are not removed yet."""
-    for segment in led.metadata.segments_in(lsns.start, lsns.stop):
-        if segment.state is not SegmentState.DELETE_STARTED:
-            continue
-        part = range(max(lsns.start, segment.start_offset), min(lsns.stop, segment.end_offset + 1))
-        wanted = _lacking(led, part, damaged)
-        if not wanted or not await _is_sound(led, segment):
-            continue
-        for gap in wanted:
-            await copy_range(
-                led,
-                gap,
-                led.storage.fetch(segment, gap.start, gap.stop),
-                about_bytes=segment.size_bytes,
-                merged_from=[segment],
-            )
-
-
-async def _is_sound(led: LedPartition, segment: SegmentMetadata) -> bool:
-    try:
-        await led.storage.verify(segment)
-    except (Corrupt, NotFound):
-        return False
-    return True
-
-
-def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[range]:
-    """The LSNs that no sound segment has, of whatever epoch: records do not depend on it.
-
-    Going by the cover instead, a damaged segment of a newer epoch would hide sound ones of older.
-    """
-    first_lsn, end_lsn = max(lsns.start, led.first_lsn), lsns.stop
-    sound = [
-        one
-        for one in led.metadata.segments_in(first_lsn, end_lsn)
-        if one.state is SegmentState.COPY_FINISHED and one.segment_id not in damaged
-    ]
-    return gaps(cover(sound, first_lsn, end_lsn), first_lsn, end_lsn)
-
-
-def _local_parts(led: LedPartition, lsns: range) -> list[range]:
-    """What the local log has of these LSNs, cut where its sealed parts end."""
-    local = led.local
-    first_lsn = max(lsns.start, local.oldest_lsn())
-    end_lsn = min(lsns.stop, local.current_lsn() + 1)
-    if first_lsn >= end_lsn:
-        return []
-    ends = (one.last_lsn + 1 for one in local.sealed())
-    cuts = [first_lsn, *(lsn for lsn in ends if first_lsn < lsn < end_lsn), end_lsn]
-    return [range(low, high) for low, high in pairwise(cuts)]
-
-
-def _id_of(partition: TopicIdPartition, finding: ScrubFinding) -> SegmentId:
-    return SegmentId(partition, uuid.UUID(finding.segment_id))

@@ -27,8 +27,9 @@ from headwater.tier.jobs.deletion import delete_partition, drop_remote
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
 from headwater.tier.jobs.removal import remove_due
+from headwater.tier.jobs.repairing import repair
 from headwater.tier.jobs.retention import expire_local, expire_remote
-from headwater.tier.jobs.scrub import ScrubResult, repair, scrub_partition
+from headwater.tier.jobs.scrub import ScrubResult, scrub_partition
 
 _log: Final = logging.getLogger("headwater")
 

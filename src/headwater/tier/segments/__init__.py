@@ -34,13 +34,7 @@ if TYPE_CHECKING:
         encode_segment,
         log_range,
     )
-    from headwater.tier.segments.footer import (
-        Description,
-        Receipt,
-        SegmentIndex,
-        read_index,
-        receipt_of,
-    )
+    from headwater.tier.segments.footer import Description, SegmentIndex, read_index
     from headwater.tier.segments.object_storage import (
         ObjectStorage,
         PreparedSegment,
@@ -49,6 +43,7 @@ if TYPE_CHECKING:
     )
     from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
     from headwater.tier.segments.reading import ObjectCache
+    from headwater.tier.segments.seal import Receipt, receipt_of
 
 __all__ = [
     "Description",
@@ -77,9 +72,10 @@ __getattr__, __dir__ = exports(
     {
         "columns": "FieldIds can_share",
         "encoder": "EncodedSegment SegmentEncoder encode_segment log_range",
-        "footer": "Description Receipt SegmentIndex read_index receipt_of",
+        "footer": "Description SegmentIndex read_index",
         "object_storage": "ObjectStorage PreparedSegment RemoteStorage segment_key",
         "parquet_writer": "SegmentConfig SegmentPlan new_segment_id",
         "reading": "ObjectCache",
+        "seal": "Receipt receipt_of",
     },
 )

@@ -26,17 +26,13 @@ from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate
 from headwater.tier.segments.columns import LSN, SegmentColumns
 from headwater.tier.segments.footer import (
-    FOOTER_END_BYTES,
     FORMAT,
     METADATA_KEY,
     Description,
-    Receipt,
     RowGroup,
     SegmentRun,
     encode_description,
-    footer_bytes,
     schema_text,
-    seal,
 )
 from headwater.tier.segments.parquet_writer import (
     HashingSink,
@@ -44,6 +40,7 @@ from headwater.tier.segments.parquet_writer import (
     SegmentPlan,
     open_writer,
 )
+from headwater.tier.segments.seal import FOOTER_END_BYTES, Receipt, footer_bytes, seal
 
 
 @dataclass(frozen=True, slots=True)

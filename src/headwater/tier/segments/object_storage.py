@@ -22,7 +22,7 @@ from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
 from headwater.store.objects import Buffer
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentUpdate, TopicIdPartition
-from headwater.tier.segments.footer import UNKNOWN_XXH3, Receipt, SegmentIndex, receipt_of
+from headwater.tier.segments.footer import SegmentIndex
 from headwater.tier.segments.reading import (
     ObjectCache,
     ObjectRanges,
@@ -32,6 +32,7 @@ from headwater.tier.segments.reading import (
     open_index,
     row_group_bytes,
 )
+from headwater.tier.segments.seal import UNKNOWN_XXH3, Receipt, receipt_of
 
 
 class PreparedSegment(Protocol):

@@ -22,15 +22,8 @@ from headwater.log.record.group import NO_RECORDS, Group
 from headwater.store import ByteRange, Store
 from headwater.store.objects import Buffer
 from headwater.tier.segments.columns import LSN, restored
-from headwater.tier.segments.footer import (
-    SEAL_BYTES,
-    Receipt,
-    RowGroup,
-    SegmentIndex,
-    SegmentRun,
-    footer_bytes,
-    read_index,
-)
+from headwater.tier.segments.footer import RowGroup, SegmentIndex, SegmentRun, read_index
+from headwater.tier.segments.seal import SEAL_BYTES, Receipt, footer_bytes
 
 T = TypeVar("T")
 CacheKey: TypeAlias = tuple[str | int, ...]
