@@ -44,14 +44,14 @@ def test_what_does_not_fit_is_refused_and_what_is_cut_off_is_corrupt() -> None:
     cache.apply(started(1, 0, 9))
     with pytest.raises(Corrupt, match="HWM1"):
         cache.apply(cut_off)
-    assert cache.segment_at(ORDERS, 0, 5) is None
+    assert cache.partition(ORDERS).segment_at(0, 5) is None
 
 
 def test_after_a_newer_leader_an_older_one_changes_nothing() -> None:
     cache = TierCache()
     cache.apply(started(1, 0, 9, publisher=5))
     cache.apply(started(2, 0, 9, publisher=6))
-    known = cache.segments(ORDERS)
+    known = cache.partition(ORDERS).segments()
     for event in (
         finished(1, publisher=5),
         became(2, SegmentState.DELETE_STARTED, publisher=5),
@@ -59,9 +59,12 @@ def test_after_a_newer_leader_an_older_one_changes_nothing() -> None:
     ):
         assert cache.apply(event) is EventOutcome.STALE
     assert cache.apply(partition_delete(PartitionDeleteState.MARKED), 5) is EventOutcome.STALE
-    assert (cache.segments(ORDERS), cache.delete_state(ORDERS)) == (known, None)
+    assert (cache.partition(ORDERS).segments(), cache.partition(ORDERS).delete_state) == (
+        known,
+        None,
+    )
     assert cache.apply(finished(2, publisher=6)) is EventOutcome.CHANGED
-    assert cache.publisher_epoch(ORDERS) == 6
+    assert cache.partition(ORDERS).publisher_epoch == 6
 
 
 def test_the_epoch_of_one_partition_is_not_that_of_another() -> None:
@@ -79,7 +82,7 @@ def test_events_without_an_epoch_follow_the_states_alone() -> None:
     assert cache.apply(started(2, 10, 19)) is EventOutcome.CHANGED
     assert cache.apply(partition_delete(PartitionDeleteState.MARKED)) is EventOutcome.CHANGED
     # They neither raise what was there nor lower it.
-    assert cache.publisher_epoch(ORDERS) == 6
+    assert cache.partition(ORDERS).publisher_epoch == 6
     assert cache.apply(started(3, 20, 29, publisher=5)) is EventOutcome.STALE
 
 
@@ -88,7 +91,7 @@ def test_an_event_that_is_rejected_raises_no_epoch() -> None:
     cache.apply(started(1, 0, 9, publisher=5))
     with pytest.raises(EventRejected):
         cache.apply(finished(2, publisher=9))
-    assert cache.publisher_epoch(ORDERS) == 5
+    assert cache.partition(ORDERS).publisher_epoch == 5
     assert cache.apply(finished(1, publisher=5)) is EventOutcome.CHANGED
 
 
@@ -105,10 +108,10 @@ def test_a_deletion_beside_which_an_epoch_stands_raises_it_and_outlives_the_part
     for state in PartitionDeleteState:
         assert cache.apply(partition_delete(state), 7) is EventOutcome.CHANGED
     assert cache.partitions() == []
-    assert cache.publisher_epoch(ORDERS) == 7
+    assert cache.partition(ORDERS).publisher_epoch == 7
     assert cache.apply(started(2, 0, 9, publisher=6)) is EventOutcome.STALE
     assert cache.partitions() == []
     assert cache.apply(partition_delete(PartitionDeleteState.FINISHED), 8) is EventOutcome.REPEATED
-    assert cache.publisher_epoch(ORDERS) == 8
+    assert cache.partition(ORDERS).publisher_epoch == 8
     assert cache.apply(started(3, 0, 9, publisher=8)) is EventOutcome.CHANGED
-    assert cache.publisher_epoch(ORDERS) == 8
+    assert cache.partition(ORDERS).publisher_epoch == 8

@@ -145,7 +145,7 @@ class History:
                 continue
             taken_ms = world.true_ms()
             try:
-                taken = metadata.cover(start.first_lsn if start else 0, 1 << 40)
+                taken = metadata.state().cover(start.first_lsn if start else 0, 1 << 40)
             except NotReady:
                 continue
             for piece in taken:
@@ -292,7 +292,7 @@ class History:
         wal.damaged = range(first_lsn, middle.last_lsn + 1)
         await self._until(
             lambda: (
-                manager.led.metadata.cover(third.first_lsn, third.last_lsn + 1)
+                manager.led.metadata.state().cover(third.first_lsn, third.last_lsn + 1)
                 and isinstance(manager.problems.get("look for losses"), LocalLogDamaged)
             ),
             last,
@@ -334,7 +334,7 @@ class History:
         """
         world, manager = self.world, last.manager
         assert manager is not None
-        read = manager.led.metadata.cover(last.wal.oldest_lsn(), 1 << 40)
+        read = manager.led.metadata.state().cover(last.wal.oldest_lsn(), 1 << 40)
         kept = [one.segment for one in read if one.segment.start_offset >= last.wal.oldest_lsn()]
         if not kept:
             return
@@ -347,7 +347,7 @@ class History:
         if last.wal.oldest_lsn() > gone.start_offset:
             return  # the local log was dropped as remote before the scrub found out
         world.check(scrubbed.is_clean, f"it was not mended: {scrubbed.findings}")
-        for piece in manager.led.metadata.cover(0, 1 << 40):
+        for piece in manager.led.metadata.state().cover(0, 1 << 40):
             world.truth.check_object(piece.segment)
 
     async def _partition_goes(self, last: LeaderLife) -> None:
@@ -373,7 +373,7 @@ class History:
             await runtime.sleep(60.0)
         left = (world.truth.segments, world.objects.segments())
         world.check(left == ({}, set()), f"{left} are left of a partition that was deleted")
-        state = world.truth.cache.delete_state(PARTITION)
+        state = world.truth.cache.partition(PARTITION).delete_state
         world.check(state is None, f"the deletion came to its end, and is {state}")
 
     async def _until(self, holds: object, last: LeaderLife, message: str) -> None:

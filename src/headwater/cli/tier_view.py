@@ -34,13 +34,13 @@ _LAST_COPY = "it stays while anything is damaged: it may be the last good copy o
 
 def listed(place: TierPlace) -> dict[str, Any]:
     """What is read, and what else is listed, for machines."""
-    segments = place.metadata.segments()
+    segments = place.metadata.state().segments()
     end_lsn = max((one.end_offset + 1 for one in segments), default=0)
-    pieces = place.metadata.cover(place.first_lsn, max(end_lsn, place.first_lsn))
+    pieces = place.metadata.state().cover(place.first_lsn, max(end_lsn, place.first_lsn))
     read = {piece.segment.segment_id for piece in pieces}
     begins = place.first_lsn or (pieces[0].lsns.start if pieces else 0)
     missing = gaps(pieces, begins, pieces[-1].lsns.stop) if pieces else []
-    state = place.metadata.delete_state()
+    state = place.metadata.state().delete_state
     return {
         "partition": place.partition.partition,
         "log_start": place.first_lsn or None,

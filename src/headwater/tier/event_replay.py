@@ -228,8 +228,6 @@ class EventReplay:
         self.missing.append(what)
         for partition in self.cache.partitions():
             known = self.cache.partition(partition)
-            if known is None:
-                continue
             for segment in known.unfinished():
                 if segment.state is SegmentState.COPY_STARTED:
                     await self._finish_perhaps(segment)
@@ -286,8 +284,7 @@ class EventReplay:
     async def _follow_begun(self, event: SegmentUpdate, epoch: int | None) -> None:
         """Follow an update of a segment of which nobody knows, if it is there to be asked."""
         known = self.cache.partition(event.segment_id.partition)
-        is_known = known is not None and known.find(event.segment_id) is not None
-        if is_known or event.segment_id in self.never_count:
+        if known.find(event.segment_id) is not None or event.segment_id in self.never_count:
             return
         try:
             began = await segment_metadata_of(self._store, event.segment_id)

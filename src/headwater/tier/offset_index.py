@@ -63,7 +63,7 @@ class EpochIndex:
 
     def with_time(self, timestamp_ms: int, first_offset: int) -> Iterator[int]:
         """Rows that start at the offset or later and hold a record of this time or later."""
-        return self._referenced.reaching(timestamp_ms, first=first_offset)
+        return self._referenced.rows_from(timestamp_ms, first=first_offset)
 
     def referenced(self) -> tuple[array[int], array[int]]:
         """Starts and rows of those found by their offsets, in order, as a copy."""
@@ -162,7 +162,7 @@ class StartIndex:
         """Start and row of the last one."""
         return (self._keys[-1][-1], self._rows[-1][-1]) if self._keys else None
 
-    def reaching(
+    def rows_from(
         self, value: int, *, first: int | None = None, end: int | None = None
     ) -> Iterator[int]:
         """Rows that start in [first, end) and whose value is at least this, in order."""

@@ -158,10 +158,12 @@ class PartitionRebuild:
         place, cache = self._partition, self._replay.cache
         start = await LogStartRegister(self._store, place).read()
         first_lsn = 0 if start is None else start.first_lsn
-        epoch = max(cache.publisher_epoch(place) or 0, 0 if start is None else start.leader_epoch)
+        epoch = max(
+            cache.partition(place).publisher_epoch or 0, 0 if start is None else start.leader_epoch
+        )
         if self._replay.missing:
             epoch = await self._complete(first_lsn, epoch)
-        pieces = cache.cover(place, first_lsn, END_LSN)
+        pieces = cache.partition(place).cover(first_lsn, END_LSN)
         begins = first_lsn or (pieces[0].lsns.start if pieces else 0)
         return RebuiltPartition(
             stream=place.name,
@@ -210,7 +212,7 @@ class PartitionRebuild:
         return epoch
 
     def _finished(self) -> list[SegmentMetadata]:
-        listed = self._replay.cache.segments(self._partition)
+        listed = self._replay.cache.partition(self._partition).segments()
         return [one for one in listed if one.state is SegmentState.COPY_FINISHED]
 
     def _lacking(self, first_lsn: int) -> list[range]:
@@ -251,7 +253,7 @@ class PartitionRebuild:
             self._objects.add(segment_id.id)
             if segment_id in replay.never_count:
                 continue
-            if known is None or known.find(segment_id) is None:
+            if known.find(segment_id) is None:
                 yield segment_id, meta
             elif segment_id in replay.unfinished:
                 self._unreadable.append(f"{meta.key} is not what its event says")

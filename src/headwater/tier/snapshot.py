@@ -163,7 +163,7 @@ def dump_all(cache: TierCache) -> tuple[PartitionDump, ...]:
     A partition that is deleted has one as well: without its last publisher's epoch, what a stale
     leader says of it would count again.
     """
-    caches = [one for one in map(cache.partition, cache.partitions()) if one is not None]
+    caches = list(map(cache.partition, cache.partitions()))
     for partition, epoch in cache.deleted().items():
         blank = PartitionCache(partition)
         blank.publisher_epoch = epoch

@@ -129,7 +129,7 @@ def test_an_older_leader_cannot_take_back_what_the_new_one_counts_on() -> None:
         await new.led.begin()
 
         with pytest.raises(Fenced):
-            await stale.led.voice.unlist(stale.metadata.segments()[0])
+            await stale.led.voice.unlist(stale.metadata.state().segments()[0])
 
         new.metadata.follow()
         assert new.covered() == [range(1, 4)]
@@ -197,7 +197,7 @@ def test_objects_are_written_no_faster_than_allowed() -> None:
     async def main() -> None:
         led = await Place().lead(bytes_per_s=10).write(3, 3, 3).round()
         loop = asyncio.get_running_loop()
-        sizes = [one.size_bytes for one in led.metadata.segments()]
+        sizes = [one.size_bytes for one in led.metadata.state().segments()]
 
         assert loop.time() >= sum(sizes[:-1]) / 10
 

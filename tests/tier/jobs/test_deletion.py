@@ -25,7 +25,7 @@ def test_all_that_the_tier_has_of_a_partition_goes() -> None:
         assert await led.manager.delete_partition()
 
         assert (led.states(), led.place.object_names()) == ([], set())
-        assert led.metadata.delete_state() is None
+        assert led.metadata.state().delete_state is None
 
     in_time(main)
 
@@ -85,7 +85,7 @@ def test_the_next_leader_takes_up_a_deletion_at_every_step(events: int) -> None:
             assert new.states() == [FINISHED, FINISHED]
         else:
             assert (new.states(), place.object_names()) == ([], set())
-            assert new.metadata.delete_state() is None
+            assert new.metadata.state().delete_state is None
 
     in_time(main)
 

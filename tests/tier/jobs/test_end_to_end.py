@@ -20,11 +20,11 @@ from headwater.tier.jobs import (
     Leader,
     LedPartition,
     LogStartRegister,
-    ManagedPartition,
     ParquetSegments,
     TierConfig,
     TierManager,
 )
+from headwater.tier.manager import ManagedPartition
 from headwater.tier.segments import SegmentConfig
 
 ORDERS = TopicIdPartition(uuid.UUID(int=5), "orders", 0)
@@ -55,7 +55,7 @@ async def append(spool: Spool, *, term: int, rows: int) -> None:
 
 async def hashes(tier: TierManager) -> list[bytes]:
     found: list[bytes] = []
-    for piece in tier.led.metadata.cover(0, 1 << 40):
+    for piece in tier.led.metadata.state().cover(0, 1 << 40):
         groups = tier.led.storage.fetch(piece.segment, piece.lsns.start, piece.lsns.stop)
         async for group in groups:
             found += list(record_hashes(group))
@@ -83,7 +83,7 @@ def test_records_are_the_same_in_the_tier_merged_under_the_next_leader(tmp_path:
         second, metadata = await led_by(2, spool, store, log, config)
         await second.run_once()
         assert second.problems == {}
-        [piece] = second.led.metadata.cover(0, 1 << 40)
+        [piece] = second.led.metadata.state().cover(0, 1 << 40)
         assert (piece.lsns, piece.segment.epochs) == (range(1, 66), ((1, 1), (2, 61)))
         assert (await hashes(second))[:60] == wanted
         assert second.led.storage.schema_version(piece.segment) == 0
@@ -134,7 +134,7 @@ def test_records_with_optional_columns_are_one_segment_each_time(
         tier.led.storage = storage
         await tier.run_once()
         assert (tier.problems, tier.metrics.copied_segments) == ({}, 1)
-        [piece] = tier.led.metadata.cover(0, 1 << 40)
+        [piece] = tier.led.metadata.state().cover(0, 1 << 40)
         described = (await storage.fetch_index(piece.segment)).description
         assert (len(described.row_groups) > 1, len(described.schemas)) == (True, 1)
         assert (await hashes(tier))[: len(wanted)] == wanted

@@ -65,7 +65,7 @@ async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) 
 
 async def removes_first(led: LedPartition) -> None:
     """Removes objects, and unlists them afterwards."""
-    for segment in led.metadata.segments_in(0, END_LSN):
+    for segment in led.metadata.state().segments_in(0, END_LSN):
         if segment.end_offset < led.first_lsn and segment.state == 1:
             await led.storage.delete(segment.segment_id)
             await led.voice.unlist(segment)
@@ -108,8 +108,8 @@ async def drops_what_was_committed(led: LedPartition) -> None:
 
 def counts_over_gaps(self: LedPartition) -> int:
     """Takes the end of the last remote segment for all that is remote."""
-    pieces = self.metadata.cover(self.first_lsn, END_LSN)
-    started = [one.end_offset for one in self.metadata.segments_in(0, END_LSN)]
+    pieces = self.metadata.state().cover(self.first_lsn, END_LSN)
+    started = [one.end_offset for one in self.metadata.state().segments_in(0, END_LSN)]
     return max([self.first_lsn - 1, *(piece.lsns.stop - 1 for piece in pieces), *started])
 
 
@@ -194,10 +194,14 @@ async def counts_what_it_unlists(self: LedPartition, segment: SegmentMetadata) -
 async def lists_last(metadata: Any, storage: Any, log_start: Any, **how: Any) -> ScrubResult:
     """Reads the events first, and lists the objects afterwards."""
     await metadata.refresh()
-    known = {one.segment_id for one in metadata.segments()}
+    known = {one.segment_id for one in metadata.state().segments()}
     await runtime.sleep(60.0)
-    view = mock.Mock(wraps=metadata, find=lambda one: metadata.find(one) if one in known else None)
-    return await _look(view, storage, log_start, **how)
+
+    def state() -> Any:
+        now = metadata.state()
+        return mock.Mock(wraps=now, find=lambda one: now.find(one) if one in known else None)
+
+    return await _look(mock.Mock(wraps=metadata, state=state), storage, log_start, **how)
 
 
 def finds_beyond_the_lineage(self: PartitionCache, epoch: int, offset: int) -> Any:
@@ -268,7 +272,7 @@ async def skips_damage(led: LedPartition, lsns: range) -> None:
 
 def bounds_the_first_epoch(followed: Any, event: Any, publisher_epoch: int | None) -> None:
     """Takes an epoch for a mistake though nobody spoke before it."""
-    newest = followed.cache.publisher_epoch(PARTITION) or 0
+    newest = followed.cache.partition(PARTITION).publisher_epoch or 0
     if publisher_epoch_of(event, publisher_epoch) not in range(newest, newest + EPOCH_STEP_MAX):
         raise Refused("no leader has such an epoch")
 

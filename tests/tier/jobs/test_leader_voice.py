@@ -23,7 +23,7 @@ def test_an_event_that_may_have_landed_is_not_settled_by_an_attempt_that_did_not
 
         led.metadata.publish = unlucky  # type: ignore[method-assign]
         with pytest.raises(OutcomeUnknown):
-            await voice.unlist(led.metadata.segments()[0])
+            await voice.unlist(led.metadata.state().segments()[0])
         with pytest.raises(type(error)):
             await voice.settle()
         known = [voice.is_settled]

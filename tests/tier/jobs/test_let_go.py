@@ -42,7 +42,7 @@ def test_the_object_of_an_unlisted_segment_stays_while_nothing_else_has_its_lsns
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0, delete_delay_ms=0).write(3, 3).round()
         assert led.wal.oldest_lsn() == 7
-        await led.led.unlist(led.metadata.segments()[0])
+        await led.led.unlist(led.metadata.state().segments()[0])
         await led.manager.run_once()
 
         assert len(led.place.object_names()) == 2

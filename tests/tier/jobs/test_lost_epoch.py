@@ -13,11 +13,11 @@ from headwater.tier.jobs import (
     Leader,
     LedPartition,
     LogStartRegister,
-    ManagedPartition,
     TierConfig,
     TierManager,
     publish_deletion,
 )
+from headwater.tier.manager import ManagedPartition
 from tests.tier.given import started
 from tests.tier.jobs.given import ORDERS, in_time
 from tests.tier.jobs.plain_storage import PlainStorage

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.tier import SegmentMetadata, SegmentState, segment_cover
+from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.jobs import TierConfig
 from headwater.tier.jobs.merging import next_run
@@ -23,7 +24,7 @@ SMALL = 10_000
 async def records(led: Led) -> list[bytes]:
     """Everything, as a reader gets it."""
     found: list[bytes] = []
-    for piece in led.metadata.cover(0, FAR):
+    for piece in led.metadata.state().cover(0, FAR):
         async for group in led.storage.fetch(piece.segment, piece.lsns.start, piece.lsns.stop):
             found += group.records.column(0).to_pylist()
     return found
@@ -47,7 +48,7 @@ def test_what_was_merged_can_be_read_until_the_delay_is_over() -> None:
     async def main() -> None:
         led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2)
         await led.round()
-        taken = led.metadata.cover(0, FAR)
+        taken = led.metadata.state().cover(0, FAR)
         await led.write(2).round()
         await asyncio.sleep(23 * 3600.0)
         await led.round()
@@ -74,7 +75,7 @@ def test_few_small_ones_between_large_ones_do_not_wait_for_more() -> None:
 def test_a_merged_segment_is_no_larger_than_it_may_be() -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(*[5] * 9).round()
-        size = max(one.size_bytes for one in led.metadata.segments())
+        size = max(one.size_bytes for one in led.metadata.state().segments())
         again = led.place.lead(
             2, wal=led.wal, merge_below_bytes=size + 1, merge_target_bytes=4 * size
         )
@@ -100,7 +101,7 @@ def test_what_an_older_leader_copied_as_well_is_unlisted() -> None:
         await led.round()
 
         assert sorted(led.states()) == [FINISHED, DELETING]
-        assert led.metadata.cover(0, FAR)[0].segment.segment_id == prepared.segment_id
+        assert led.metadata.state().cover(0, FAR)[0].segment.segment_id == prepared.segment_id
 
     in_time(main)
 
@@ -169,7 +170,9 @@ def test_a_byte_is_written_again_about_as_often_as_its_segment_doubles() -> None
             await led.write(1).round()
 
         assert len(led.covered()) <= 12
-        whole = sum(one.size_bytes for one in led.metadata.segments() if one.state is FINISHED)
+        whole = sum(
+            one.size_bytes for one in led.metadata.state().segments() if one.state is FINISHED
+        )
         assert led.manager.metrics.merged_bytes <= 8 * whole
 
     in_time(main)
@@ -207,7 +210,7 @@ def test_what_was_merged_stays_while_the_merged_segment_cannot_be_read() -> None
         led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2, 2)
         await led.round()
         assert led.covered() == [range(1, 7)]
-        merged = led.metadata.cover(0, FAR)[0].segment
+        merged = led.metadata.state().cover(0, FAR)[0].segment
         await led.storage.delete(merged.segment_id)
         await asyncio.sleep(25 * 3600.0)
         await led.manager.run_once()
@@ -223,8 +226,8 @@ def test_a_merged_segment_is_mended_from_what_it_was_merged_from(data: bytes | N
         led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2, 2)
         await led.round()
         assert led.wal.oldest_lsn() == 7
-        merged = led.metadata.cover(0, FAR)[0].segment
-        await led.damage(led.metadata.segments().index(merged), data)
+        merged = led.metadata.state().cover(0, FAR)[0].segment
+        await led.damage(led.metadata.state().segments().index(merged), data)
         assert (await led.manager.scrub(mend=True)).is_clean
         assert await records(led) == [b"%d" % lsn for lsn in range(1, 7)]
         await asyncio.sleep(25 * 3600.0)
@@ -239,7 +242,7 @@ def test_a_damaged_segment_that_replaced_many_is_read_once_a_round() -> None:
         place = Place()
         led = place.lead(1, merge_segments=8, delete_delay_ms=1000).write(*[2] * 8)
         await led.round()
-        merged = led.metadata.cover(0, FAR)[0].segment
+        merged = led.metadata.state().cover(0, FAR)[0].segment
         await place.backend.put(plain_key(merged.segment_id), b"damaged")
         led.led.sound.clear()
         read, verify = 0, led.storage.verify
@@ -265,14 +268,14 @@ def test_a_run_is_looked_for_no_further_than_it_goes(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
         led.manager.configure(TierConfig(merge_below_bytes=SMALL, merge_segments=4))
         looked = 0
-        cover_part = led.metadata.cover_part
+        cover_part = PartitionCache.cover_part
 
-        def counted(first_lsn: int, end_lsn: int, most_segments: int) -> Any:
+        def counted(*arguments: Any) -> Any:
             nonlocal looked
             looked += 1
-            return cover_part(first_lsn, end_lsn, most_segments)
+            return cover_part(*arguments)
 
-        led.metadata.cover_part = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(PartitionCache, "cover_part", counted)
         run = await next_run(led.led)
         assert run is not None
         assert [piece.lsns for piece in run] == [range(lsn, lsn + 1) for lsn in range(1, 5)]

@@ -97,7 +97,7 @@ def test_records_are_as_old_as_they_are_and_not_as_their_copy() -> None:
 def test_the_oldest_go_beyond_so_many_bytes() -> None:
     async def main() -> None:
         led = await Place().lead().write(3, 3, 3).round()
-        size = led.metadata.segments()[0].size_bytes
+        size = led.metadata.state().segments()[0].size_bytes
 
         kept = await led.place.lead(2, wal=led.wal, retention_bytes=2 * size).round()
 

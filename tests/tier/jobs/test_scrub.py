@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from headwater.core.errors import Denied, Fenced, Unavailable
 from headwater.tier import SegmentMetadata, SegmentState
+from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import NotReady
 from headwater.tier.jobs import LogStartRegister, TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_local
@@ -34,7 +36,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         scrubbed = await led.manager.scrub(mend=False)
 
         assert (scrubbed.findings, scrubbed.segments, scrubbed.objects) == ((), 2, 2)
-        assert scrubbed.size_bytes == sum(one.size_bytes for one in led.metadata.segments())
+        assert scrubbed.size_bytes == sum(one.size_bytes for one in led.metadata.state().segments())
 
     in_time(main)
 
@@ -85,7 +87,7 @@ def test_what_the_local_log_has_of_a_damaged_segment_is_saved() -> None:
 def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
     async def main() -> None:
         led = await tiered(3, local_retention_bytes=0)
-        [older] = led.metadata.segments()
+        [older] = led.metadata.state().segments()
         prepared = await led.storage.prepare(1, 3, led.storage.fetch(older, 1, 4))
         await led.led.voice.started(prepared)
         await led.storage.copy(prepared)
@@ -101,7 +103,7 @@ def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
 def test_a_gap_is_told_and_filled() -> None:
     async def main() -> None:
         led = await tiered(3, 3, 3)
-        await led.led.voice.unlist(led.metadata.segments()[1])
+        await led.led.voice.unlist(led.metadata.state().segments()[1])
         found = (await led.manager.scrub(mend=False)).findings
         assert [(one.kind, one.lsns) for one in found] == [(Flaw.GAP, range(4, 7))]
 
@@ -130,7 +132,7 @@ def test_an_object_that_no_event_names_goes_after_a_grace() -> None:
 def test_what_may_be_the_last_good_copy_of_damaged_lsns_is_never_removed() -> None:
     async def main() -> None:
         led = await tiered(3, local_retention_bytes=0)
-        groups = led.storage.fetch(led.metadata.segments()[0], 1, 4)
+        groups = led.storage.fetch(led.metadata.state().segments()[0], 1, 4)
         late = await led.storage.prepare(1, 3, groups)
         await led.storage.copy(late)
         await led.damage(0, b"[]")
@@ -224,7 +226,7 @@ def test_sound_copies_of_an_older_term_take_the_place_of_a_damaged_segment() -> 
 
         assert (await led.manager.scrub(mend=True)).is_clean
 
-        [piece] = led.metadata.cover(0, FAR)
+        [piece] = led.metadata.state().cover(0, FAR)
         assert piece.segment.epochs == ((3, 1),)
         await led.storage.verify(piece.segment)
         assert (await led.manager.scrub(mend=True)).findings == ()
@@ -240,12 +242,12 @@ def test_what_sound_segments_have_is_not_copied_again() -> None:
         led.write(5)
         await led.led.begin()
         await copy_local(led.led, range(1, 6))
-        newer = led.metadata.cover(0, FAR)[0].segment.segment_id
+        newer = led.metadata.state().cover(0, FAR)[0].segment.segment_id
         await place.backend.put(plain_key(newer), b"[]")
 
         assert (await led.manager.scrub(mend=True)).is_clean
-        assert len(led.metadata.segments()) == 2
-        assert led.metadata.cover(0, FAR)[0].segment.segment_id != newer
+        assert len(led.metadata.state().segments()) == 2
+        assert led.metadata.state().cover(0, FAR)[0].segment.segment_id != newer
 
     in_time(main)
 
@@ -354,7 +356,7 @@ def test_a_gap_is_filled_sealed_part_by_sealed_part() -> None:
         led = await tiered(3, 3, 3, 3)
         merged = led.place.lead(2, wal=led.wal, merge_segments=3, local_retention_bytes=KEEP_LOCAL)
         await merged.round()
-        [first, *_] = [one for one in merged.metadata.segments() if one.state is FINISHED]
+        [first, *_] = [one for one in merged.metadata.state().segments() if one.state is FINISHED]
         await merged.place.backend.delete(plain_key(first.segment_id))
 
         assert (await merged.manager.scrub(mend=True)).is_clean
@@ -379,7 +381,7 @@ def test_the_log_is_copied_while_a_scrub_reads() -> None:
 def test_what_expires_while_the_rest_is_looked_at_is_no_gap() -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(3, 3, 3).round()
-        last_bytes = led.metadata.segments()[2].size_bytes
+        last_bytes = led.metadata.state().segments()[2].size_bytes
 
         async def goes() -> None:
             retained = TierConfig(
@@ -398,7 +400,7 @@ def test_what_expires_while_the_rest_is_looked_at_is_no_gap() -> None:
 def test_a_partition_that_is_being_deleted_lacks_nothing() -> None:
     async def main() -> None:
         led = await tiered(3, 3, 3)
-        publish, middle = led.metadata.publish, led.metadata.segments()[1].segment_id
+        publish, middle = led.metadata.publish, led.metadata.state().segments()[1].segment_id
 
         async def of_the_middle(event: Any, **how: Any) -> Any:
             if getattr(event, "segment_id", middle) != middle:
@@ -424,8 +426,8 @@ def test_what_was_found_is_told_although_the_rest_could_not_be_looked_at() -> No
         def never(*how: Any) -> Any:
             raise NotReady("not yet", partition=0)
 
-        led.metadata.cover_part = never  # type: ignore[method-assign, assignment]
-        found = (await led.manager.scrub(mend=False)).findings
+        with mock.patch.object(PartitionCache, "cover_part", never):
+            found = (await led.manager.scrub(mend=False)).findings
 
         assert [one.kind for one in found] == [Flaw.MISSING, Flaw.UNKNOWN]
 

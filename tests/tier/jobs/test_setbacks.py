@@ -47,7 +47,7 @@ def test_an_object_that_cannot_be_removed_keeps_no_other() -> None:
         led = Place().lead(merge_below_bytes=0, retention_bytes=0, delete_delay_ms=0)
         locks = Locks(led, Denied("an object lock is on it"))
         await led.write(3, 3, 3).round()
-        locks.locked = {led.metadata.segments()[0].segment_id}
+        locks.locked = {led.metadata.state().segments()[0].segment_id}
         await led.manager.run_once()
 
         assert (led.states(), len(led.place.object_names())) == ([DELETING], 1)
@@ -64,7 +64,7 @@ def test_a_store_that_does_not_answer_is_not_asked_for_every_object() -> None:
         led = Place().lead(merge_below_bytes=0, retention_bytes=0, delete_delay_ms=0)
         locks = Locks(led, Unavailable("nobody there"))
         await led.write(*[1] * 8).round()
-        locks.locked = {one.segment_id for one in led.metadata.segments()}
+        locks.locked = {one.segment_id for one in led.metadata.state().segments()}
         await led.manager.run_once()
 
         assert locks.tried == 3
@@ -115,7 +115,9 @@ def test_a_job_that_fails_slows_down_no_other() -> None:
         led = Place().lead(merge_segments=2, interval_s=10.0, retry_cap_s=300.0)
         led.manager.configure(TierConfig(merge_below_bytes=0))
         await led.write(3, 3).round()
-        await led.place.backend.put(plain_key(led.metadata.segments()[0].segment_id), b"garbage")
+        await led.place.backend.put(
+            plain_key(led.metadata.state().segments()[0].segment_id), b"garbage"
+        )
         led.manager.configure(TierConfig(merge_segments=2, interval_s=10.0, retry_cap_s=300.0))
         running = asyncio.ensure_future(led.manager.run())
         await asyncio.sleep(3600.0)
@@ -134,7 +136,7 @@ def test_a_partition_goes_but_for_what_cannot_be_removed_and_that_later() -> Non
     async def main() -> None:
         led = await Place().lead().write(3, 3, 3).round()
         locks = Locks(led, Denied("an object lock is on it"))
-        locks.locked = {led.metadata.segments()[1].segment_id}
+        locks.locked = {led.metadata.state().segments()[1].segment_id}
         assert not await led.manager.delete_partition()
         assert (led.states(), len(led.place.object_names())) == ([DELETING], 1)
 
@@ -161,7 +163,7 @@ def test_what_was_done_is_counted_also_of_a_job_that_did_not_come_to_its_end() -
 
         assert (metrics.copied_segments, metrics.failures["copy"]) == (2, 1)
         assert metrics.copied_bytes == sum(
-            one.size_bytes for one in led.metadata.segments() if one.state is FINISHED
+            one.size_bytes for one in led.metadata.state().segments() if one.state is FINISHED
         )
         assert (metrics.lag_lsns, metrics.dropped_lsns) == (5, 6)
         assert "copy" not in metrics.succeeded_ms

@@ -47,7 +47,7 @@ def test_an_event_that_does_not_land_the_second_time_may_have_landed_the_first(
 ) -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(3, 3).round()
-        first, second = led.metadata.segments()
+        first, second = led.metadata.state().segments()
         line = Line(led)
         line.answers = [OutcomeUnknown("nobody answered"), error]
         for _ in range(2):
@@ -82,13 +82,13 @@ def test_what_a_copy_replaced_is_unlisted_though_the_answer_to_its_last_event_wa
 def test_a_repair_waits_until_it_is_known_what_is_listed() -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(3, 3).round()
-        small = led.metadata.segments()
+        small = led.metadata.state().segments()
         line = Line(led)
         line.lost = FINISHED
         led.manager.configure(TierConfig(merge_segments=2))
         await led.manager.run_once()
-        merged = next(one for one in led.metadata.segments() if one not in small)
-        await led.damage(led.metadata.segments().index(merged), b"garbage")
+        merged = next(one for one in led.metadata.state().segments() if one not in small)
+        await led.damage(led.metadata.state().segments().index(merged), b"garbage")
         verify = led.storage.verify
 
         async def unlisted_meanwhile(segment: Any) -> None:
@@ -102,8 +102,8 @@ def test_a_repair_waits_until_it_is_known_what_is_listed() -> None:
         scrubbed = await led.manager.scrub(mend=True)
 
         assert scrubbed.is_clean
-        assert led.metadata.find(merged.segment_id).state is DELETING  # type: ignore[union-attr]
-        assert gaps(led.metadata.cover(1, 7), 1, 7) == []
+        assert led.metadata.state().find(merged.segment_id).state is DELETING  # type: ignore[union-attr]
+        assert gaps(led.metadata.state().cover(1, 7), 1, 7) == []
 
     in_time(main)
 

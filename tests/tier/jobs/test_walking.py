@@ -10,8 +10,9 @@ from headwater.core import runtime
 from headwater.tier import SegmentMetadata, segment_cover
 from headwater.tier.jobs.copying import copy_local
 from headwater.tier.jobs.deletion import drop_remote
+from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import TierArchive
-from headwater.tier.segment_cover import RefreshedCover, walk_cover, walk_segments
+from headwater.tier.segment_cover import walk_cover, walk_segments
 from headwater.tier.segment_table import SegmentTable
 from tests.tier.jobs.given import FAR, Led, Place, in_time
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -38,9 +39,9 @@ def test_a_walk_gives_the_cover_and_lets_others_work(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(runtime, "sleep", counted)
         monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
-        walked = [piece async for piece in walk_cover(led.metadata, 1, FAR)]
+        walked = [piece async for piece in walk_cover(led.metadata.state, 1, FAR)]
 
-        assert walked == led.metadata.cover(1, FAR)
+        assert walked == led.metadata.state().cover(1, FAR)
         assert [piece.lsns for piece in walked][:3] == [range(1, 3), range(3, 5), range(5, 7)]
         assert paused >= 3
 
@@ -57,12 +58,12 @@ def test_all_that_is_listed_is_walked_whatever_begins_where(
         await led.led.begin()
         for lsns in (range(1, 3), range(5, 9), range(5, 7), range(11, 13)):
             await copy_local(led.led, lsns)
-        listed = led.metadata.segments()
+        listed = led.metadata.state().segments()
         assert len(listed) == 7
 
         for at_once in range(1, 9):
             monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", at_once)
-            assert [one async for one in walk_segments(led.metadata)] == listed
+            assert [one async for one in walk_segments(led.metadata.state)] == listed
 
     in_time(main)
 
@@ -118,12 +119,12 @@ def test_whoever_goes_through_all_segments_lets_others_work(
 
 
 async def _with_a_gap(led: Led) -> None:
-    await led.led.voice.unlist(led.metadata.segments()[1])
+    await led.led.voice.unlist(led.metadata.state().segments()[1])
     led.led._tiered_lsn = -1
 
 
 async def _unlisted_for_another(led: Led) -> None:
-    first = led.metadata.segments()[0]
+    first = led.metadata.state().segments()[0]
     await copy_local(led.led, range(1, 2))
     led.led.tiered_lsn()
     await led.led.unlist(first)
@@ -157,7 +158,7 @@ def test_what_is_remote_beyond_a_gap_is_not_told_as_lost() -> None:
     async def main() -> None:
         place = Place()
         before = await place.lead(1, merge_below_bytes=0).write(5, 5, 5).round()
-        await before.led.voice.unlist(before.metadata.segments()[1])
+        await before.led.voice.unlist(before.metadata.state().segments()[1])
         led = place.lead(2, merge_below_bytes=0, wal=SealedWal(first_lsn=16)).write(5)
         await led.manager.run_once()
         assert led.manager.metrics.missing_lsns == 5

@@ -39,7 +39,7 @@ async def test_what_was_published_is_known_when_it_returns() -> None:
     assert numbers(manager) == [10]
     assert await manager.publish(started(10, 0, 99)) is EventOutcome.REPEATED
     assert await manager.publish(finished(10)) is EventOutcome.CHANGED
-    assert manager.segment_at(ORDERS, 0, 99) is not None
+    assert manager.partition(ORDERS).segment_at(0, 99) is not None
     assert manager.metrics.published == 3
     await manager.close()
 
@@ -73,7 +73,7 @@ async def test_a_leader_that_was_overtaken_is_fenced_before_it_publishes_if_that
             await manager.publish(event, publisher_epoch=beside)
     assert (await log.high_water_marks())[HOME] == 2, "nothing of it was published"
     await manager.publish(partition_delete(PartitionDeleteState.MARKED), publisher_epoch=5)
-    assert manager.delete_state(ORDERS) is PartitionDeleteState.MARKED
+    assert manager.partition(ORDERS).delete_state is PartitionDeleteState.MARKED
     await manager.close()
 
 
@@ -212,7 +212,7 @@ async def test_whoever_waits_notices_that_following_broke_down() -> None:
         await publishing
     assert runtime.monotonic_s() < 60.0
     with pytest.raises(Bug, match="ZeroDivisionError"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     assert "ZeroDivisionError" in str(manager.status().problem)
     await manager.close()
 

@@ -139,7 +139,7 @@ async def test_a_log_that_does_not_answer_how_far_it_goes_holds_nobody_up() -> N
     log.marks_hang = True
     manager = await start(log, [HOME], call_timeout_s=5.0)
     with pytest.raises(NotReady, match="no answer within 5"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     log.marks_hang = False
     await manager.wait_ready(HOME)
     await manager.close()

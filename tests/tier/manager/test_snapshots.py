@@ -146,7 +146,7 @@ async def test_an_event_that_cannot_be_read_leaves_no_hole_in_the_snapshot() -> 
     again = await start(log, [HOME], disk=disk)
     await runtime.sleep(1.0)
     with pytest.raises(EventUndecodable, match="offset 2"):
-        again.segments(ORDERS)
+        again.partition(ORDERS).segments()
     await again.close()
 
 
@@ -160,7 +160,7 @@ async def test_a_log_that_was_made_anew_at_the_same_place_is_noticed() -> None:
     emptied._log_id = log.log_id
     again = await start(emptied, [HOME], disk=disk)
     with pytest.raises(RolledBack, match="this is not the log that they are from"):
-        again.segments(ORDERS)
+        again.partition(ORDERS).segments()
     await again.close()
 
 
@@ -228,7 +228,7 @@ async def test_the_publishers_epoch_of_a_deleted_partition_outlives_a_restart() 
         await manager.publish(partition_delete(state), publisher_epoch=7)
     await manager.close()
     again = await start_all(log, disk=disk)
-    assert again.publisher_epoch(ORDERS) == 7
+    assert again.partition(ORDERS).publisher_epoch == 7
     with pytest.raises(Fenced):
         await again.publish(started(11, 0, 99, publisher=6))
     await again.close()

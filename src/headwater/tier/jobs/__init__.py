@@ -36,10 +36,9 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.tier.jobs.config import TierConfig, Tiering, TierMetrics
-    from headwater.tier.jobs.interfaces import LocalLog, PartitionMetadata, SegmentStorage
+    from headwater.tier.jobs.interfaces import LocalLog, SegmentStorage
     from headwater.tier.jobs.led_partition import Leader, LedPartition
     from headwater.tier.jobs.log_start import LogStart, LogStartRegister
-    from headwater.tier.jobs.managed_partition import ManagedPartition
     from headwater.tier.jobs.parquet_segments import ParquetSegments
     from headwater.tier.jobs.repairing import remove_orphans, repair
     from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
@@ -53,9 +52,7 @@ __all__ = [
     "LocalLog",
     "LogStart",
     "LogStartRegister",
-    "ManagedPartition",
     "ParquetSegments",
-    "PartitionMetadata",
     "ScrubFinding",
     "ScrubResult",
     "SegmentStorage",
@@ -73,10 +70,9 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "config": "TierConfig TierMetrics Tiering",
-        "interfaces": "LocalLog PartitionMetadata SegmentStorage",
+        "interfaces": "LocalLog SegmentStorage",
         "led_partition": "Leader LedPartition",
         "log_start": "LogStart LogStartRegister",
-        "managed_partition": "ManagedPartition",
         "parquet_segments": "ParquetSegments",
         "repairing": "remove_orphans repair",
         "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",

@@ -296,7 +296,7 @@ async def missing_ranges(led: LedPartition) -> list[range]:
     if not has_missing(led):
         return []
     first_lsn, end_lsn = led.tiered_lsn() + 1, led.local.oldest_lsn()
-    async with aclosing(walk_cover(led.metadata, first_lsn, end_lsn)) as pieces:
+    async with aclosing(walk_cover(led.metadata.state, first_lsn, end_lsn)) as pieces:
         return gaps([piece async for piece in pieces], first_lsn, end_lsn)
 
 
@@ -305,7 +305,7 @@ def _next_due(led: LedPartition) -> range | None:
     # Where something is lost, what comes after it is saved all the same, and only once.
     is_cut = bool(led.unreadable) or has_missing(led)
     from_lsn = max(led.local.oldest_lsn(), tiered_lsn + 1)
-    beyond = led.metadata.cover(from_lsn, committed_lsn + 1) if is_cut else ()
+    beyond = led.metadata.state().cover(from_lsn, committed_lsn + 1) if is_cut else ()
     for sealed in led.local.sealed():
         if sealed.last_lsn > committed_lsn:
             break

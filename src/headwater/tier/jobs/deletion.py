@@ -23,15 +23,15 @@ from headwater.tier.segment_cover import walk_segments
 
 async def delete_partition(led: LedPartition) -> None:
     """Go on from wherever the deletion has come to."""
-    if led.metadata.delete_state() is None:
+    if led.metadata.state().delete_state is None:
         await led.voice.partition_deletion(PartitionDeleteState.MARKED)
-    if led.metadata.delete_state() is PartitionDeleteState.MARKED:
+    if led.metadata.state().delete_state is PartitionDeleteState.MARKED:
         await led.voice.partition_deletion(PartitionDeleteState.STARTED)
     # Whatever the slots say. Should somebody lead it again with what is left on a disk, that is all
     # there is, and nothing is lost of it.
     led.log_start = await led.register.move(led.leader.epoch, led.local.oldest_lsn())
     setbacks = ItemFailures()
-    async with aclosing(walk_segments(led.metadata)) as segments:
+    async with aclosing(walk_segments(led.metadata.state)) as segments:
         async for segment in segments:
             with setbacks.kept():
                 if segment.state is not SegmentState.DELETE_STARTED:
@@ -39,7 +39,7 @@ async def delete_partition(led: LedPartition) -> None:
                 await remove_object(led, segment.segment_id)
     # What no event names is of copies whose outcome was not known.
     async for segment_id, _ in led.storage.objects():
-        if segment_id is not None and led.metadata.find(segment_id) is None:
+        if segment_id is not None and led.metadata.state().find(segment_id) is None:
             with setbacks.kept():
                 await led.storage.delete(segment_id)
     setbacks.tell()
@@ -64,7 +64,7 @@ async def drop_remote(led: LedPartition) -> None:
             led.leader.partition,
         )
         await led.move_log_start(wanted)
-    async with aclosing(walk_segments(led.metadata)) as segments:
+    async with aclosing(walk_segments(led.metadata.state)) as segments:
         async for segment in segments:
             if segment.state is not SegmentState.COPY_FINISHED:
                 continue

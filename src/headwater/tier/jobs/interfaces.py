@@ -10,58 +10,11 @@ import pyarrow as pa
 from headwater.log.record.group import Group
 from headwater.log.wal import SealedRange, Wal
 from headwater.store import ObjectMeta
-from headwater.tier.cache import EventOutcome
 from headwater.tier.events import (
-    MetadataEvent,
-    PartitionDeleteState,
     SegmentId,
     SegmentMetadata,
 )
-from headwater.tier.segment_cover import CoverPiece
 from headwater.tier.segments import PreparedSegment
-
-
-class PartitionMetadata(Protocol):
-    """What is known of one partition. Answers are those of all events applied so far, or
-    `NotReady`."""
-
-    async def refresh(self) -> None:
-        """Ask how far the log of events goes now, and wait until all of it is applied here."""
-
-    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> EventOutcome:
-        """Append an event, wait until it is applied here, and say what became of it.
-
-        `Fenced`: a newer leader has published. `EventRejected`: it does not follow. `Unavailable`:
-        it has not landed. `OutcomeUnknown`: it may have landed, or may yet, but never behind an
-        event published afterwards.
-        """
-
-    def segments_part(
-        self, first_lsn: int, most_segments: int
-    ) -> tuple[list[SegmentMetadata], int | None]:
-        """About so many of those that are listed and start at an LSN or after it, in order of
-        their start offsets, and the LSN at which it goes on; None if it does not."""
-
-    def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
-        """What is known of one segment, if it is listed."""
-
-    def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
-        """Those that are listed with LSNs of [first_lsn, end_lsn), by their start offsets."""
-
-    def unfinished(self) -> list[SegmentMetadata]:
-        """Those that are being copied or deleted; it costs as much as there are of them."""
-
-    def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
-        """What to read for [first_lsn, end_lsn)."""
-
-    def cover_part(
-        self, first_lsn: int, end_lsn: int, most_segments: int
-    ) -> tuple[list[CoverPiece], int]:
-        """The first pieces of a cover, from about so many segments, and the LSN at which it goes
-        on, which is `end_lsn` if it does not."""
-
-    def delete_state(self) -> PartitionDeleteState | None:
-        """How far the deletion of the whole partition has come."""
 
 
 class SegmentStorage(Protocol):

@@ -26,7 +26,7 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.jobs.interfaces import PartitionMetadata
+from headwater.tier.manager.partition import PartitionMetadata
 from headwater.tier.segments import PreparedSegment
 
 

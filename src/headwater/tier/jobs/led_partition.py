@@ -25,10 +25,11 @@ from headwater.log.record.group import Group
 from headwater.tier.errors import LocalLogDamaged
 from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.jobs.config import TierConfig, TierMetrics, check_whole
-from headwater.tier.jobs.interfaces import LocalLog, PartitionMetadata, SegmentStorage
+from headwater.tier.jobs.interfaces import LocalLog, SegmentStorage
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
 from headwater.tier.jobs.throttle import COPY_MEMORY, ByteBudget, ByteRate
+from headwater.tier.manager.partition import PartitionMetadata
 from headwater.tier.segment_cover import END_LSN, CoverPiece, gaps, walk_cover
 from headwater.tier.segments import log_range
 
@@ -200,7 +201,7 @@ class LedPartition:
 
     async def _first_piece(self) -> CoverPiece | None:
         """The oldest piece of the cover."""
-        async with aclosing(walk_cover(self.metadata, 0, END_LSN)) as pieces:
+        async with aclosing(walk_cover(self.metadata.state, 0, END_LSN)) as pieces:
             async for piece in pieces:
                 return piece
         return None
@@ -251,7 +252,7 @@ class LedPartition:
         self.unlisted_s.setdefault(segment.segment_id, runtime.monotonic_s())
         first_lsn = max(segment.start_offset, self.first_lsn)
         end_lsn = min(segment.end_offset, tiered_lsn) + 1
-        if not gaps(self.metadata.cover(first_lsn, end_lsn), first_lsn, end_lsn):
+        if not gaps(self.metadata.state().cover(first_lsn, end_lsn), first_lsn, end_lsn):
             self._tiered_lsn = tiered_lsn  # others have it: no need to walk there again
 
     def was_copied(self, lsns: range) -> None:
@@ -266,7 +267,7 @@ class LedPartition:
         at = max(lsn + 1, self.local.oldest_lsn(), self.first_lsn)
         end_lsn = self.local.current_lsn() + 1
         while at < end_lsn:
-            pieces, at = self.metadata.cover_part(at, end_lsn, most_segments)
+            pieces, at = self.metadata.state().cover_part(at, end_lsn, most_segments)
             if pieces:
                 return pieces
         return []
@@ -287,7 +288,7 @@ class LedPartition:
     async def _walk_tiered(self) -> None:
         """Find out how far the tier goes without a gap, bit by bit: later looks begin there."""
         through = self.first_lsn - 1
-        async with aclosing(walk_cover(self.metadata, through + 1, END_LSN)) as pieces:
+        async with aclosing(walk_cover(self.metadata.state, through + 1, END_LSN)) as pieces:
             async for piece in pieces:
                 if piece.lsns.start > through + 1:
                     break
@@ -304,7 +305,7 @@ class LedPartition:
             return through  # an event that may have landed would take back what is found now
         at = through + 1
         while at == through + 1 and at < END_LSN:  # what lies beyond a gap is not looked at
-            pieces, at = self.metadata.cover_part(at, END_LSN, TIERED_AT_ONCE)
+            pieces, at = self.metadata.state().cover_part(at, END_LSN, TIERED_AT_ONCE)
             for piece in pieces:
                 if piece.lsns.start > through + 1:
                     break

@@ -99,9 +99,9 @@ async def unlist_replaced(led: LedPartition) -> None:
         lsns = led.finished_in[-1]
         at = max(lsns.start, led.first_lsn)
         while at < lsns.stop:
-            pieces, end_lsn = metadata.cover_part(at, lsns.stop, SEGMENTS_AT_ONCE)
+            pieces, end_lsn = metadata.state().cover_part(at, lsns.stop, SEGMENTS_AT_ONCE)
             read = {piece.segment.segment_id for piece in pieces}
-            for segment in metadata.segments_in(at, end_lsn):
+            for segment in metadata.state().segments_in(at, end_lsn):
                 finished = segment.state is SegmentState.COPY_FINISHED
                 if finished and segment.segment_id not in read and not _is_read(led, segment):
                     await led.unlist(segment)
@@ -113,7 +113,7 @@ async def unlist_replaced(led: LedPartition) -> None:
 
 def _is_read(led: LedPartition, segment: SegmentMetadata) -> bool:
     first_lsn = max(segment.start_offset, led.first_lsn)
-    pieces = led.metadata.cover(first_lsn, segment.end_offset + 1)
+    pieces = led.metadata.state().cover(first_lsn, segment.end_offset + 1)
     return any(piece.segment.segment_id == segment.segment_id for piece in pieces)
 
 
@@ -138,7 +138,7 @@ async def next_run(led: LedPartition, aside: Set[SegmentId] = frozenset()) -> Me
     run: MergeRun = []
     run_bytes = 0
     first_lsn = max(led.first_lsn, led.merge_looked_lsn + 1)
-    async with aclosing(walk_cover(led.metadata, first_lsn, led.tiered_lsn() + 1)) as pieces:
+    async with aclosing(walk_cover(led.metadata.state, first_lsn, led.tiered_lsn() + 1)) as pieces:
         async for piece in pieces:
             size_bytes = share_bytes(piece)
             too_large = run_bytes + size_bytes > config.merge_target_bytes

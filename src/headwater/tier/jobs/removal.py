@@ -36,7 +36,7 @@ async def remove_due(led: LedPartition) -> None:
     """
     setbacks, leads = ItemFailures(), False
     unsound: dict[SegmentId, HeadwaterError] = {}
-    for segment in led.metadata.unfinished():
+    for segment in led.metadata.state().unfinished():
         with setbacks.kept():
             if segment.state is SegmentState.COPY_STARTED:
                 await abandon_copy(led, segment.segment_id)
@@ -59,7 +59,7 @@ async def _check_replaced(
     A merged segment that was damaged since would otherwise lose what its parts still have.
     """
     first_lsn, end_lsn = max(segment.start_offset, led.first_lsn), segment.end_offset + 1
-    pieces = led.metadata.cover(first_lsn, end_lsn)
+    pieces = led.metadata.state().cover(first_lsn, end_lsn)
     local = range(led.local.oldest_lsn(), led.local.current_lsn() + 1)
     for gap in gaps(pieces, first_lsn, end_lsn):
         if gap.start not in local or gap.stop - 1 not in local:

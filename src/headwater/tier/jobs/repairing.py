@@ -41,7 +41,7 @@ async def remove_orphans(
 
 async def repair(led: LedPartition, seen: ScrubResult) -> ScrubResult:
     """Mend all that can be mended; what cannot says why, and keeps nothing else from it."""
-    if led.metadata.delete_state() is not None:
+    if led.metadata.state().delete_state is not None:
         return msgspec.structs.replace(seen, findings=())  # nothing of it is wanted any more
     partition = led.leader.partition
     damaged = {_id_of(partition, one) for one in seen.findings if one.kind in DAMAGE}
@@ -58,7 +58,7 @@ async def repair(led: LedPartition, seen: ScrubResult) -> ScrubResult:
             setbacks.tell()
             return False
         if finding.kind in DAMAGE:
-            segment = led.metadata.find(_id_of(partition, finding))
+            segment = led.metadata.state().find(_id_of(partition, finding))
             if segment is not None and segment.state is SegmentState.COPY_FINISHED:
                 await led.unlist(segment)
         return True
@@ -90,7 +90,7 @@ async def _copy_local_parts(led: LedPartition, lacking: Sequence[range]) -> None
 
 async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> None:
     """Copy what segments still have that were unlisted and are not removed yet."""
-    for segment in led.metadata.segments_in(lsns.start, lsns.stop):
+    for segment in led.metadata.state().segments_in(lsns.start, lsns.stop):
         if segment.state is not SegmentState.DELETE_STARTED:
             continue
         part = range(max(lsns.start, segment.start_offset), min(lsns.stop, segment.end_offset + 1))
@@ -123,7 +123,7 @@ def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[ra
     first_lsn, end_lsn = max(lsns.start, led.first_lsn), lsns.stop
     sound = [
         one
-        for one in led.metadata.segments_in(first_lsn, end_lsn)
+        for one in led.metadata.state().segments_in(first_lsn, end_lsn)
         if one.state is SegmentState.COPY_FINISHED and one.segment_id not in damaged
     ]
     return gaps(cover(sound, first_lsn, end_lsn), first_lsn, end_lsn)

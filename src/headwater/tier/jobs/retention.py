@@ -27,7 +27,7 @@ async def expire_remote(led: LedPartition) -> None:
 
 async def unlist_below_log_start(led: LedPartition) -> None:
     """Unlist what nobody can read any more."""
-    for segment in led.metadata.segments_in(0, led.first_lsn):
+    for segment in led.metadata.state().segments_in(0, led.first_lsn):
         if segment.state is SegmentState.COPY_FINISHED and segment.end_offset < led.first_lsn:
             await led.unlist(segment)
 
@@ -53,7 +53,7 @@ async def expired_end(led: LedPartition) -> int:
     end_lsn = END_LSN if has_missing(led) else led.tiered_lsn() + 1
     left_bytes = await _cover_bytes(led, end_lsn) if config.retention_bytes != UNLIMITED else 0
     at = led.first_lsn
-    async with aclosing(walk_cover(led.metadata, at, end_lsn)) as pieces:
+    async with aclosing(walk_cover(led.metadata.state, at, end_lsn)) as pieces:
         async for piece in pieces:
             segment = piece.segment
             oldest_ms = now_ms - config.retention_ms
@@ -70,7 +70,7 @@ async def _cover_bytes(led: LedPartition, end_lsn: int) -> int:
     """How much is read from the log start on. Only this leader's events change that."""
     of = (led.voice.said, led.first_lsn, end_lsn)
     if led.weighed is None or led.weighed[0] != of:
-        async with aclosing(walk_cover(led.metadata, led.first_lsn, end_lsn)) as pieces:
+        async with aclosing(walk_cover(led.metadata.state, led.first_lsn, end_lsn)) as pieces:
             led.weighed = of, sum([share_bytes(piece) async for piece in pieces])
     return led.weighed[1]
 
@@ -82,7 +82,7 @@ def _kept_after(led: LedPartition, tiered_lsn: int) -> int:
         return tiered_lsn
     oldest_ms = led.store_ms() - config.local_retention_ms
     through = local.oldest_lsn() - 1
-    for piece in led.metadata.cover(local.oldest_lsn(), tiered_lsn + 1):
+    for piece in led.metadata.state().cover(local.oldest_lsn(), tiered_lsn + 1):
         if config.local_retention_ms and newest_ms_of(piece.segment) >= oldest_ms:
             break
         if local.bytes_since(piece.lsns.stop - 1) < config.local_retention_bytes:

@@ -24,7 +24,8 @@ from headwater.tier.jobs.throttle import NO_RATE, ByteRate
 from headwater.tier.segment_cover import END_LSN, gaps, walk_cover, walk_segments, with_pauses
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.interfaces import PartitionMetadata, SegmentStorage
+    from headwater.tier.jobs.interfaces import SegmentStorage
+    from headwater.tier.manager.partition import PartitionMetadata
 
 
 SEGMENTS_AT_ONCE: Final = 4
@@ -112,7 +113,7 @@ async def scrub_partition(
     findings = await _damaged(metadata, storage, finished, rate)
     try:
         findings = await _compared(metadata, log_start, first_lsn, findings)
-        if strays and metadata.delete_state() is None:
+        if strays and metadata.state().delete_state is None:
             first_lsn = await log_start.first_lsn()
             now_ms = await storage.now_ms() if mend else runtime.wall_ms()
             old_ms = now_ms - orphan_grace_ms
@@ -132,7 +133,7 @@ async def _unlisted(
     """Those that no event names; one that is forgotten meanwhile has no object any more."""
     strays = []
     async for found in with_pauses(objects):
-        if metadata.find(found[0]) is None:
+        if metadata.state().find(found[0]) is None:
             strays.append(found)
     return strays
 
@@ -144,7 +145,7 @@ async def _finished(metadata: PartitionMetadata, first_lsn: int) -> tuple[list[S
     as they are read.
     """
     finished, size_bytes = [], 0
-    async for segment in walk_segments(metadata):
+    async for segment in walk_segments(metadata.state):
         if segment.state is SegmentState.COPY_FINISHED and segment.end_offset >= first_lsn:
             finished.append(segment.segment_id)
             size_bytes += segment.size_bytes
@@ -162,8 +163,8 @@ async def _compared(
     The log start moves before anything below it is unlisted, so it is asked for after the cover.
     Where there is none, the log begins with what is there.
     """
-    held = [piece async for piece in walk_cover(metadata, first_lsn or 0, END_LSN)]
-    if metadata.delete_state() is not None:
+    held = [piece async for piece in walk_cover(metadata.state, first_lsn or 0, END_LSN)]
+    if metadata.state().delete_state is not None:
         return []  # all of it goes, bit by bit, and nobody is to read it
     if first_lsn is None:
         first_lsn = held[0].lsns.start if held else 0
@@ -194,7 +195,7 @@ async def _damaged(
 
     async def damage(segment_id: SegmentId) -> ScrubFinding | None:
         try:
-            segment = metadata.find(segment_id)
+            segment = metadata.state().find(segment_id)
         except NotReady as error:
             return ScrubFinding(Flaw.UNKNOWN, 0, -1, str(segment_id.id), f"NotReady: {error}")
         if segment is None or segment.state is not SegmentState.COPY_FINISHED:
@@ -219,7 +220,7 @@ async def _damage(
     # It may have been unlisted and removed while this scrub went on.
     try:
         await metadata.refresh()
-        now = metadata.find(segment.segment_id)
+        now = metadata.state().find(segment.segment_id)
         if now is None or now.state is not SegmentState.COPY_FINISHED:
             return None
     except (Bug, Fenced):
@@ -269,7 +270,7 @@ async def _strays(
         wanted = range(max(lsns.start, first_lsn), lsns.stop)
         # Were events lost, or is this the wrong log of them, objects would look like orphans that
         # are all there is: those are told, and stay.
-        alone = gaps(metadata.cover(wanted.start, wanted.stop), wanted.start, wanted.stop)
+        alone = gaps(metadata.state().cover(wanted.start, wanted.stop), wanted.start, wanted.stop)
         doubtful = any(_meet(wanted, found.lsns) for found in damage)
         kind = Flaw.UNCLAIMED if wanted and (alone or doubtful) else Flaw.ORPHAN
         findings.append(ScrubFinding(kind, lsns.start, lsns.stop - 1, name, meta.key))

@@ -30,10 +30,10 @@ _STEPS: Final = (
 async def publish_deletion(
     log: MetadataEventLog, partitions: Sequence[TopicIdPartition], through: PartitionDeleteState
 ) -> int:
-    """Publish that these partitions are deleted, as far as that; how many were listed.
+    """Publish the deletion of these partitions through that state; returns how many were known.
 
-    Of one of which nothing is listed nothing is said. `Fenced`: somebody leads one all the same;
-    look what that is, and try again.
+    Nothing is published about partitions without a state. `Fenced`: a newer leader runs for one of
+    them; find it, and try again.
     """
     manager = await TopicMetadataManager.start(log)
     try:
@@ -41,20 +41,20 @@ async def publish_deletion(
         await manager.reconcile_assignment(followed)
         for metadata_partition in sorted(followed):
             await manager.wait_ready(metadata_partition)
-        listed = [one for one in partitions if manager.partition(one) is not None]
+        listed = [one for one in partitions if not manager.partition(one).is_blank]
         for partition in listed:
-            await _tell(manager, partition, through)
+            await _publish(manager, partition, through)
         return len(listed)
     finally:
         await manager.close()
 
 
-async def _tell(
+async def _publish(
     manager: TopicMetadataManager, partition: TopicIdPartition, through: PartitionDeleteState
 ) -> None:
-    spoken = manager.publisher_epoch(partition)
-    epoch = 0 if spoken is None else min(spoken + 1, EPOCH_MAX)
-    now = manager.delete_state(partition)
+    known = manager.partition(partition)
+    newest, now = known.publisher_epoch, known.delete_state
+    epoch = 0 if newest is None else min(newest + 1, EPOCH_MAX)
     done = 0 if now is None else _STEPS.index(now) + 1
     for state in _STEPS[done : _STEPS.index(through) + 1]:
         event = PartitionDelete(partition, NO_BROKER, runtime.wall_ms(), state)

@@ -192,7 +192,7 @@ class TierManager:
     def _jobs(self) -> dict[str, Job]:
         if self._deleted:
             return {}
-        self._deleting = self._deleting or self.led.metadata.delete_state() is not None
+        self._deleting = self._deleting or self.led.metadata.state().delete_state is not None
         if self._deleting:
             return {"delete partition": self._delete_partition}
         return _JOBS[self.led.config.tiering]
