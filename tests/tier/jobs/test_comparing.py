@@ -316,7 +316,7 @@ def test_the_name_is_known_also_where_the_oldest_segment_is_unlisted() -> None:
     async def main() -> None:
         place = Place()
         before = await place.lead(1, merge_below_bytes=0).write(5, 5).round()
-        await before.led.voice.unlist(before.metadata.state().segments()[0])
+        await before.led.publisher.unlist(before.metadata.state().segments()[0])
         led = place.lead(2, name="orders-renamed")
         await led.manager.run_once()
         assert "lead it as 'orders'" in str(led.manager.problems["begin"])

@@ -93,7 +93,7 @@ def test_a_copy_that_a_dead_leader_began_is_removed_by_the_next() -> None:
         dead = place.lead().write(3)
         await dead.led.begin()
         prepared = await dead.storage.prepare(1, 3, dead.led.local_groups(1, 3))
-        await dead.led.voice.started(prepared)
+        await dead.led.publisher.copy_started(prepared)
         await dead.storage.copy(prepared)
 
         led = await place.lead(2).round()
@@ -129,7 +129,7 @@ def test_an_older_leader_cannot_take_back_what_the_new_one_counts_on() -> None:
         await new.led.begin()
 
         with pytest.raises(Fenced):
-            await stale.led.voice.unlist(stale.metadata.state().segments()[0])
+            await stale.led.publisher.unlist(stale.metadata.state().segments()[0])
 
         new.metadata.follow()
         assert new.covered() == [range(1, 4)]

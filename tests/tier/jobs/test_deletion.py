@@ -93,7 +93,7 @@ def test_the_next_leader_takes_up_a_deletion_at_every_step(events: int) -> None:
 def test_a_deletion_that_somebody_marked_is_carried_out_by_the_leader() -> None:
     async def main() -> None:
         led = await Place().lead().write(3).round()
-        await led.led.voice.partition_deletion(PartitionDeleteState.MARKED)
+        await led.led.publisher.partition_deletion(PartitionDeleteState.MARKED)
 
         await led.round()
 
@@ -153,7 +153,7 @@ def test_tiering_that_was_given_up_half_way_and_is_resumed_copies_what_was_unlis
         led.manager.configure(TierConfig(tiering=Tiering.DELETE, merge_below_bytes=0))
         with failing(led, after=1):
             await led.manager.run_once()
-        assert "give up remote" in led.manager.problems
+        assert "drop remote" in led.manager.problems
         assert led.states() == [DELETING, FINISHED]
 
         led.manager.configure(TierConfig(merge_below_bytes=0))
@@ -221,7 +221,7 @@ def test_what_may_have_been_unlisted_does_not_count_as_remote() -> None:
         faults = LineFaults(lose_answer=1.0)
         led.metadata._faults = lambda: faults
         await led.manager.run_once()
-        assert isinstance(led.manager.problems["give up remote"], OutcomeUnknown)
+        assert isinstance(led.manager.problems["drop remote"], OutcomeUnknown)
 
         assert led.led.tiered_lsn() == 0
         faults = LineFaults()

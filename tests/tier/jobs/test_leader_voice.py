@@ -15,7 +15,7 @@ def test_an_event_that_may_have_landed_is_not_settled_by_an_attempt_that_did_not
 ) -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(3).round()
-        voice, publish = led.led.voice, led.metadata.publish
+        voice, publish = led.led.publisher, led.metadata.publish
         answers: list[HeadwaterError] = [OutcomeUnknown("nobody answered"), error]
 
         async def unlucky(event: object, *, publisher_epoch: int) -> EventOutcome:

@@ -29,7 +29,7 @@ def test_a_copy_above_what_was_not_compared_lets_nothing_below_it_go() -> None:
         led = place.lead(2, merge_below_bytes=0).write(5, 5)
         led.led.storage = Unreachable(place.store, ORDERS)
         await led.led.begin()
-        led.led.was_copied(range(6, 11))
+        led.led.copied_from_local(range(6, 11))
         await led.manager.run_once()
 
         assert "compare" in led.manager.problems
@@ -80,7 +80,7 @@ def test_who_is_fenced_by_the_log_start_touches_nothing_more() -> None:
     async def main() -> None:
         place = Place()
         led = await place.lead(1, merge_below_bytes=0).write(3).round()
-        await led.led.register.stamp(2, began_ms=0, oldest_lsn=1)
+        await led.led.register.begin_epoch(2, began_ms=0, oldest_lsn=1)
         led.manager.configure(TierConfig(retention_bytes=0))
         before = place.object_names(), len(place.log.events_of(0))
         for _ in range(2):

@@ -18,8 +18,8 @@ def test_it_begins_where_the_first_leader_finds_the_log() -> None:
         register = LogStartRegister(Place().store, ORDERS)
         assert await register.read() is None
 
-        await register.stamp(3, began_ms=1000, oldest_lsn=7)
-        await register.stamp(4, began_ms=2000, oldest_lsn=99)
+        await register.begin_epoch(3, began_ms=1000, oldest_lsn=7)
+        await register.begin_epoch(4, began_ms=2000, oldest_lsn=99)
 
         assert await register.read() == LogStart(FORMAT, 4, 7, ((3, 1000), (4, 2000)))
 
@@ -29,10 +29,10 @@ def test_it_begins_where_the_first_leader_finds_the_log() -> None:
 def test_an_older_leader_neither_stamps_nor_moves_it() -> None:
     async def main() -> None:
         register = LogStartRegister(Place().store, ORDERS)
-        await register.stamp(4, began_ms=2000, oldest_lsn=7)
+        await register.begin_epoch(4, began_ms=2000, oldest_lsn=7)
 
         with pytest.raises(Fenced):
-            await register.stamp(3, began_ms=3000, oldest_lsn=7)
+            await register.begin_epoch(3, began_ms=3000, oldest_lsn=7)
         with pytest.raises(Fenced):
             await register.move(3, 8)
 
@@ -49,8 +49,8 @@ def test_it_keeps_some_leaders_and_not_all() -> None:
     async def main() -> None:
         register = LogStartRegister(Place().store, ORDERS)
         for epoch in range(1, LEADERS_KEPT + 10):
-            await register.stamp(epoch, began_ms=epoch * 10, oldest_lsn=1)
-            await register.stamp(epoch, began_ms=epoch * 10 + 5, oldest_lsn=1)
+            await register.begin_epoch(epoch, began_ms=epoch * 10, oldest_lsn=1)
+            await register.begin_epoch(epoch, began_ms=epoch * 10 + 5, oldest_lsn=1)
 
         stored = await register.read()
         assert stored is not None

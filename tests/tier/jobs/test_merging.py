@@ -94,9 +94,9 @@ def test_what_an_older_leader_copied_as_well_is_unlisted() -> None:
         led = place.lead(2, wal=SealedWal()).write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(1, 6, led.led.local_groups(1, 6))
-        await led.led.voice.started(prepared)
+        await led.led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
-        await led.led.voice.finished(prepared)
+        await led.led.publisher.copy_finished(prepared)
 
         await led.round()
 
@@ -113,9 +113,9 @@ def test_a_segment_that_is_still_read_in_part_stays() -> None:
         led = place.lead(2, wal=SealedWal()).write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(4, 6, led.led.local_groups(4, 6))
-        await led.led.voice.started(prepared)
+        await led.led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
-        await led.led.voice.finished(prepared)
+        await led.led.publisher.copy_finished(prepared)
 
         await led.round()
 
@@ -133,9 +133,9 @@ def test_epochs_that_fall_are_not_merged() -> None:
         led.write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(3, 4, led.led.local_groups(3, 4))
-        await led.led.voice.started(prepared)
+        await led.led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
-        await led.led.voice.finished(prepared)
+        await led.led.publisher.copy_finished(prepared)
 
         await led.round()
 
@@ -244,7 +244,7 @@ def test_a_damaged_segment_that_replaced_many_is_read_once_a_round() -> None:
         await led.round()
         merged = led.metadata.state().cover(0, FAR)[0].segment
         await place.backend.put(plain_key(merged.segment_id), b"damaged")
-        led.led.sound.clear()
+        led.led.verified.clear()
         read, verify = 0, led.storage.verify
 
         async def counted(segment: SegmentMetadata) -> None:
@@ -290,7 +290,7 @@ def test_settings_that_come_while_a_run_is_looked_for_count_from_the_beginning(
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(*[1] * 4).round()
         monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
-        led.led.merge_looked_lsn = -1
+        led.led.merge_checked_lsn = -1
         looking = asyncio.ensure_future(next_run(led.led))
         await asyncio.sleep(0)
         led.manager.configure(TierConfig(merge_below_bytes=SMALL, merge_segments=4))

@@ -18,7 +18,7 @@ def test_a_leader_that_is_over_by_the_store_removes_nothing() -> None:
         assert old.covered() == [range(1, 5)]
         objects = place.object_names()
         register = LogStartRegister(place.store, ORDERS)
-        await register.stamp(2, began_ms=runtime.wall_ms(), oldest_lsn=1)
+        await register.begin_epoch(2, began_ms=runtime.wall_ms(), oldest_lsn=1)
 
         await runtime.sleep(2 * HOUR_MS / 1000)
         with pytest.raises(Fenced, match="epoch 2 leads"):

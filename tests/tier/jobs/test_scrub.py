@@ -89,9 +89,9 @@ def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
         led = await tiered(3, local_retention_bytes=0)
         [older] = led.metadata.state().segments()
         prepared = await led.storage.prepare(1, 3, led.storage.fetch(older, 1, 4))
-        await led.led.voice.started(prepared)
+        await led.led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
-        await led.led.voice.finished(prepared)
+        await led.led.publisher.copy_finished(prepared)
         await led.place.backend.delete(plain_key(older.segment_id))
 
         assert (await led.manager.scrub(mend=True)).is_clean
@@ -103,7 +103,7 @@ def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
 def test_a_gap_is_told_and_filled() -> None:
     async def main() -> None:
         led = await tiered(3, 3, 3)
-        await led.led.voice.unlist(led.metadata.state().segments()[1])
+        await led.led.publisher.unlist(led.metadata.state().segments()[1])
         found = (await led.manager.scrub(mend=False)).findings
         assert [(one.kind, one.lsns) for one in found] == [(Flaw.GAP, range(4, 7))]
 
@@ -183,7 +183,7 @@ class Trickling(PlainStorage):
 
     async def objects(self):  # type: ignore[no-untyped-def]
         prepared = await self.prepare(4, 6, self.led.led.local_groups(4, 6))
-        await self.led.led.voice.started(prepared)
+        await self.led.led.publisher.copy_started(prepared)
         await self.copy(prepared)
         async for found in super().objects():
             yield found

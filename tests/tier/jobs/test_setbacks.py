@@ -200,7 +200,7 @@ def test_a_job_that_failed_and_waits_for_the_logs_to_agree_spins_nobody() -> Non
         place = Place()
         before = await place.lead(1, merge_below_bytes=0).write(5).round()
         begun = await before.storage.prepare(1, 5, _records(5))
-        await before.led.voice.started(begun)
+        await before.led.publisher.copy_started(begun)
         led = place.lead(2, merge_below_bytes=0, interval_s=10.0)
         Locks(led, Denied("an object lock is on it")).locked = {begun.segment_id}
         other_records(led.wal, 5, term=2)

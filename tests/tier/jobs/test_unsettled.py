@@ -52,11 +52,11 @@ def test_an_event_that_does_not_land_the_second_time_may_have_landed_the_first(
         line.answers = [OutcomeUnknown("nobody answered"), error]
         for _ in range(2):
             with pytest.raises(type(line.answers[0])):
-                await led.led.voice.unlist(first)
-        assert not led.led.voice.is_settled
+                await led.led.publisher.unlist(first)
+        assert not led.led.publisher.is_settled
 
         line.tried.clear()
-        await led.led.voice.unlist(second)
+        await led.led.publisher.unlist(second)
         told = [one.segment_id for one in line.tried if isinstance(one, SegmentUpdate)]
         assert told == [first.segment_id, second.segment_id]
 

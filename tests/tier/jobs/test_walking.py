@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from headwater.tier.jobs.deletion import drop_remote
 
 from headwater.core import runtime
 from headwater.tier import SegmentMetadata, segment_cover
 from headwater.tier.jobs.copying import copy_local
-from headwater.tier.jobs.deletion import drop_remote
 from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import TierArchive
 from headwater.tier.segment_cover import walk_cover, walk_segments
@@ -119,7 +119,7 @@ def test_whoever_goes_through_all_segments_lets_others_work(
 
 
 async def _with_a_gap(led: Led) -> None:
-    await led.led.voice.unlist(led.metadata.state().segments()[1])
+    await led.led.publisher.unlist(led.metadata.state().segments()[1])
     led.led._tiered_lsn = -1
 
 
@@ -158,7 +158,7 @@ def test_what_is_remote_beyond_a_gap_is_not_told_as_lost() -> None:
     async def main() -> None:
         place = Place()
         before = await place.lead(1, merge_below_bytes=0).write(5, 5, 5).round()
-        await before.led.voice.unlist(before.metadata.state().segments()[1])
+        await before.led.publisher.unlist(before.metadata.state().segments()[1])
         led = place.lead(2, merge_below_bytes=0, wal=SealedWal(first_lsn=16)).write(5)
         await led.manager.run_once()
         assert led.manager.metrics.missing_lsns == 5

@@ -27,7 +27,7 @@ async def test_a_reader_that_heard_of_nothing_reads_what_its_log_was_pruned_of()
     leader, follower = FollowedPartition(log, ORDERS), FollowedPartition(log, ORDERS)
     reader = LogReader(storage, RefreshedCover(follower), start.first_lsn, wal)
 
-    await start.stamp(1, began_ms=1, oldest_lsn=1)
+    await start.begin_epoch(1, began_ms=1, oldest_lsn=1)
     segment = encoded([group.between(1, 15) or group])
     told = {"broker_id": 1, "event_timestamp_ms": 1, "publisher_epoch": 1}
     await leader.publish(segment.started(**told), publisher_epoch=1)

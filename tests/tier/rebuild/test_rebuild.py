@@ -80,12 +80,12 @@ async def being_deleted(tier: Tier) -> None:
     await plain(tier)
     leader = await (await tier.lead(2)).round()
     led = leader.tier.led
-    await led.voice.partition_deletion(PartitionDeleteState.MARKED)
-    await led.voice.partition_deletion(PartitionDeleteState.STARTED)
+    await led.publisher.partition_deletion(PartitionDeleteState.MARKED)
+    await led.publisher.partition_deletion(PartitionDeleteState.STARTED)
     first = led.metadata.state().segments_part(0, 1)[0][0]
     await led.unlist(first)
     await led.storage.delete(first.segment_id)
-    await led.voice.deleted(first.segment_id)
+    await led.publisher.object_removed(first.segment_id)
     await leader.stop()
 
 
@@ -355,7 +355,7 @@ def test_a_copy_that_never_ended_is_listed_only_where_its_end_may_be_lost() -> N
         tier.write(10, term=2)
         led = leader.tier.led
         prepared = await led.storage.prepare(31, 40, led.local_groups(31, 40))
-        await led.voice.started(prepared)
+        await led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
         await leader.stop()
         before = await tier.cover()

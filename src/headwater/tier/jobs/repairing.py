@@ -17,8 +17,8 @@ import msgspec
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, TopicIdPartition
 from headwater.tier.jobs.copying import compare_all, copy_local, copy_range
-from headwater.tier.jobs.interfaces import SegmentStorage
 from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
+from headwater.tier.jobs.parquet_segments import SegmentStorage
 from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult
 from headwater.tier.segment_cover import cover, gaps
 
@@ -26,36 +26,36 @@ DAMAGE: Final = frozenset({Flaw.MISSING, Flaw.CORRUPT})
 
 
 async def remove_orphans(
-    storage: SegmentStorage, partition: TopicIdPartition, seen: ScrubResult
+    storage: SegmentStorage, partition: TopicIdPartition, result: ScrubResult
 ) -> ScrubResult:
-    """Remove the objects that no event names. Needs no leader: there is no event about them."""
+    """Remove the objects that no event names. Needs no leader, because it publishes no event."""
 
-    async def mend(finding: ScrubFinding) -> bool:
+    async def repair_one(finding: ScrubFinding) -> bool:
         if finding.kind is not Flaw.ORPHAN:
             return finding.mended
         await storage.delete(_id_of(partition, finding))
         return True
 
-    return await _each(seen, mend)
+    return await _for_each(result, repair_one)
 
 
-async def repair(led: LedPartition, seen: ScrubResult) -> ScrubResult:
-    """Mend all that can be mended; what cannot says why, and keeps nothing else from it."""
+async def repair(led: LedPartition, result: ScrubResult) -> ScrubResult:
+    """Repair what can be repaired; other findings get the reason why not."""
     if led.metadata.state().delete_state is not None:
-        return msgspec.structs.replace(seen, findings=())  # nothing of it is wanted any more
+        return msgspec.structs.replace(result, findings=())  # everything is being deleted
     partition = led.leader.partition
-    damaged = {_id_of(partition, one) for one in seen.findings if one.kind in DAMAGE}
+    damaged = {_id_of(partition, one) for one in result.findings if one.kind in DAMAGE}
 
-    async def mend(finding: ScrubFinding) -> bool:
+    async def repair_one(finding: ScrubFinding) -> bool:
         if finding.kind is not Flaw.GAP and finding.kind not in DAMAGE:
             return finding.mended
-        setbacks = ItemFailures()
-        with setbacks.kept():
+        failures = ItemFailures()
+        with failures.collected():
             await _copy_local_parts(led, _lacking(led, finding.lsns, damaged))
         for lsns in _lacking(led, finding.lsns, damaged):
             await _copy_unlisted(led, lsns, damaged)
         if _lacking(led, finding.lsns, damaged):
-            setbacks.tell()
+            failures.raise_first()
             return False
         if finding.kind in DAMAGE:
             segment = led.metadata.state().find(_id_of(partition, finding))
@@ -63,25 +63,27 @@ async def repair(led: LedPartition, seen: ScrubResult) -> ScrubResult:
                 await led.unlist(segment)
         return True
 
-    return await remove_orphans(led.storage, partition, await _each(seen, mend))
+    return await remove_orphans(led.storage, partition, await _for_each(result, repair_one))
 
 
-async def _each(seen: ScrubResult, mend: Callable[[ScrubFinding], Awaitable[bool]]) -> ScrubResult:
+async def _for_each(
+    result: ScrubResult, repair_one: Callable[[ScrubFinding], Awaitable[bool]]
+) -> ScrubResult:
     findings = []
-    for finding in seen.findings:
+    for finding in result.findings:
         try:
-            finding = msgspec.structs.replace(finding, mended=await mend(finding))
+            finding = msgspec.structs.replace(finding, mended=await repair_one(finding))
         except (Bug, Fenced):
             raise
         except HeadwaterError as error:
-            why = f"{finding.detail} (not mended: {type(error).__name__}: {error})".lstrip()
+            why = f"{finding.detail} (not repaired: {type(error).__name__}: {error})".lstrip()
             finding = msgspec.structs.replace(finding, detail=why)
         findings.append(finding)
-    return msgspec.structs.replace(seen, findings=tuple(findings))
+    return msgspec.structs.replace(result, findings=tuple(findings))
 
 
 async def _copy_local_parts(led: LedPartition, lacking: Sequence[range]) -> None:
-    """Copy what the local log has, if it has the records that are remote everywhere else."""
+    """Copy what the local log has, if it has the same records as the rest of the tier."""
     for lsns in lacking:
         for part in _local_parts(led, lsns):
             await compare_all(led)
@@ -89,13 +91,13 @@ async def _copy_local_parts(led: LedPartition, lacking: Sequence[range]) -> None
 
 
 async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> None:
-    """Copy what segments still have that were unlisted and are not removed yet."""
+    """Copy from segments that were unlisted and are not removed yet."""
     for segment in led.metadata.state().segments_in(lsns.start, lsns.stop):
         if segment.state is not SegmentState.DELETE_STARTED:
             continue
         part = range(max(lsns.start, segment.start_offset), min(lsns.stop, segment.end_offset + 1))
         wanted = _lacking(led, part, damaged)
-        if not wanted or not await _is_sound(led, segment):
+        if not wanted or not await _is_readable(led, segment):
             continue
         for gap in wanted:
             await copy_range(
@@ -107,7 +109,7 @@ async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]
             )
 
 
-async def _is_sound(led: LedPartition, segment: SegmentMetadata) -> bool:
+async def _is_readable(led: LedPartition, segment: SegmentMetadata) -> bool:
     try:
         await led.storage.verify(segment)
     except (Corrupt, NotFound):
@@ -116,9 +118,9 @@ async def _is_sound(led: LedPartition, segment: SegmentMetadata) -> bool:
 
 
 def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[range]:
-    """The LSNs that no sound segment has, of whatever epoch: records do not depend on it.
+    """The LSNs that no undamaged segment has, of any epoch: records do not depend on it.
 
-    Going by the cover instead, a damaged segment of a newer epoch would hide sound ones of older.
+    In the cover, a damaged segment of a newer epoch would hide undamaged ones of older epochs.
     """
     first_lsn, end_lsn = max(lsns.start, led.first_lsn), lsns.stop
     sound = [
@@ -130,7 +132,7 @@ def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[ra
 
 
 def _local_parts(led: LedPartition, lsns: range) -> list[range]:
-    """What the local log has of these LSNs, cut where its sealed parts end."""
+    """The LSNs of these that the local log has, cut where its sealed parts end."""
     local = led.local
     first_lsn = max(lsns.start, local.oldest_lsn())
     end_lsn = min(lsns.stop, local.current_lsn() + 1)

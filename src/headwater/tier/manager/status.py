@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 import msgspec
 
 from headwater.core import limits
-from headwater.core.errors import Refused
 from headwater.core.metrics import Histogram
-from headwater.core.retry import pause_s
+from headwater.core.retry import retry_pause_s
+from headwater.core.settings import check_above_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,11 @@ class ManagerConfig:
     """How often the snapshots of changed partitions are written."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if not getattr(self, one.name) > 0:
-                raise Refused(f"{one.name} is {getattr(self, one.name)}: it must be above 0")
+        check_above_zero(self, *(one.name for one in fields(self)))
 
     def pause_s(self, failures: int) -> float:
         """The pause after so many failures in a row."""
-        return pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
+        return retry_pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
