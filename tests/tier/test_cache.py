@@ -27,7 +27,15 @@ from headwater.tier.snapshot import (
     restore_all,
     restore_partition,
 )
-from tests.tier.given import ORDERS, became, finished, partition_delete, segment_id, started
+from tests.tier.given import (
+    ORDERS,
+    became,
+    finished,
+    partition_delete,
+    segment_id,
+    started,
+    updated,
+)
 
 DELETING, DELETED = SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED
 
@@ -59,9 +67,9 @@ def test_add_finish_query_round_trip() -> None:
 
 
 def test_add_with_wrong_state_is_rejected_eagerly() -> None:
-    bad = started(10, 0, 9).with_update(finished(10))
+    bad = updated(started(10, 0, 9), finished(10))
     cache = TierCache()
-    with pytest.raises(EventRejected, match="cannot begin as COPY_FINISHED") as raised:
+    with pytest.raises(EventRejected, match="cannot start as COPY_FINISHED") as raised:
         cache.apply(bad)
     assert isinstance(raised.value, Conflict)
     assert cache.partitions() == []
@@ -306,7 +314,7 @@ def test_a_segment_in_the_place_of_a_forgotten_one_has_nothing_of_it() -> None:
         *(became(1, DELETING), became(1, DELETED)),
         *(started(2, 0, 99), finished(2)),
     )
-    expected = started(2, 0, 99).with_update(finished(2))
+    expected = updated(started(2, 0, 99), finished(2))
     assert cache.partition(ORDERS).segments() == [expected]
     assert cache.partition(ORDERS).segment_at(0, 99) == expected
     assert cache.partition(ORDERS).segment_at(1, 99) is None

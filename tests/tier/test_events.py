@@ -383,18 +383,5 @@ def test_a_stream_s_id_is_the_topic_id() -> None:
         TopicIdPartition.of_stream("orders", "orders", 3)
 
 
-def test_an_update_replaces_the_custom_metadata_also_by_none() -> None:
-    kept = msgspec.structs.replace(SEGMENT, custom_metadata=b"before")
-    assert kept.with_update(UPDATE).custom_metadata is None
-
-
-def test_an_update_is_of_its_own_segment_only() -> None:
-    updated = SEGMENT.with_update(UPDATE)
-    assert (updated.state, updated.event_timestamp_ms) == (SegmentState.COPY_FINISHED, 456)
-    other = msgspec.structs.replace(UPDATE, segment_id=SegmentId(PLACE, uuid.UUID(int=0xFF)))
-    with pytest.raises(Refused, match="is none of"):
-        SEGMENT.with_update(other)
-
-
 def test_an_epoch_ends_before_the_next_one_in_the_segment() -> None:
     assert (SEGMENT.last_offset_of(0), SEGMENT.last_offset_of(1)) == (49, 99)

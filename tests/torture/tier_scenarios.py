@@ -257,7 +257,7 @@ class History:
     def _is_unknown(self, found: ScrubFinding) -> bool:
         """Whether a finding says no more than that somebody could not look or act for a while."""
         late = (Flaw.UNKNOWN, Flaw.ORPHAN, Flaw.UNCLAIMED)
-        return found.mended or found.kind in late or "not mended" in found.detail
+        return found.mended or found.kind in late or "not repaired" in found.detail
 
     async def _all_is_remote(self, last: LeaderLife) -> None:
         await self._until(

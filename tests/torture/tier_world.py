@@ -46,6 +46,7 @@ from headwater.tier.jobs import (
     TierManager,
 )
 from headwater.tier.manager import PartitionMetadata
+from tests.tier.given import updated
 from tests.tier.jobs.followed import FollowedPartition, LineFaults
 from tests.tier.jobs.plain_storage import (
     FOLDER,
@@ -179,7 +180,7 @@ class Truth:
         if event.state is SegmentState.DELETE_FINISHED:
             del self.segments[segment_id]
         else:
-            self.segments[segment_id] = before.with_update(event)
+            self.segments[segment_id] = updated(before, event)
         if event.state is SegmentState.COPY_FINISHED:
             self.check_object(self.segments[segment_id])
             self._check_lineage(self.segments[segment_id])

@@ -101,7 +101,7 @@ class PartitionCache:
         around = index.floor(first_offset)
         if around is not None and first_offset <= self.table.last_offset_of(around[1], epoch):
             first_offset = around[0]
-        row = next(index.with_time(timestamp_ms, first_offset), None)
+        row = next(index.rows_with_time(timestamp_ms, first_offset), None)
         return None if row is None else self.table.metadata(row)
 
     def highest_offset(self, epoch: int) -> int | None:
@@ -193,7 +193,7 @@ class PartitionCache:
             self._unfinished.add(row)
         self._listed.add(segment.start_offset, row)
         for epoch, _ in segment.epochs:
-            self.epoch(epoch).started(row)
+            self.epoch(epoch).add_listed(row)
         return row
 
     def _add(self, event: SegmentMetadata) -> EventOutcome:
@@ -230,7 +230,7 @@ class PartitionCache:
         elif event.state is SegmentState.DELETE_STARTED:
             self._unfinished.add(row)
             for epoch, start in self.table.epochs(row):
-                self.epochs[epoch].deleting(start, row)
+                self.epochs[epoch].unreference(start, row)
         else:
             self._remove(row)
         return EventOutcome.CHANGED
@@ -267,12 +267,12 @@ class PartitionCache:
         self.table.finished[row] = self.finishes
         for epoch, start in self.table.epochs(row):
             end = self.table.last_offset_of(row, epoch)
-            self.epochs[epoch].finished(start, end, row)
+            self.epochs[epoch].reference(start, end, row)
 
     def _remove(self, row: int) -> None:
         self._unfinished.discard(row)
         for epoch, _ in self.table.epochs(row):
-            self.epochs[epoch].deleted(row)
+            self.epochs[epoch].remove(row)
         self._listed.remove(self.table.start[row], row)
         self.table.remove(row)
 

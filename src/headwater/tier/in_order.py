@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from headwater.core import runtime
@@ -15,35 +15,46 @@ J = TypeVar("J")
 
 
 async def in_order(
-    jobs: AsyncIterator[J], work: Callable[[J], Awaitable[T]], *, parallel: int, name: str
+    jobs: AsyncIterator[J] | Iterable[J],
+    work: Callable[[J], Awaitable[T]],
+    *,
+    parallel: int,
+    name: str,
 ) -> AsyncGenerator[T, None]:
-    """What `work` makes of each job, up to `parallel` of them under way.
+    """The results of `work` for each job, with up to `parallel` jobs at once.
 
-    The first error ends it, when all before it were handed out; whoever leaves ends the rest.
+    The first error is raised after the results of all jobs before it. Closing the generator cancels
+    the jobs that still run.
     """
 
-    async def one(job: J) -> T:
+    async def run(job: J) -> T:
         return await work(job)
 
-    under_way: deque[asyncio.Task[T]] = deque()
-    more, failed = True, None
+    source = jobs if isinstance(jobs, AsyncIterator) else _aiter(jobs)
+    running: deque[asyncio.Task[T]] = deque()
+    has_more, failed = True, None
     try:
-        while more or under_way:
-            while more and len(under_way) < parallel:
+        while has_more or running:
+            while has_more and len(running) < parallel:
                 try:
-                    job = await anext(jobs)
+                    job = await anext(source)
                 except StopAsyncIteration:
-                    more = False
+                    has_more = False
                 except HeadwaterError as error:
-                    more, failed = False, error
+                    has_more, failed = False, error
                 else:
-                    under_way.append(runtime.spawn(one(job), name=name))
-            if under_way:
-                yield await under_way[0]
-                under_way.popleft()
+                    running.append(runtime.spawn(run(job), name=name))
+            if running:
+                yield await running[0]
+                running.popleft()
         if failed is not None:
             raise failed
     finally:
-        for task in under_way:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _aiter(jobs: Iterable[J]) -> AsyncGenerator[J, None]:
+    for job in jobs:
+        yield job

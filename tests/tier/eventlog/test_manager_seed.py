@@ -26,7 +26,7 @@ from headwater.tier import (
 from headwater.tier.eventlog import MetadataEventLog, Subscription
 from headwater.tier.manager.snapshots import SnapshotFolder
 from tests.tier.eventlog.makers import EventLogs, contract
-from tests.tier.given import ORDERS, finished, partition_delete, segment_id, started
+from tests.tier.given import ORDERS, finished, partition_delete, segment_id, started, updated
 from tests.tier.manager.given import (
     FOLDER,
     HOME,
@@ -100,9 +100,9 @@ async def test_add_finish_query_round_trip(logs: EventLogs) -> None:
 @contract
 async def test_add_with_wrong_state_is_rejected_eagerly(logs: EventLogs) -> None:
     log = await logs.fresh(2)
-    bad = started(10, 0, 9).with_update(finished(10))
+    bad = updated(started(10, 0, 9), finished(10))
     for manager in (await start(log), await start_all(log)):
-        with pytest.raises(EventRejected, match="cannot begin as COPY_FINISHED"):
+        with pytest.raises(EventRejected, match="cannot start as COPY_FINISHED"):
             await manager.publish(bad)
         assert await log.high_water_marks() == {0: 0, 1: 0}, "nothing was published"
         await manager.close()

@@ -40,7 +40,7 @@ def test_a_log_begun_anew_at_the_wrong_lsn_is_neither_copied_nor_dropped() -> No
         for size in (5, 5, 5):
             other_records(led.wal, size, term=2)
         await led.manager.run_once()
-        assert "begin it again" in str(led.manager.problems["compare"])
+        assert "create it again" in str(led.manager.problems["compare"])
         assert led.covered() == before.covered() == [range(1, 6), range(6, 11)]
         assert led.wal.retained_lsns() == list(range(1, 16))
 

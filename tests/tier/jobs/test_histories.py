@@ -227,7 +227,7 @@ async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Gro
             yield part
 
 
-_look, _unlist, _deleting = scrub.scrub_partition, LedPartition.unlist, EpochIndex.deleting
+_look, _unlist, _deleting = scrub.scrub_partition, LedPartition.unlist, EpochIndex.unreference
 _expire_remote, _groups = retention.expire_remote, merging.groups_of
 
 
@@ -300,13 +300,13 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "unlisted-counts-as-tiered": (LedPartition, "unlist", counts_what_it_unlists),
     "scrub-lists-last": (tier_manager, "scrub_partition", lists_last),
     "look-up-beyond-the-lineage": (PartitionCache, "segment_at", finds_beyond_the_lineage),
-    "highest-offset-falls": (EpochIndex, "deleting", forgets_the_highest),
+    "highest-offset-falls": (EpochIndex, "unreference", forgets_the_highest),
 }
 
 
 READERS_PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "pruned-is-not-written-yet": (LogReader, "_local", takes_pruned_for_unwritten),
-    "local-log-is-all-there-is": (LogReader, "_instead", does_not_ask_the_tier),
+    "pruned-is-not-written-yet": (LogReader, "_read_local", takes_pruned_for_unwritten),
+    "local-log-is-all-there-is": (LogReader, "_read_instead", does_not_ask_the_tier),
     "damage-stops-tiering": (JOBS, "copy", stops_at_damage),
     "damage-is-skipped": (copying, "copy_local", skips_damage),
 }

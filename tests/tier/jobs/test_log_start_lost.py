@@ -50,7 +50,7 @@ def test_a_leader_that_begins_without_one_says_so(caplog: pytest.LogCaptureFixtu
         assert later.led.first_lsn == 1
 
     in_time(main)
-    assert "start.json was gone" in caplog.text
+    assert "start.json was missing" in caplog.text
 
 
 def test_numbers_can_be_read_where_they_are_printed() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from headwater.core.errors import Denied, HeadwaterError, Unavailable
 from headwater.log.record.group import Group
 from headwater.tier import SegmentId, SegmentState
+from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import NotReady
 from headwater.tier.jobs import TierConfig
 from tests.tier.jobs.given import Led, Place, in_time
@@ -184,9 +186,12 @@ def test_metadata_that_are_never_ready_are_not_asked_all_the_time() -> None:
             raise NotReady("not yet", partition=0)
 
         running = asyncio.ensure_future(led.manager.run())
-        for asked in ("unfinished", "cover_part", "delete_state"):
-            setattr(led.metadata, asked, never)
+        with mock.patch.object(PartitionCache, "unfinished", never):
             await asyncio.sleep(1200.0)
+            with mock.patch.object(PartitionCache, "cover_part", never):
+                await asyncio.sleep(1200.0)
+                led.metadata.state = never  # type: ignore[method-assign]
+                await asyncio.sleep(1200.0)
 
         assert led.manager.problems.keys() >= {"clean up", "copy", "choose jobs"}
         assert questions <= 3 * 3600 / 10

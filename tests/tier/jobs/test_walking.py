@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-from headwater.tier.jobs.deletion import drop_remote
 
 from headwater.core import runtime
 from headwater.tier import SegmentMetadata, segment_cover
 from headwater.tier.jobs.copying import copy_local
+from headwater.tier.jobs.retention import drop_remote
 from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import TierArchive
 from headwater.tier.segment_cover import walk_cover, walk_segments

@@ -208,7 +208,7 @@ async def test_whoever_waits_notices_that_following_broke_down() -> None:
     )
     await runtime.sleep(1.0)
     log.break_off(ZeroDivisionError("a bug"))
-    with pytest.raises(OutcomeUnknown, match="followed no longer: ZeroDivisionError"):
+    with pytest.raises(OutcomeUnknown, match="no longer followed: ZeroDivisionError"):
         await publishing
     assert runtime.monotonic_s() < 60.0
     with pytest.raises(Bug, match="ZeroDivisionError"):
@@ -236,7 +236,7 @@ async def test_whoever_waits_is_told_at_once_when_waiting_becomes_vain() -> None
             await manager.close()
         else:
             log.hold(False)
-        with pytest.raises(OutcomeUnknown, match="what became of it is not known here"):
+        with pytest.raises(OutcomeUnknown, match="its effect is not known here"):
             await publishing
         assert runtime.monotonic_s() - began_s < 1.0
         log.hold(False)
@@ -251,7 +251,7 @@ async def test_an_event_that_came_with_a_snapshot_is_an_unknown_outcome() -> Non
     publishing = runtime.spawn(manager.publish(started(10, 0, 99)), name="publish")
     await runtime.sleep(1.0)
     log.deliver(SnapshotDelivered(HOME, 0, applied([(started(10, 0, 99), None)])))
-    with pytest.raises(OutcomeUnknown, match="part of a snapshot: look whether it is so"):
+    with pytest.raises(OutcomeUnknown, match="part of a snapshot: check its effect"):
         await publishing
     assert numbers(manager) == [10]
     await manager.close()

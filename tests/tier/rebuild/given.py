@@ -73,7 +73,7 @@ class Tier:
         """What a log comes to of which nothing is missing."""
         replay = EventReplay(self.store)
         async for item in DamagedEvents((await self.log(prefix)).events_of(0)).items():
-            await replay.take(item)
+            await replay.apply(item)
         assert replay.missing == []
         return replay.cache
 

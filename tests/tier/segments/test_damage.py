@@ -123,10 +123,14 @@ async def test_events_that_say_something_else_are_noticed() -> None:
         (receipt._replace(size_bytes=receipt.size_bytes + 1), "its events say"),
     ):
         with pytest.raises(Corrupt, match=words):
-            await read(found, SegmentMetadata(**fields | {"custom_metadata": wrong.stamped(3)}))
+            await read(
+                found, SegmentMetadata(**fields | {"custom_metadata": wrong.custom_metadata(3)})
+            )
     wrong = receipt._replace(xxh3=b"\1" * 16)
     with pytest.raises(Corrupt, match="its events say"):
-        await found.verify(SegmentMetadata(**fields | {"custom_metadata": wrong.stamped(3)}))
+        await found.verify(
+            SegmentMetadata(**fields | {"custom_metadata": wrong.custom_metadata(3)})
+        )
 
 
 @virtual

@@ -73,14 +73,14 @@ async def test_groups_of_any_size_come_through() -> None:
 
 
 def test_what_recovery_needs_fits_into_the_custom_metadata() -> None:
-    custom = RECEIPT.stamped(2**64 - 1)
+    custom = RECEIPT.custom_metadata(2**64 - 1)
     assert len(custom) <= 128
     epoch, payload = unstamp(custom)
     assert (epoch, read_receipt(payload)) == (2**64 - 1, RECEIPT)
     without = RECEIPT._replace(sequences=None)
-    assert read_receipt(unstamp(without.stamped(1))[1]) == without
+    assert read_receipt(unstamp(without.custom_metadata(1))[1]) == without
     zero = RECEIPT._replace(sequences=(0, 0))
-    assert read_receipt(unstamp(zero.stamped(1))[1]) == zero
+    assert read_receipt(unstamp(zero.custom_metadata(1))[1]) == zero
 
 
 def test_the_events_of_a_segment_carry_it() -> None:
@@ -95,7 +95,7 @@ def test_the_events_of_a_segment_carry_it() -> None:
 
 
 def test_a_receipt_of_another_version_or_size_is_not_guessed_at() -> None:
-    payload = unstamp(RECEIPT.stamped(1))[1]
+    payload = unstamp(RECEIPT.custom_metadata(1))[1]
     with pytest.raises(NotSupported, match="Upgrade"):
         read_receipt(b"\x02" + payload[1:])
     with pytest.raises(Corrupt, match="57 bytes"):

@@ -7,7 +7,7 @@ not damage; what cannot be checked is reported as unknown, and the scrub goes on
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -197,11 +197,7 @@ async def _check_segments(
     segments: Sequence[SegmentId],
     rate: ByteRate,
 ) -> list[ScrubFinding]:
-    async def each() -> AsyncIterator[SegmentId]:
-        for segment_id in segments:
-            yield segment_id
-
-    async def damage(segment_id: SegmentId) -> ScrubFinding | None:
+    async def check(segment_id: SegmentId) -> ScrubFinding | None:
         try:
             segment = metadata.state().find(segment_id)
         except NotReady as error:
@@ -211,7 +207,7 @@ async def _check_segments(
         await rate.take(segment.size_bytes)
         return await _check_segment(metadata, storage, segment)
 
-    checked = in_order(each(), damage, parallel=SEGMENTS_AT_ONCE, name="scrub")
+    checked = in_order(segments, check, parallel=SEGMENTS_AT_ONCE, name="scrub")
     return [finding async for finding in checked if finding is not None]
 
 

@@ -1,25 +1,15 @@
-"""Remote segments: ranges of the log, each as one Parquet object.
+"""Remote segments: ranges of the log, each stored as one Parquet object.
 
-Enters: groups of the log. Leaves: the same groups, by LSN, from object storage.
+    parquet_writer  the plan of a segment, settings, and the Parquet writer
+    columns         the columns of a segment, their types and Iceberg's field ids
+    encoder         encodes groups as a segment
+    footer          the description and the index of a segment
+    seal            the seal of an object, and its receipt in the events
+    reading         reads parts of objects and decodes them
+    object_storage  stores segments in a store
 
-    plan            what is to be copied into one segment
-    field_ids       the ids that Iceberg knows columns by
-    columns         the columns of a segment, and which types they may have
-    encoder         groups to bytes
-    sink            where Parquet writes to
-    from_log        from a log, and off the event loop
-    description     what a segment says of itself
-    seal            what tells an unchanged object from any other
-    receipt         what the metadata events say of it
-    index           where the records of a segment stand
-    decoder         bytes to groups
-    storage         what the tier asks of a storage
-    object_storage  the one in a store
-    object_ranges   reads parts of an object
-    object_cache    keeps parts that were read
-
-Always holds: a record comes back as it was, in every column and with its term, or `Corrupt` is
-raised; an object is written once, under an id that no other attempt has.
+Always holds: a record is read as it was written, in every column and with its term, or `Corrupt` is
+raised; an object is written once, under an id that no other attempt uses.
 """
 
 from typing import TYPE_CHECKING

@@ -37,7 +37,7 @@ FOOTER_END_BYTES: Final = _FOOTER_END.size
 
 
 class SegmentSeal(NamedTuple):
-    """The end of a segment, checked."""
+    """The seal and the footer of a segment, after they were checked."""
 
     segment_id: uuid.UUID
     footer: memoryview
@@ -45,28 +45,28 @@ class SegmentSeal(NamedTuple):
     body_bytes: int
 
 
-def seal(segment_id: uuid.UUID, footer: bytes, body_xxh3: bytes) -> bytes:
-    """What stands between body and footer."""
+def encode_seal(segment_id: uuid.UUID, footer: bytes, body_xxh3: bytes) -> bytes:
+    """The bytes between body and footer."""
     return _SEAL.pack(
         MAGIC, len(footer), xxhash.xxh3_64_intdigest(footer), segment_id.bytes, body_xxh3
     )
 
 
 def footer_bytes(end: bytes | memoryview) -> int:
-    """How many bytes the footer of a Parquet file has, by its last bytes."""
+    """The size of a Parquet footer, from the last bytes of the file."""
     if len(end) < _FOOTER_END.size:
-        raise Corrupt(f"no segment: it has {len(end)} bytes")
+        raise Corrupt(f"not a segment: it has {len(end)} bytes")
     size, magic = _FOOTER_END.unpack(end[-_FOOTER_END.size :])
     if magic != PARQUET_MAGIC:
         raise Corrupt(
-            f"no segment, or one that was cut off: it ends with {bytes(magic)!r}, not "
+            f"not a segment, or a truncated one: it ends with {bytes(magic)!r}, not "
             f"{PARQUET_MAGIC!r}"
         )
     return int(size) + _FOOTER_END.size
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether a Parquet file has a seal, be it whole or not."""
+    """Whether a Parquet file has a seal, valid or not."""
     try:
         at = len(data) - footer_bytes(data) - SEAL_BYTES
     except Corrupt:
@@ -75,19 +75,19 @@ def is_sealed(data: bytes) -> bool:
 
 
 def read_seal(end: memoryview, size_bytes: int) -> SegmentSeal:
-    """Check the last bytes of an object of so many; they must hold seal and footer."""
+    """Check the last bytes of an object, which must have seal and footer."""
     length = footer_bytes(end)
     if length + SEAL_BYTES > len(end):
         raise Corrupt(f"a footer of {length} bytes does not fit into a segment of {size_bytes}")
     footer = end[len(end) - length :]
     at = len(end) - length - SEAL_BYTES
-    magic, said, checksum, segment_id, body_xxh3 = _SEAL.unpack_from(end, at)
+    magic, stored_length, checksum, segment_id, body_xxh3 = _SEAL.unpack_from(end, at)
     if magic != MAGIC:
         raise Corrupt(
-            f"no segment of Headwater, or a damaged one: {bytes(magic)!r} stands before its "
+            f"not a segment of Headwater, or a damaged one: {bytes(magic)!r} precedes its "
             f"footer, not {MAGIC!r}"
         )
-    if said != length or xxhash.xxh3_64_intdigest(footer) != checksum:
+    if stored_length != length or xxhash.xxh3_64_intdigest(footer) != checksum:
         raise Corrupt("the checksum of the segment's footer does not match")
     body_bytes = size_bytes - length - SEAL_BYTES
     return SegmentSeal(uuid.UUID(bytes=segment_id), footer, body_xxh3, body_bytes)
@@ -97,11 +97,11 @@ VERSION: Final = 1
 _RECEIPT: Final = struct.Struct(">BQQIIqq16s")
 _NO_SEQUENCES: Final = (-1, -1)
 UNKNOWN_XXH3: Final = bytes(16)
-"""Of an object that nobody has read whole: what was not published is taken from its footer."""
+"""The checksum is unknown: the receipt was made from a footer, not from the whole object."""
 
 
 class Receipt(NamedTuple):
-    """What is known of an object without reading it."""
+    """What the events say about an object."""
 
     rows: int
     size_bytes: int
@@ -109,10 +109,10 @@ class Receipt(NamedTuple):
     schema_version: int
     sequences: tuple[int, int] | None
     xxh3: bytes
-    """XXH3, 128 bits, of the whole object."""
+    """XXH3 (128 bits) of the whole object."""
 
-    def stamped(self, publisher_epoch: int) -> bytes:
-        """The custom metadata of an event about it."""
+    def custom_metadata(self, publisher_epoch: int) -> bytes:
+        """The custom metadata of an event with this receipt."""
         first, last = self.sequences or _NO_SEQUENCES
         payload = _RECEIPT.pack(
             VERSION,
@@ -128,13 +128,13 @@ class Receipt(NamedTuple):
 
 
 def receipt_of(segment: SegmentMetadata) -> Receipt | None:
-    """What the events said of a segment's object; None if they said nothing."""
+    """The receipt in a segment's events, if there is one."""
     epoch, payload = unstamp(segment.custom_metadata)
     return None if epoch is None else read_receipt(payload)
 
 
 def read_receipt(payload: bytes) -> Receipt | None:
-    """From custom metadata after the publisher's epoch; None if there is nothing."""
+    """The receipt in the payload of custom metadata, if there is one."""
     if not payload:
         return None
     if payload[0] != VERSION:
