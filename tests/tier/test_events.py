@@ -234,8 +234,8 @@ def spoiled(text: str, at: int, replacement: str) -> bytes:
         (spoiled(SEGMENT_HEX, 3, "ffffffff7f"), "varint"),
         (spoiled(SEGMENT_HEX, 3, "ffffffff0f"), "bytes are announced"),
         (spoiled(SEGMENT_HEX, 26, "ff"), "partition"),
-        (spoiled(SEGMENT_HEX, 48, "ff"), "no range"),
-        (spoiled(SEGMENT_HEX, 48, "0000000000000064"), "no range"),
+        (spoiled(SEGMENT_HEX, 48, "ff"), "not a range"),
+        (spoiled(SEGMENT_HEX, 48, "0000000000000064"), "not a range"),
         (spoiled(SEGMENT_HEX, 84, "00"), "array is missing"),
         (spoiled(SEGMENT_HEX, 84, "ffffffff0f"), "do not fit"),
         (spoiled(SEGMENT_HEX, 98, "00000000"), "epochs rise"),
@@ -327,9 +327,9 @@ def _read_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"start_offset": -1}, "begins at 0"),
-        ({"end_offset": -1}, "begins at 0"),
-        ({"end_offset": 2**63}, "begins at 0"),
+        ({"start_offset": -1}, "starts at 0"),
+        ({"end_offset": -1}, "starts at 0"),
+        ({"end_offset": 2**63}, "starts at 0"),
         ({"broker_id": 2**31}, "32 bits"),
         ({"max_timestamp_ms": 2**63}, "64 bits"),
         ({"event_timestamp_ms": -(2**63) - 1}, "64 bits"),

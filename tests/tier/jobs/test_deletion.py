@@ -204,8 +204,7 @@ def not_ready(led: Led) -> Iterator[None]:
         raise NotReady("metadata partition 0 is applied up to 1 of 2: try again", partition=0)
 
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("delete_state", "cover_part"):
-            patched.setattr(led.metadata, name, refuse)
+        patched.setattr(led.metadata, "state", refuse)
         yield
 
 

@@ -280,7 +280,7 @@ async def test_an_epoch_that_no_leader_has_is_not_published() -> None:
     log = TamperedLog()
     manager = await start_all(log)
     for epoch in (1 << 31, 1 << 40):
-        with pytest.raises(Refused, match=f"{epoch}: at most {(1 << 31) - 1} is one"):
+        with pytest.raises(Refused, match=f"{epoch}: at most {(1 << 31) - 1} is possible"):
             await manager.publish(started(10, 0, 99, publisher=epoch))
     first = 5 * EPOCH_STEP_MAX
     await copy_segment(manager, 10, 0, 99, publisher=first)

@@ -131,7 +131,7 @@ async def test_no_question_is_answered_where_an_event_cannot_be_read() -> None:
     await runtime.sleep(1.0)
     with pytest.raises(EventUndecodable) as raised:
         manager.partition(ORDERS)
-        assert (raised.value.partition, raised.value.offset) == (HOME, 2)
+    assert (raised.value.partition, raised.value.offset) == (HOME, 2)
     await manager.close()
 
 

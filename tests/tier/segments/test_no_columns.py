@@ -39,7 +39,7 @@ def test_whoever_verifies_a_segment_decodes_its_rows(monkeypatch: pytest.MonkeyP
         def short(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             raise Corrupt(f"no way back to {schema}")
 
-        monkeypatch.setattr(reading, "restored", short)
+        monkeypatch.setattr(reading, "restore_records", short)
         with pytest.raises(Corrupt, match="no way back"):
             await segments.verify(told(segment))
 

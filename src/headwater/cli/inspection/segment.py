@@ -23,7 +23,7 @@ ROWS_SHOWN: Final = 20
 _NAME: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
 _CHECKS: Final = (
     ("ends with", "end"),
-    ("no segment of Headwater", "seal"),
+    ("not a segment of Headwater", "seal"),
     ("footer", "footer"),
     ("says of itself", "description"),
 )

@@ -158,7 +158,7 @@ class ObjectStorage:
             raise Corrupt(f"{key} was changed: the checksum of its body is different")
         expected = UNKNOWN_XXH3 if receipt is None else receipt.xxh3
         if expected not in (UNKNOWN_XXH3, whole.digest()):
-            raise Corrupt(f"{key} is not the object of its events: its checksum is different")
+            raise Corrupt(f"{key} is not what its events say: its checksum is different")
         return index
 
     async def list(
