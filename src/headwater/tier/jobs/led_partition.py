@@ -40,7 +40,7 @@ UNAVAILABLE_MOST: Final = 3
 """After so many `Unavailable` items a job stops for this round: the others would fail as well, each
 after as long a wait."""
 TIERED_AT_ONCE: Final = 16
-"""How many segments are read at a time to see whether the tier goes on: mostly there is none."""
+"""How many segments are read at a time to find the end of the tier: mostly there are none."""
 BROKER_IDS: Final = 1 << 31
 """Broker ids are signed 32-bit numbers."""
 

@@ -139,7 +139,7 @@ class StreamCheck:
 
     After a deletion, a leader would copy under an id that nobody reads, and drop its local log. The
     register of a stream is never removed, only marked as deleted. A store without that register
-    never had the stream: somebody uses a tier without streams.
+    never had the stream: its tier is used without streams.
     """
 
     def __init__(self, store: Store, partition: TopicIdPartition) -> None:

@@ -123,12 +123,12 @@ def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[ra
     In the cover, a damaged segment of a newer epoch would hide undamaged ones of older epochs.
     """
     first_lsn, end_lsn = max(lsns.start, led.first_lsn), lsns.stop
-    sound = [
+    intact = [
         one
         for one in led.metadata.state().segments_in(first_lsn, end_lsn)
         if one.state is SegmentState.COPY_FINISHED and one.segment_id not in damaged
     ]
-    return gaps(cover(sound, first_lsn, end_lsn), first_lsn, end_lsn)
+    return gaps(cover(intact, first_lsn, end_lsn), first_lsn, end_lsn)
 
 
 def _local_parts(led: LedPartition, lsns: range) -> list[range]:

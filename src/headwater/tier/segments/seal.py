@@ -8,7 +8,7 @@ of the file and never see it. Parquet's own checksums cover only the contents of
 footer or page header would pass. Here the seal has the checksum of the footer, the footer has those
 of the row groups, and the checksum of the body covers the rest, which only other readers use.
 
-The receipt stands in the custom metadata of the events, after the publisher epoch (57 bytes):
+The receipt is in the custom metadata of the events, after the publisher epoch (57 bytes):
 
     u8 1 | u64 rows | u64 size | u32 footer bytes | u32 schema version
          | i64 first sequence | i64 last sequence | xxh3-128 of the whole object 16
