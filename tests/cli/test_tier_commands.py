@@ -145,11 +145,11 @@ def test_scrub_tells_what_is_missing(invoke: Invoke, url: str) -> None:
     result = invoke("tier", "scrub", url, "orders", COLUMNS="200")
     assert result.exit_code == 1
     assert "✗ missing: LSN 1 to 50" in result.stdout
-    assert "TierManager.scrub(mend=True)" in result.stdout
+    assert "TierManager.scrub(repair=True)" in result.stdout
 
     found = json.loads(invoke("tier", "scrub", url, "orders", "--json").stdout)
     [finding] = found[0]["findings"]
-    assert (finding["kind"], finding["mended"]) == ("missing", False)
+    assert (finding["kind"], finding["repaired"]) == ("missing", False)
 
 
 def test_scrub_removes_objects_that_no_event_names(invoke: Invoke, url: str) -> None:

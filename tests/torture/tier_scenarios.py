@@ -249,7 +249,7 @@ class History:
     async def _scrub(self, life: LeaderLife, manager: TierManager) -> None:
         """Nothing that was promised is ever missing, also while others work."""
         with contextlib.suppress(Unavailable, OutcomeUnknown, Fenced):
-            scrubbed = await manager.scrub(mend=True)
+            scrubbed = await manager.scrub(repair=True)
             wrong = [one for one in scrubbed.findings if not self._is_unknown(one)]
             self.world.check(not wrong, f"a scrub found {wrong}")
         life.scrubbing = False
@@ -257,7 +257,7 @@ class History:
     def _is_unknown(self, found: ScrubFinding) -> bool:
         """Whether a finding says no more than that somebody could not look or act for a while."""
         late = (Flaw.UNKNOWN, Flaw.ORPHAN, Flaw.UNCLAIMED)
-        return found.mended or found.kind in late or "not repaired" in found.detail
+        return found.repaired or found.kind in late or "not repaired" in found.detail
 
     async def _all_is_remote(self, last: LeaderLife) -> None:
         await self._until(
@@ -313,7 +313,7 @@ class History:
             "something is left of copies that never ended",
         )
         assert last.manager is not None
-        scrubbed = await last.manager.scrub(mend=True)
+        scrubbed = await last.manager.scrub(repair=True)
         world.check(scrubbed.is_clean, f"a scrub found {scrubbed.findings}")
         stray = world.objects.segments() - segments.keys()
         world.check(not stray, f"{stray} are left over")
@@ -343,7 +343,7 @@ class History:
         await MemoryBackend.delete(world.objects, key)
         if world.whims.random() < 0.5:
             await MemoryBackend.put(world.objects, key, b"[]")
-        scrubbed = await manager.scrub(mend=True)
+        scrubbed = await manager.scrub(repair=True)
         if last.wal.oldest_lsn() > gone.start_offset:
             return  # the local log was dropped as remote before the scrub found out
         world.check(scrubbed.is_clean, f"it was not mended: {scrubbed.findings}")

@@ -163,7 +163,7 @@ def test_the_log_keeps_what_a_damaged_segment_has() -> None:
         await led.manager.run_once()
         assert "compare" in led.manager.problems
         assert led.wal.oldest_lsn() == 6
-        await led.manager.scrub(mend=True)
+        await led.manager.scrub(repair=True)
         await led.round()
         assert led.wal.oldest_lsn() == 16
 
@@ -291,8 +291,8 @@ def test_nothing_is_mended_from_a_log_with_other_records(has_compared: bool) -> 
         if has_compared:
             await led.manager.run_once()
         await before.damage(0, None)
-        scrubbed = await led.manager.scrub(mend=True)
-        assert [found.mended for found in scrubbed.findings] == [False]
+        scrubbed = await led.manager.scrub(repair=True)
+        assert [found.repaired for found in scrubbed.findings] == [False]
         assert "other records" in scrubbed.findings[0].detail
         assert led.metadata.state().segments() == before.metadata.state().segments()
 

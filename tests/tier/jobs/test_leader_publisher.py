@@ -153,7 +153,7 @@ def test_a_repair_waits_until_it_is_known_what_is_listed() -> None:
             await verify(segment)
 
         led.storage.verify = unlisted_meanwhile
-        scrubbed = await led.manager.scrub(mend=True)
+        scrubbed = await led.manager.scrub(repair=True)
 
         assert scrubbed.is_clean
         assert led.metadata.state().find(merged.segment_id).state is DELETING  # type: ignore[union-attr]

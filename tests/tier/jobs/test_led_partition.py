@@ -188,7 +188,7 @@ def test_all_that_is_listed_is_walked_whatever_begins_where(
 
 
 async def _scrub(led: Led) -> None:
-    assert (await led.manager.scrub(mend=False)).is_clean
+    assert (await led.manager.scrub(repair=False)).is_clean
 
 
 async def _delete(led: Led) -> None:

@@ -236,11 +236,11 @@ def test_a_merged_segment_is_mended_from_what_it_was_merged_from(data: bytes | N
         assert led.wal.oldest_lsn() == 7
         merged = led.metadata.state().cover(0, FAR)[0].segment
         await led.damage(led.metadata.state().segments().index(merged), data)
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert await records(led) == [b"%d" % lsn for lsn in range(1, 7)]
         await asyncio.sleep(25 * 3600.0)
         await led.round()
-        assert (await led.manager.scrub(mend=False)).findings == ()
+        assert (await led.manager.scrub(repair=False)).findings == ()
 
     in_time(main)
 

@@ -456,7 +456,7 @@ def test_whoever_leads_a_deleted_partition_again_misses_nothing() -> None:
 
         assert (again.led.first_lsn, again.covered()) == (7, [range(7, 10)])
         assert again.manager.metrics.missing_lsns == 0
-        assert (await again.manager.scrub(mend=False)).findings == ()
+        assert (await again.manager.scrub(repair=False)).findings == ()
 
     in_time(main)
 

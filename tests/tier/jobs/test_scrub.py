@@ -33,7 +33,7 @@ async def tiered(*sizes: int, local_retention_bytes: int = KEEP_LOCAL) -> Led:
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
     async def main() -> None:
         led = await tiered(3, 3)
-        scrubbed = await led.manager.scrub(mend=False)
+        scrubbed = await led.manager.scrub(repair=False)
 
         assert (scrubbed.findings, scrubbed.segments, scrubbed.objects) == ((), 2, 2)
         assert scrubbed.size_bytes == sum(one.size_bytes for one in led.metadata.state().segments())
@@ -46,15 +46,15 @@ def test_what_is_missing_or_damaged_is_told_and_copied_again_from_the_local_log(
         led = await tiered(3, 3, 3)
         await led.damage(0, None)
         await led.damage(2, b"[]")
-        found = await led.manager.scrub(mend=False)
+        found = await led.manager.scrub(repair=False)
         assert [(one.kind, one.lsns) for one in found.findings] == [
             (Flaw.MISSING, range(1, 4)),
             (Flaw.CORRUPT, range(7, 10)),
         ]
         assert not found.is_clean
 
-        assert (await led.manager.scrub(mend=True)).is_clean
-        assert (await led.manager.scrub(mend=False)).findings == ()
+        assert (await led.manager.scrub(repair=True)).is_clean
+        assert (await led.manager.scrub(repair=False)).findings == ()
         assert led.covered() == [range(1, 4), range(4, 7), range(7, 10)]
 
     in_time(main)
@@ -64,7 +64,7 @@ def test_what_the_local_log_no_longer_has_is_told_as_lost_and_stays_listed() -> 
     async def main() -> None:
         led = await tiered(3, 3, local_retention_bytes=0)
         await led.damage(0, None)
-        scrubbed = await led.manager.scrub(mend=True)
+        scrubbed = await led.manager.scrub(repair=True)
 
         assert not scrubbed.is_clean
         assert led.states() == [FINISHED, FINISHED]
@@ -78,7 +78,7 @@ def test_what_the_local_log_has_of_a_damaged_segment_is_saved() -> None:
         await led.wal.prune_through(4)
         await led.damage(0, None)
 
-        assert not (await led.manager.scrub(mend=True)).is_clean
+        assert not (await led.manager.scrub(repair=True)).is_clean
         assert led.covered() == [range(1, 5), range(5, 7)]
 
     in_time(main)
@@ -94,7 +94,7 @@ def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
         await led.led.publisher.copy_finished(prepared)
         await led.place.backend.delete(plain_key(older.segment_id))
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert sorted(led.states()) == [FINISHED, SegmentState.DELETE_STARTED]
 
     in_time(main)
@@ -104,10 +104,10 @@ def test_a_gap_is_told_and_filled() -> None:
     async def main() -> None:
         led = await tiered(3, 3, 3)
         await led.led.publisher.unlist(led.metadata.state().segments()[1])
-        found = (await led.manager.scrub(mend=False)).findings
+        found = (await led.manager.scrub(repair=False)).findings
         assert [(one.kind, one.lsns) for one in found] == [(Flaw.GAP, range(4, 7))]
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert led.covered() == [range(1, 4), range(4, 7), range(7, 10)]
 
     in_time(main)
@@ -118,12 +118,12 @@ def test_an_object_that_no_event_names_goes_after_a_grace() -> None:
         led = await tiered(3)
         late = await led.storage.prepare(1, 3, led.led.local_groups(1, 3))
         await led.storage.copy(late)
-        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert (await led.manager.scrub(repair=True)).findings == ()
 
         await asyncio.sleep(25 * 3600.0)
-        [found] = (await led.manager.scrub(mend=True)).findings
+        [found] = (await led.manager.scrub(repair=True)).findings
 
-        assert (found.kind, found.mended) == (Flaw.ORPHAN, True)
+        assert (found.kind, found.repaired) == (Flaw.ORPHAN, True)
         assert len(led.place.object_names()) == 1
 
     in_time(main)
@@ -138,10 +138,10 @@ def test_what_may_be_the_last_good_copy_of_damaged_lsns_is_never_removed() -> No
         await led.damage(0, b"[]")
         await asyncio.sleep(25 * 3600.0)
 
-        damaged, stray = (await led.manager.scrub(mend=True)).findings
+        damaged, stray = (await led.manager.scrub(repair=True)).findings
 
-        assert (damaged.kind, damaged.mended) == (Flaw.CORRUPT, False)
-        assert (stray.kind, stray.lsns, stray.mended) == (Flaw.UNCLAIMED, range(1, 4), False)
+        assert (damaged.kind, damaged.repaired) == (Flaw.CORRUPT, False)
+        assert (stray.kind, stray.lsns, stray.repaired) == (Flaw.UNCLAIMED, range(1, 4), False)
         assert len(led.place.object_names()) == 2
 
     in_time(main)
@@ -155,9 +155,9 @@ def test_the_only_copy_of_something_is_never_removed() -> None:
         elsewhere.backend, elsewhere.store = led.place.backend, led.place.store
         misled = elsewhere.lead(2, wal=SealedWal(first_lsn=4))
 
-        [found] = (await misled.manager.scrub(mend=True)).findings
+        [found] = (await misled.manager.scrub(repair=True)).findings
 
-        assert (found.kind, found.lsns, found.mended) == (Flaw.UNCLAIMED, range(1, 4), False)
+        assert (found.kind, found.lsns, found.repaired) == (Flaw.UNCLAIMED, range(1, 4), False)
         assert len(led.place.object_names()) == 1
 
     in_time(main)
@@ -170,7 +170,7 @@ def test_an_object_that_cannot_be_read_and_that_no_event_names_goes() -> None:
         await led.place.backend.put(stray, b"[")
         await asyncio.sleep(25 * 3600.0)
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert len(led.place.object_names()) == 1
 
     in_time(main)
@@ -197,7 +197,7 @@ def test_a_copy_under_way_is_no_orphan() -> None:
         led.led.storage = trickling
         led.manager.configure(TierConfig(orphan_grace_ms=0))
 
-        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert (await led.manager.scrub(repair=True)).findings == ()
         assert len(led.place.object_names()) == 3
 
     in_time(main)
@@ -209,7 +209,7 @@ def test_a_leader_that_was_overtaken_takes_nothing_for_lost() -> None:
         await led.place.lead(2, wal=SealedWal(first_lsn=7), retention_bytes=0).round()
 
         with pytest.raises(Fenced):
-            await led.manager.scrub(mend=False)
+            await led.manager.scrub(repair=False)
 
     in_time(main)
 
@@ -224,12 +224,12 @@ def test_sound_copies_of_an_older_term_take_the_place_of_a_damaged_segment() -> 
         led = await place.lead(7, wal=wal, local_retention_bytes=KEEP_LOCAL).round()
         await led.damage(0, b"[]")
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
 
         [piece] = led.metadata.state().cover(0, FAR)
         assert piece.segment.epochs == ((3, 1),)
         await led.storage.verify(piece.segment)
-        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert (await led.manager.scrub(repair=True)).findings == ()
 
     in_time(main)
 
@@ -245,7 +245,7 @@ def test_what_sound_segments_have_is_not_copied_again() -> None:
         newer = led.metadata.state().cover(0, FAR)[0].segment.segment_id
         await place.backend.put(plain_key(newer), b"[]")
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert len(led.metadata.state().segments()) == 2
         assert led.metadata.state().cover(0, FAR)[0].segment.segment_id != newer
 
@@ -320,9 +320,9 @@ def test_what_could_not_be_looked_at_is_told_and_keeps_nothing_from_being_looked
             await verify(segment)
 
         led.storage.verify = closed
-        found = (await led.manager.scrub(mend=True)).findings
+        found = (await led.manager.scrub(repair=True)).findings
 
-        assert [(one.kind, one.lsns, one.mended) for one in found] == [
+        assert [(one.kind, one.lsns, one.repaired) for one in found] == [
             (Flaw.UNKNOWN, range(1, 4), False),
             (Flaw.MISSING, range(7, 10), True),
         ]
@@ -343,9 +343,9 @@ def test_what_cannot_be_mended_keeps_nothing_from_being_mended() -> None:
             return await prepare(first_lsn, *how, **more)
 
         led.storage.prepare = refusing
-        first, second = (await led.manager.scrub(mend=True)).findings
+        first, second = (await led.manager.scrub(repair=True)).findings
 
-        assert (first.mended, second.mended) == (False, True)
+        assert (first.repaired, second.repaired) == (False, True)
         assert "not to be read" in first.detail
 
     in_time(main)
@@ -359,7 +359,7 @@ def test_a_gap_is_filled_sealed_part_by_sealed_part() -> None:
         [first, *_] = [one for one in merged.metadata.state().segments() if one.state is FINISHED]
         await merged.place.backend.delete(plain_key(first.segment_id))
 
-        assert (await merged.manager.scrub(mend=True)).is_clean
+        assert (await merged.manager.scrub(repair=True)).is_clean
         assert merged.covered() == [range(1, 4), range(4, 7), range(7, 10), range(10, 13)]
 
     in_time(main)
@@ -372,7 +372,7 @@ def test_the_log_is_copied_while_a_scrub_reads() -> None:
         storage.meanwhile = lambda: led.write(3).round()
         led.led.storage = led.storage = storage
 
-        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert (await led.manager.scrub(repair=True)).findings == ()
         assert led.covered() == [range(1, 4), range(4, 7)]
 
     in_time(main)
@@ -412,8 +412,8 @@ def test_a_partition_that_is_being_deleted_lacks_nothing() -> None:
         led.metadata.publish = publish  # type: ignore[method-assign]
         assert led.covered() == [range(1, 4), range(7, 10)]
 
-        for mend in (False, True):
-            assert (await led.manager.scrub(mend=mend)).findings == ()
+        for repair in (False, True):
+            assert (await led.manager.scrub(repair=repair)).findings == ()
 
     in_time(main)
 
@@ -427,7 +427,7 @@ def test_what_was_found_is_told_although_the_rest_could_not_be_looked_at() -> No
             raise NotReady("not yet", partition=0)
 
         with mock.patch.object(PartitionCache, "cover_part", never):
-            found = (await led.manager.scrub(mend=False)).findings
+            found = (await led.manager.scrub(repair=False)).findings
 
         assert [one.kind for one in found] == [Flaw.MISSING, Flaw.UNKNOWN]
 

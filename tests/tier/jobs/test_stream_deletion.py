@@ -60,7 +60,7 @@ def test_a_leader_whose_stream_is_gone_stops_visibly_and_copies_nothing_more(
         with pytest.raises(StreamGone):
             await led.manager.run_once()
         with pytest.raises(StreamGone):
-            await led.manager.scrub(mend=True)
+            await led.manager.scrub(repair=True)
         assert (led.place.object_names(), len(led.place.log.events_of(0))) == (objects, events)
         assert (led.wal.oldest_lsn(), led.wal.current_lsn()) == (4, 6)
 

@@ -309,14 +309,14 @@ def test_records_are_the_same_in_the_tier_merged_under_the_next_leader(tmp_path:
         assert (await hashes(second))[:60] == wanted
         assert second.led.storage.schema_version(piece.segment) == 0
 
-        scrubbed = await second.scrub(mend=True)
+        scrubbed = await second.scrub(repair=True)
         assert (scrubbed.findings, scrubbed.objects) == ((), 5)
         stray = await second.led.storage.prepare(
             1, 65, second.led.storage.fetch(piece.segment, 1, 66), merged_from=[piece.segment]
         )
         await second.led.storage.copy(stray)
-        [orphan] = (await second.scrub(mend=True)).findings
-        assert orphan.mended
+        [orphan] = (await second.scrub(repair=True)).findings
+        assert orphan.repaired
         assert await second.delete_partition()
         assert [found async for found in second.led.storage.objects()] == []
         await metadata.close()

@@ -243,7 +243,7 @@ def test_the_next_leader_and_a_reader_go_on_with_it() -> None:
         await runtime.sleep(DELAY_S + 1)
         await leader.round()
         assert leader.tier.led.metadata.state().unfinished() == []
-        seen = await leader.tier.scrub(mend=False)
+        seen = await leader.tier.scrub(repair=False)
         assert seen.findings == ()
         await leader.stop()
         assert await tier.hashes(await tier.known(prefix)) == records

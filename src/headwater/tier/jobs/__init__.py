@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headwater.tier.jobs.led_partition import Leader, LedPartition, LocalLog
     from headwater.tier.jobs.log_start import LogStart, LogStartRegister
     from headwater.tier.jobs.parquet_segments import ParquetSegments, SegmentStorage
-    from headwater.tier.jobs.repairing import remove_orphans, repair
+    from headwater.tier.jobs.repairing import remove_orphans, repair_findings
     from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
     from headwater.tier.jobs.stream_deletion import publish_deletion
     from headwater.tier.jobs.tier_manager import TierManager
@@ -51,7 +51,7 @@ __all__ = [
     "Tiering",
     "publish_deletion",
     "remove_orphans",
-    "repair",
+    "repair_findings",
     "scrub_partition",
 ]
 
@@ -62,7 +62,7 @@ __getattr__, __dir__ = exports(
         "led_partition": "Leader LedPartition LocalLog",
         "log_start": "LogStart LogStartRegister",
         "parquet_segments": "ParquetSegments SegmentStorage",
-        "repairing": "remove_orphans repair",
+        "repairing": "remove_orphans repair_findings",
         "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",
         "stream_deletion": "publish_deletion",
         "tier_manager": "TierManager",

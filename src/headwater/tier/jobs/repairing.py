@@ -32,14 +32,14 @@ async def remove_orphans(
 
     async def repair_one(finding: ScrubFinding) -> bool:
         if finding.kind is not Flaw.ORPHAN:
-            return finding.mended
+            return finding.repaired
         await storage.delete(_id_of(partition, finding))
         return True
 
     return await _for_each(result, repair_one)
 
 
-async def repair(led: LedPartition, result: ScrubResult) -> ScrubResult:
+async def repair_findings(led: LedPartition, result: ScrubResult) -> ScrubResult:
     """Repair what can be repaired; other findings get the reason why not."""
     if led.metadata.state().delete_state is not None:
         return msgspec.structs.replace(result, findings=())  # everything is being deleted
@@ -48,7 +48,7 @@ async def repair(led: LedPartition, result: ScrubResult) -> ScrubResult:
 
     async def repair_one(finding: ScrubFinding) -> bool:
         if finding.kind is not Flaw.GAP and finding.kind not in DAMAGE:
-            return finding.mended
+            return finding.repaired
         failures = ItemFailures()
         with failures.collected():
             await _copy_local_parts(led, _lacking(led, finding.lsns, damaged))
@@ -72,7 +72,7 @@ async def _for_each(
     findings = []
     for finding in result.findings:
         try:
-            finding = msgspec.structs.replace(finding, mended=await repair_one(finding))
+            finding = msgspec.structs.replace(finding, repaired=await repair_one(finding))
         except (Bug, Fenced):
             raise
         except HeadwaterError as error:

@@ -65,7 +65,7 @@ class ScrubFinding(msgspec.Struct, frozen=True):
     last_lsn: int
     segment_id: str | None = None
     detail: str = ""
-    mended: bool = False
+    repaired: bool = False
     """Whether it is repaired: its LSNs can be read from segments, or its object is removed."""
 
     @property
@@ -89,7 +89,7 @@ class ScrubResult(msgspec.Struct, frozen=True):
     @property
     def is_clean(self) -> bool:
         """Whether there are no findings, or all are repaired."""
-        return all(finding.mended for finding in self.findings)
+        return all(finding.repaired for finding in self.findings)
 
 
 async def scrub_partition(
@@ -99,12 +99,13 @@ async def scrub_partition(
     *,
     orphan_grace_ms: int,
     rate: ByteRate = NO_RATE,
-    mend: bool = False,
+    repair: bool = False,
 ) -> ScrubResult:
     """Compare events and objects from the log start on. Changes no event and no segment.
 
-    The age of an object is measured by the store's clock if it may be removed for it (`mend`), else
-    by this process's clock: reading the store's clock takes a write, which a check must not do.
+    With `repair`, the age of an object is measured by the store's clock, because the object may be
+    removed for it; else by this process's clock: reading the store's clock takes a write, which a
+    check must not do.
     """
     first_lsn = await log_start.first_lsn()
     objects: list[tuple[SegmentId, ObjectMeta]] = []
@@ -122,7 +123,7 @@ async def scrub_partition(
         findings = await _check_cover(metadata, log_start, first_lsn, findings)
         if strays and metadata.state().delete_state is None:
             first_lsn = await log_start.first_lsn()
-            now_ms = await storage.now_ms() if mend else runtime.wall_ms()
+            now_ms = await storage.now_ms() if repair else runtime.wall_ms()
             old_ms = now_ms - orphan_grace_ms
             old = [stray for stray in strays if stray[1].modified_ms <= old_ms]
             findings += await _check_strays(metadata, storage, old, first_lsn or 0, findings)

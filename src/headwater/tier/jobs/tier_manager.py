@@ -25,7 +25,7 @@ from headwater.tier.jobs.config import TierConfig, Tiering
 from headwater.tier.jobs.copying import compare, copy_sealed, missing_ranges
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
-from headwater.tier.jobs.repairing import repair
+from headwater.tier.jobs.repairing import repair_findings
 from headwater.tier.jobs.retention import (
     delete_partition,
     drop_remote,
@@ -117,9 +117,9 @@ class TierManager:
         await self.run_once()
         return self._deleted
 
-    async def scrub(self, *, mend: bool) -> ScrubResult:
-        """Check that the tier has what its events say, while the jobs run, and with `mend` repair
-        it between two rounds.
+    async def scrub(self, *, repair: bool) -> ScrubResult:
+        """Check that the tier has what its events say, while the jobs run. With `repair`, repair it
+        between two rounds.
 
         Reading a whole tier takes hours, in which the log must still be copied.
         """
@@ -134,12 +134,12 @@ class TierManager:
             led.register,
             orphan_grace_ms=led.config.orphan_grace_ms,
             rate=led.rate,
-            mend=mend,
+            repair=repair,
         )
         async with self._busy:
             await led.publisher.settle()
             await led.check_leads()
-            return await repair(led, result) if mend else result
+            return await repair_findings(led, result) if repair else result
 
     # Rounds
 
