@@ -22,11 +22,11 @@ from headwater.tier.segments import (
     SegmentConfig,
     SegmentEncoder,
     SegmentPlan,
-    can_share,
     encode_segment,
     log_range,
     receipt_of,
 )
+from headwater.tier.segments.columns import SegmentColumns
 from headwater.tier.segments.seal import read_receipt
 from tests.log.given import numbered, opened
 from tests.store.scripted import virtual
@@ -148,8 +148,9 @@ def test_one_type_a_column() -> None:
     of_text = Group(1, 2, 2, pa.record_batch({"price": pa.array(["1"])}))
     with pytest.raises(Refused, match="price"):
         encoded([of_integers, of_text])
-    assert not can_share([of_integers.records.schema, of_text.records.schema])
-    assert can_share([orders(1, 1).records.schema, orders(1, 1, headers=True).records.schema])
+    with pytest.raises(NotOneSegment):
+        SegmentColumns([of_integers.records.schema, of_text.records.schema])
+    SegmentColumns([orders(1, 1).records.schema, orders(1, 1, headers=True).records.schema])
 
 
 def test_a_column_that_was_not_said_beforehand_is_refused() -> None:

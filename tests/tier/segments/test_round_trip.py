@@ -22,8 +22,8 @@ from headwater.log.record.group import LOG_COLUMNS
 from headwater.log.record.parquet_types import check_column_type
 from headwater.log.spool.codec import prepare_append
 from headwater.store import MemoryBackend, Store
-from headwater.tier.segments import SegmentConfig, can_share, reading
-from headwater.tier.segments.columns import LSN
+from headwater.tier.segments import SegmentConfig, reading
+from headwater.tier.segments.columns import LSN, SegmentColumns
 from headwater.tier.segments.reading import RowGroupSplitter
 from tests.log.edges import EDGES
 from tests.tier.segments.given import by_lsn, decoded, encoded, lost, orders, storage, told
@@ -301,7 +301,8 @@ def test_a_type_that_no_segment_can_keep_is_refused_by_the_log_as_well(
         encoded([Group(1, 1, 1, records)])
     with pytest.raises(Refused, match="price"):
         prepare_append(records)
-    assert not can_share([schema])
+    with pytest.raises(Refused):
+        SegmentColumns([schema])
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.segments.columns import FieldIds, can_share
+    from headwater.tier.segments.columns import FieldIds
     from headwater.tier.segments.encoder import (
         EncodedSegment,
         SegmentEncoder,
@@ -48,7 +48,6 @@ __all__ = [
     "SegmentEncoder",
     "SegmentIndex",
     "SegmentPlan",
-    "can_share",
     "encode_segment",
     "log_range",
     "new_segment_id",
@@ -60,7 +59,7 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "columns": "FieldIds can_share",
+        "columns": "FieldIds",
         "encoder": "EncodedSegment SegmentEncoder encode_segment log_range",
         "footer": "Description SegmentIndex read_index",
         "object_storage": "ObjectStorage PreparedSegment RemoteStorage segment_key",

@@ -217,15 +217,6 @@ class SegmentColumns:
         self._fitting = schema
 
 
-def can_share(schemas: Iterable[pa.Schema]) -> bool:
-    """Whether records of these schemas fit into one segment."""
-    try:
-        SegmentColumns(schemas)
-    except Refused:
-        return False
-    return True
-
-
 def restore_records(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The original records of rows of a segment."""
     if not schema.names:  # a batch made of no arrays would have no rows
