@@ -114,8 +114,8 @@ def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[R
     from headwater.cli.event_log_place import EventLogPlace
     from headwater.cli.tier_place import open_places
     from headwater.tier.jobs import LogStartRegister
+    from headwater.tier.manager import RefreshedCover
     from headwater.tier.reader import TierSource
-    from headwater.tier.segment_cover import RefreshedCover
     from headwater.tier.segments import ObjectCache, ObjectStorage
 
     with _opened(url, name, partition, options) as (loop, store, stream):

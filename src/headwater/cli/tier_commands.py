@@ -112,7 +112,7 @@ def scrub(
                     place.storage,
                     place.log_start,
                     orphan_grace_ms=round(grace_hours * 3_600_000),
-                    mend=repair,
+                    repair=repair,
                 )
                 if repair:
                     seen = await remove_orphans(place.storage, place.partition, seen)

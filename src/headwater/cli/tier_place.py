@@ -13,7 +13,8 @@ from headwater.cli.event_log_place import EventLogPlace
 from headwater.core.errors import Refused
 from headwater.store import Store
 from headwater.tier import TopicIdPartition, TopicMetadataManager
-from headwater.tier.jobs import LogStartRegister, ManagedPartition
+from headwater.tier.jobs import LogStartRegister
+from headwater.tier.manager import ManagedPartition
 
 if TYPE_CHECKING:
     from headwater.tier.jobs import ParquetSegments
@@ -86,5 +87,5 @@ async def _place(
         register,
         0 if start is None else start.first_lsn,
         None if start is None else start.leader_epoch,
-        manager.publisher_epoch(partition),
+        manager.partition(partition).publisher_epoch,
     )

@@ -43,8 +43,8 @@ async def test_an_epoch_that_no_leader_reaches_is_taken_down() -> None:
     anew = await new_log(Scripted())
     await renew(source, anew, epoch_max=4)
     cache = (await followed(anew)).cache
-    assert cache.publisher_epoch(ORDERS) == 4
-    assert [one.state.name for one in cache.segments(ORDERS)] == ["COPY_FINISHED"]
+    assert cache.partition(ORDERS).publisher_epoch == 4
+    assert [one.state.name for one in cache.partition(ORDERS).segments()] == ["COPY_FINISHED"]
     assert apply_said(cache, (started(11, 100, 199, publisher=5), None)) is EventOutcome.CHANGED
 
 

@@ -188,7 +188,7 @@ async def copy_segment(
 
 def numbers(manager: TopicMetadataManager, partition: TopicIdPartition = ORDERS) -> list[int]:
     """The segments that are listed."""
-    return [one.segment_id.id.int for one in manager.segments(partition)]
+    return [one.segment_id.id.int for one in manager.partition(partition).segments()]
 
 
 def status_of(manager: TopicMetadataManager, partition: int = HOME) -> PartitionStatus:

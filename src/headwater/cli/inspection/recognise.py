@@ -10,7 +10,7 @@ from headwater.cli.advice import advice_for, command
 from headwater.cli.inspection.report import Problem
 from headwater.core.errors import Corrupt, HeadwaterError
 from headwater.tier.event_codec import decode_event
-from headwater.tier.segments.footer import PARQUET_MAGIC, is_sealed
+from headwater.tier.segments.seal import PARQUET_MAGIC, is_sealed
 
 
 class Kind(NamedTuple):

@@ -15,15 +15,15 @@ from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 from headwater.log.record.group import Group
 from headwater.tier.segments import SegmentIndex, read_index
 from headwater.tier.segments.columns import ID_KEY
-from headwater.tier.segments.footer import PARQUET_MAGIC
 from headwater.tier.segments.reading import decode_row_group
+from headwater.tier.segments.seal import PARQUET_MAGIC
 
 KIND: Final = "segment of the tier, Parquet"
 ROWS_SHOWN: Final = 20
 _NAME: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
 _CHECKS: Final = (
     ("ends with", "end"),
-    ("no segment of Headwater", "seal"),
+    ("not a segment of Headwater", "seal"),
     ("footer", "footer"),
     ("says of itself", "description"),
 )

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.core.errors import Refused
 from headwater.tier.errors import NotReady
-from headwater.tier.jobs import ManagedPartition
+from headwater.tier.manager import ManagedPartition
 from tests.tier.given import ORDERS, started
 from tests.tier.manager.given import ELSEWHERE, HOME, TamperedLog, start, start_all, virtual
 

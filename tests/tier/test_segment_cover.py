@@ -112,6 +112,6 @@ def test_a_cache_covers_as_its_segments_finished(
     for segment in order[: len(order) // 2]:
         cache.apply(finished(segment.segment_id.id.int))
 
-    pieces = cache.cover(ORDERS, first, LSN_MAX + 1)
+    pieces = cache.partition(ORDERS).cover(first, LSN_MAX + 1)
 
     assert shown(pieces) == shown(cover(order[: len(order) // 2], first, LSN_MAX + 1))

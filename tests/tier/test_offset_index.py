@@ -62,17 +62,17 @@ def _check_start_index(
             and (end is None or start < end)
             and values[row] >= value
         ]
-        assert list(index.reaching(value, first=first, end=end)) == found
+        assert list(index.rows_from(value, first=first, end=end)) == found
 
 
 def test_rows_with_the_same_start_may_fill_several_chunks() -> None:
     index = StartIndex(int)
     for row in range(3 * CHUNK_ROWS):
         index.add(7, row)
-    assert list(index.reaching(0, first=7, end=8)) == list(range(3 * CHUNK_ROWS))
+    assert list(index.rows_from(0, first=7, end=8)) == list(range(3 * CHUNK_ROWS))
     assert all(index.remove(7, row) for row in range(3 * CHUNK_ROWS))
     assert (len(index), index.last(), index.floor(7)) == (0, None, None)
-    assert list(index.reaching(0, first=3)) == []
+    assert list(index.rows_from(0, first=3)) == []
 
 
 def test_rows_that_come_in_order_leave_full_chunks() -> None:

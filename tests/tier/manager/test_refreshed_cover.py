@@ -9,9 +9,9 @@ from headwater.store import MemoryBackend, Store
 from headwater.testing import MemoryWal
 from headwater.tier import NotReady, TopicMetadataManager
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import LogStartRegister, ManagedPartition
+from headwater.tier.jobs import LogStartRegister
+from headwater.tier.manager import ManagedPartition, RefreshedCover
 from headwater.tier.reader import LogReader
-from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectStorage
 from tests.store.scripted import virtual
 from tests.tier.given import ORDERS
@@ -27,7 +27,7 @@ async def test_a_reader_that_heard_of_nothing_reads_what_its_log_was_pruned_of()
     leader, follower = FollowedPartition(log, ORDERS), FollowedPartition(log, ORDERS)
     reader = LogReader(storage, RefreshedCover(follower), start.first_lsn, wal)
 
-    await start.stamp(1, began_ms=1, oldest_lsn=1)
+    await start.begin_epoch(1, began_ms=1, oldest_lsn=1)
     segment = encoded([group.between(1, 15) or group])
     told = {"broker_id": 1, "event_timestamp_ms": 1, "publisher_epoch": 1}
     await leader.publish(segment.started(**told), publisher_epoch=1)
@@ -35,7 +35,7 @@ async def test_a_reader_that_heard_of_nothing_reads_what_its_log_was_pruned_of()
     await leader.publish(segment.finished(**told), publisher_epoch=1)
     await wal.prune_through(15)
 
-    assert follower.segments() == []
+    assert follower.state().segments() == []
     assert lsns([one async for one in reader.read(1, 21)]) == list(range(1, 21))
 
 
@@ -44,15 +44,14 @@ async def test_a_partition_that_nobody_follows_is_not_taken_for_one_without_segm
     manager = await TopicMetadataManager.start(InProcessEventLog(3))
     partition = ManagedPartition(manager, ORDERS)
     number = manager.metadata_partition(ORDERS)
-    for ask in (partition.segments, partition.delete_state, lambda: partition.cover(1, 9)):
-        with pytest.raises(NotReady, match="assign it") as unknown:
-            ask()
-        assert unknown.value.partition == number
+    with pytest.raises(NotReady, match="assign it") as unknown:
+        partition.state()
+    assert unknown.value.partition == number
     with pytest.raises(NotReady, match="assign it"):
         await RefreshedCover(partition)(1, 9)
     await manager.reconcile_assignment({number})
     assert await RefreshedCover(partition)(1, 9) == []
-    assert partition.delete_state() is None
+    assert partition.state().is_blank
     await manager.close()
     with pytest.raises(Refused, match="closed"):
-        partition.segments()
+        partition.state()
