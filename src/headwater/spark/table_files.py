@@ -25,7 +25,7 @@ ROW_GROUP_ROWS: Final = 1_048_576
 class FilePlan(NamedTuple):
     """How tasks write: picklable, small, and without secrets."""
 
-    place: FileRoot
+    root: FileRoot
     folder: str
     schema: bytes
     """Of a file: Arrow's, with field ids."""
@@ -105,9 +105,9 @@ class _Rolling:
         self._writer.close()
         data = self._sink.getvalue()
         self._writer, self._sink = None, None
-        place = self._plan.place
+        root = self._plan.root
         location = f"{self._plan.folder}/{runtime.new_ulid(above=self._plan.above)}.parquet"
-        portal.shared().call(place.store().put(place.key(location), memoryview(data)))
+        portal.shared().call(root.store().put(root.key(location), memoryview(data)))
         footer = pa.BufferOutputStream()
         pq.read_metadata(pa.BufferReader(data)).write_metadata_file(footer)
         return pa.RecordBatch.from_arrays(
@@ -127,7 +127,7 @@ _FIELD_ID: Final = b"PARQUET:field_id"
 class ReadPlan(NamedTuple):
     """How tasks read: picklable, small, and without secrets."""
 
-    place: FileRoot
+    root: FileRoot
     schema: bytes
     """What comes out: Arrow's, as Spark wants it."""
     field_ids: list[int]
@@ -148,7 +148,7 @@ def read_files_task(
 
 
 def _rows(plan: ReadPlan, schema: pa.Schema, location: str) -> Iterator[pa.RecordBatch]:
-    found = portal.shared().call(plan.place.store().get(plan.place.key(location)))
+    found = portal.shared().call(plan.root.store().get(plan.root.key(location)))
     file = pq.ParquetFile(pa.BufferReader(found.data))
     names = {
         int((field.metadata or {}).get(_FIELD_ID, b"-1")): field.name for field in file.schema_arrow

@@ -117,27 +117,27 @@ def write_batch_to_table(
     token = CommitToken(app or f"batch-{writer}", version, writer, app is not None, is_query)
     there = tokens.find_commit(table.metadata, token)
     if there is not None:
-        return Commit(there.snapshot_id, 0, 0, was_there=True)
-    place = target.place(table)
-    files = _written(df, table, place, columns, options.file_bytes)
+        return Commit(there.snapshot_id, 0, 0, already_committed=True)
+    root = target.file_root(table)
+    files = _written(df, table, root, columns, options.file_bytes)
     if not files:
-        return Commit(None, 0, 0, was_there=False)
+        return Commit(None, 0, 0, already_committed=False)
     keep = options.keep_snapshots
     try:
         done = commits.commit(catalog, target.table, files, token, keep_snapshots=keep)
     except (Contended, FilesRefused):
-        _discard(place, files)  # nothing of ours landed, or will
+        _discard(root, files)  # nothing of ours landed, or will
         raise
     if isinstance(done, Commit):
         return done
     # A twin was faster. Its files are in the table; ours are in no snapshot, if that is certain.
     if done.is_ours is False:
-        _discard(place, files)
-    return Commit(done.snapshot_id, 0, 0, was_there=True)
+        _discard(root, files)
+    return Commit(done.snapshot_id, 0, 0, already_committed=True)
 
 
-def _discard(place: FileRoot, files: list[WrittenFile]) -> None:
-    left = discard_files(place, files)
+def _discard(root: FileRoot, files: list[WrittenFile]) -> None:
+    left = discard_files(root, files)
     if left:
         _log.warning(
             "%d files that no snapshot names could not be removed: %s …", len(left), left[0]
@@ -192,7 +192,7 @@ def _prepared(
     unknown: CommitStateUnknownException | None = None
     for _ in range(GROW_ATTEMPTS):
         try:
-            with commits.in_doubt(name, unknown):
+            with commits.keeping_unknown(name, unknown):
                 table = _loaded(catalog, name)
                 if table is None:
                     _create(catalog, name, options, columns)
@@ -233,11 +233,11 @@ def _loaded(catalog: Catalog, name: str) -> Table | None:
 
 
 def _written(
-    df: DataFrame, table: Table, place: FileRoot, columns: pa.Schema, file_bytes: int
+    df: DataFrame, table: Table, root: FileRoot, columns: pa.Schema, file_bytes: int
 ) -> list[WrittenFile]:
     schema, order = table_columns.file_columns(table, columns)
     plan = FilePlan(
-        place=place,
+        root=root,
         folder=f"{table.location().rstrip('/')}/data",
         schema=schema.serialize().to_pybytes(),
         order=order,
@@ -267,7 +267,7 @@ def table_as_dataframe(
     arrow = schema_to_pyarrow(scan.projection(), include_field_ids=False)
     schema = spark_schema(arrow)
     plan = ReadPlan(
-        place=target.place(found),
+        root=target.file_root(found),
         schema=arrow_schema(schema).serialize().to_pybytes(),
         field_ids=[field.field_id for field in scan.projection().fields],
     )

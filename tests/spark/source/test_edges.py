@@ -170,7 +170,7 @@ def test_what_goes_while_a_read_is_planned_counts_only_if_it_was_named(
 
 def test_a_forked_child_opens_stores_of_its_own(world: World) -> None:
     assert locations.shared_store(world.url) is world.store
-    locations._begin_in_child()
+    locations._forget_in_child()
     assert locations.shared_store(world.url) is not world.store
 
 
