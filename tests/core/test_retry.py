@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headwater.core import limits, runtime
-from headwater.core.retry import Budget, RetryPolicy
+from headwater.core.retry import Budget, PollBackoff, RetryPolicy
 from headwater.core.runtime import Runtime
 
 T = TypeVar("T")
@@ -150,3 +150,11 @@ def test_the_bounds_are_the_named_limits_unless_told() -> None:
     assert policy.deadline_s == limits.DEADLINE_S
     assert policy.attempt_timeout_s == limits.ATTEMPT_TIMEOUT_S
     assert policy.cap_s == limits.BACKOFF_CAP_S
+
+
+def test_polls_that_find_nothing_wait_twice_as_long_up_to_the_cap() -> None:
+    polls = PollBackoff(0.1, 0.5)
+
+    assert [polls.next_s() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    polls.reset()
+    assert [polls.next_s(), polls.next_s()] == [0.1, 0.2]
