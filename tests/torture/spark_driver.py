@@ -51,7 +51,7 @@ def held_of(offset: Offset) -> dict[Held, int]:
     """The LSN that comes next in each partition."""
     return {
         Held(part.stream, offset.ids[part.stream], part.partition): place.lsn
-        for part, place in offset.places.items()
+        for part, place in offset.positions.items()
     }
 
 
@@ -111,7 +111,7 @@ class Driver:
             # What lies before is done: an owner that opens acknowledges it.
             self.world.commits(self.options.group_id, held_of(await self._start_of(number)))
         if self._is_41:
-            found = await self._source.latest_unasked()
+            found = await self._source.latest_without_start()
         else:
             assert start is not None
             found = await self._source.latest(start, self._limits())
@@ -188,10 +188,10 @@ class Driver:
         return kept.lsn if kept is not None and kept.lsn is not None else 1
 
     async def _commit(self, end: Offset) -> None:
-        places = held_of(end)
-        self.world.commits(self.options.group_id, places)
+        positions = held_of(end)
+        self.world.commits(self.options.group_id, positions)
         await self._source.commit(end)
-        self.world.committed(self.options.group_id, places, self.notes.delivered)
+        self.world.committed(self.options.group_id, positions, self.notes.delivered)
 
     async def _execute(self, number: int) -> None:
         end = Offset.from_json(json.loads(self._offsets[number]))

@@ -1,4 +1,4 @@
-"""What a stream reader says when records or places are gone or do not fit."""
+"""What a stream reader says when records or positions are gone or do not fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
 from headwater.spark.source.slices import Limits
 from tests.spark.source.asked import ALL, next_rows, rows_between
-from tests.spark.source.engine import Checkpoint, Engine, places
+from tests.spark.source.engine import Checkpoint, Engine, positions
 from tests.spark.source.given import Standing, World, rows_of, wait
 
 
@@ -61,7 +61,7 @@ def test_data_loss_warns_where_that_is_asked(
     _behind(world)
     reader = world.stream_reader(groupId="audit", failOnDataLoss="false")
     rows, end = next_rows(reader, reader.initialOffset())
-    assert (rows, places(end)[0][0]) == ([b"3"], 5)
+    assert (rows, positions(end)[0][0]) == ([b"3"], 5)
     assert next_rows(reader, end)[0] == []
     assert "data loss. Wanted from offset 1" in caplog.text
 

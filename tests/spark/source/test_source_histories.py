@@ -29,7 +29,7 @@ def one_token_for_all(self: CheckpointGuard) -> str:
 
 def counts_no_step(self: Offset) -> Offset:
     """A micro-batch without rows is not counted."""
-    return Offset(self.places, self.ids, True, self.query, self.step)
+    return Offset(self.positions, self.ids, True, self.query, self.step)
 
 
 async def begins_anew(self: GroupRegister, place: QueuePosition, **_: Any) -> GroupPosition:
@@ -37,7 +37,7 @@ async def begins_anew(self: GroupRegister, place: QueuePosition, **_: Any) -> Gr
     return GroupPosition(place.sequence, 0, place.lsn)
 
 
-honest_place = BufferFeed.place_of
+honest_place = BufferFeed.position_of
 
 
 async def forgets_the_beginning(self: BufferFeed, group: str) -> QueuePosition | None:
@@ -80,10 +80,10 @@ def counts_what_is_unclaimed(
 
 BUGS: dict[str, tuple[Replacement, ...]] = {
     "plan-without-owner": ((CheckpointGuard, "token", one_token_for_all),),
-    "rowless-copy": ((Offset, "marked", counts_no_step),),
+    "rowless-copy": ((Offset, "closed_next", counts_no_step),),
     "latest-twice": (
         (GroupRegister, "begin", begins_anew),
-        (BufferFeed, "place_of", forgets_the_beginning),
+        (BufferFeed, "position_of", forgets_the_beginning),
     ),
     "start-after-end": (
         (MicroBatches, "_check_order", accepts),

@@ -108,7 +108,7 @@ class RowBuilder:
         for field in self._schema:
             name = self._carried_as(field.name)
             if name is None:
-                column = self._placed(field.name.removeprefix(self._mark), pieces, rows)
+                column = self._derived_column(field.name.removeprefix(self._mark), pieces, rows)
             else:
                 assert carried is not None
                 column = carried.column(name)
@@ -136,7 +136,7 @@ class RowBuilder:
             return f"_{plain}"
         return None
 
-    def _placed(self, plain: str, pieces: Sequence[BatchSlice], rows: int) -> pa.Array:
+    def _derived_column(self, plain: str, pieces: Sequence[BatchSlice], rows: int) -> pa.Array:
         if plain == "topic":
             return pa.repeat(pa.scalar(self._stream), rows)
         if plain == "partition":

@@ -25,7 +25,7 @@ from headwater.spark.source.bounds import data_loss_before
 from headwater.spark.source.checkpoint import gather_limited
 from headwater.spark.source.executor import SliceReader
 from headwater.spark.source.feed import BufferFeed, Feed, PendingBatches
-from headwater.spark.source.micro_batches import MicroBatches, pack
+from headwater.spark.source.micro_batches import MicroBatches, to_tasks
 from headwater.spark.source.offset import Offset
 from headwater.spark.source.slices import Limits, Slice, SlicePartition
 from headwater.spark.source.streams import SourceSchema, parts_of, subscribed_streams
@@ -67,14 +67,14 @@ async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
     streams = await subscribed_streams(store, options)
     feeds = [BufferFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
     parts = [feed.part for feed in feeds]
-    bounds.check_named(options, parts)
+    bounds.check_partitions_named(options, parts)
     found = await gather_limited(_slices(feed, options) for feed in feeds)
-    return pack(zip(feeds, found, strict=True), options)
+    return to_tasks(zip(feeds, found, strict=True), options)
 
 
 async def _slices(feed: Feed, options: ReadOptions) -> list[Slice]:
-    start = await bounds.starting_place(feed, options, EARLIEST)
-    end = await bounds.ending_place(feed, options)
+    start = await bounds.starting_position(feed, options, EARLIEST)
+    end = await bounds.ending_position(feed, options)
     if start >= end:
         if start > end and isinstance(options.starting_offsets, Mapping):
             raise Refused(
@@ -82,7 +82,7 @@ async def _slices(feed: Feed, options: ReadOptions) -> list[Slice]:
             )
         return []
     try:
-        return await PendingBatches(feed, start).all_until(end)
+        return await PendingBatches(feed, start).fetch_until(end)
     except Trimmed as trimmed:
         oldest = (await feed.bounds()).oldest
         # Whoever asked for whatever is retained gets that; whoever named records is told.
@@ -91,7 +91,7 @@ async def _slices(feed: Feed, options: ReadOptions) -> list[Slice]:
             if options.fail_on_data_loss:
                 raise loss from trimmed
             LOG.warning("%s", loss)
-        return await PendingBatches(feed, oldest).all_until(end)
+        return await PendingBatches(feed, oldest).fetch_until(end)
 
 
 class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -131,7 +131,7 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
     ) -> dict[str, Any]:
         """The end of the next micro-batch. Spark 4.1 does not say where it begins."""
         if start is None:
-            return portal.shared().call(self._batches().latest_unasked()).to_json()
+            return portal.shared().call(self._batches().latest_without_start()).to_json()
         return self._latest(Offset.from_json(start), limit).to_json()
 
     @plain_errors

@@ -39,14 +39,18 @@ async def named_stream(store: Store, name: str, *, writing: bool = False) -> Str
         ) from error
 
 
-PLACED: Final[dict[str, pa.DataType]] = {
+POSITION_COLUMNS: Final[dict[str, pa.DataType]] = {
     "topic": pa.string(),
     "partition": pa.int32(),
     "offset": pa.int64(),
     "timestamp": pa.timestamp("us", "UTC"),
     "timestampType": pa.int32(),
 }
-KAFKA: Final[dict[str, pa.DataType]] = {"key": pa.binary(), "value": pa.binary(), **PLACED}
+KAFKA: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    **POSITION_COLUMNS,
+}
 EXTRA: Final[dict[str, pa.DataType]] = {
     "headers": HEADERS_TYPE,
     "ingestionTimestamp": pa.timestamp("us", "UTC"),
@@ -82,7 +86,7 @@ class SourceSchema(msgspec.Struct, frozen=True):
 
     def _offered(self, options: ReadOptions) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is shown without being named, and what may be named."""
-        placed = {"key": pa.binary(), **PLACED} if self.typed else KAFKA
+        placed = {"key": pa.binary(), **POSITION_COLUMNS} if self.typed else KAFKA
         mark = "_" if self.typed else ""
         shown = dict(self.typed) | {f"{mark}{name}": kind for name, kind in placed.items()}
         extra = {f"{mark}{name}": kind for name, kind in EXTRA.items()}
