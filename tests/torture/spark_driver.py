@@ -228,8 +228,8 @@ class Driver:
         found: list[tuple[int, int]] = []
         mark, column = ("_", "n") if self.world.typed else ("", "value")
         try:
-            while pieces := await reading.next_pieces():
-                for batch in rows.of(pieces):
+            while pieces := await reading.next_slices():
+                for batch in rows.build(pieces):
                     lsns = batch.column(f"{mark}offset").to_pylist()
                     values = [int(value) for value in batch.column(column).to_pylist()]
                     found += zip(lsns, values, strict=True)

@@ -176,4 +176,4 @@ def test_a_batch_that_is_missing_fails_or_is_passed_over(
         world.read()
     assert "onBadBatch" in failed.value.__notes__[0]
     assert values_of(world.read(onBadBatch="skip")) == [b"b"]
-    assert "passed over as asked" in caplog.text
+    assert "skipped, as onBadBatch says" in caplog.text

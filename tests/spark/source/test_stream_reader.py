@@ -85,7 +85,7 @@ def test_without_being_asked_a_query_begins_with_what_comes_next(world: World) -
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ('{"orders": {"0": 1}}', "says nothing of stream 'orders', partition 1"),
+        ('{"orders": {"0": 1}}', "does not name stream 'orders', partition 1"),
         ('{"orders": {"0": 1, "1": 1, "2": 1}}', "partition 2, which is not read here"),
         ('{"orders": {"0": 1, "1": 1}, "bills": {"0": 1}}', "'bills', partition 0, which is not"),
         ('{"orders": {"0": 9, "1": 1}}', "offset 9 lies ahead; the next record will be 2"),

@@ -75,7 +75,9 @@ def test_each_partition_may_have_a_time_of_its_own(world: World) -> None:
         b"a2",
         b"b2",
     ]
-    with pytest.raises(Refused, match=r"ByTimestamp says nothing of .* partition 1: name all$"):
+    with pytest.raises(
+        Refused, match=r"ByTimestamp does not name .* partition 1: name all partitions$"
+    ):
         world.read(startingOffsetsByTimestamp='{"orders": {"0": 1}}')
     with pytest.raises(Refused, match="partition 2, which is not read"):
         world.read(endingOffsetsByTimestamp='{"orders": {"0": 1, "1": 1, "2": 1}}')

@@ -148,6 +148,6 @@ def beyond_the_end(
 
 def _cure(url: str, stream: str) -> str:
     return (
-        "To continue with what is left: failOnDataLoss=false. To keep records for longer: headwater "
-        f"stream alter {shlex.quote(url)} {stream} --set retention=30d"
+        "To continue with what is left: failOnDataLoss=false. To keep records for longer: "
+        f"headwater stream alter {shlex.quote(url)} {stream} --set retention=30d"
     )

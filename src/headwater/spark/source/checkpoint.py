@@ -218,8 +218,8 @@ class CheckpointGuard:
         except OtherQuery as error:
             raise Fenced(
                 f"{feed.part}: another query of group {self._group!r} has gone on from offset "
-                f"{position.lsn:,} while this one was starting, and nothing was read. Start it again "
-                "to continue from there; if both are to run, give one a groupId of its own"
+                f"{position.lsn:,} while this one was starting, and nothing was read. Start it "
+                "again to continue from there; if both are to run, give one a groupId of its own"
             ) from error
 
     async def check(self, offset: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
