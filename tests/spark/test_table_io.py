@@ -97,7 +97,7 @@ def test_files_that_cannot_be_removed_are_named(
     monkeypatch.setattr("headwater.store.store.Store.delete", refuse)
     with pytest.raises(Contended):
         write(monkeypatch, warehouse.catalog(), Frame(1))
-    assert "1 files that no snapshot names could not be removed" in caplog.text
+    assert "1 files that are in no snapshot could not be deleted" in caplog.text
 
 
 def test_files_of_a_commit_that_may_have_landed_are_kept(
@@ -157,7 +157,7 @@ def test_columns_that_others_always_change_first_are_given_up(
         raise CommitFailedException("another commit came first")
 
     made(warehouse.catalog())
-    monkeypatch.setattr(table_columns, "grow", refuse)
+    monkeypatch.setattr(table_columns, "add_columns", refuse)
     with pytest.raises(Contended, match="columns could not be changed"):
         write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
 
@@ -173,7 +173,7 @@ def test_a_change_of_columns_that_may_have_landed_is_not_called_failed(
         raise CommitStateUnknownException("no answer")
 
     made(warehouse.catalog())
-    monkeypatch.setattr(table_columns, "grow", unknown)
+    monkeypatch.setattr(table_columns, "add_columns", unknown)
     with pytest.raises(OutcomeUnknown, match="no answer; then: no route"):
         write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
 

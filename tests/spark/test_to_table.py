@@ -158,8 +158,8 @@ def test_another_type_is_refused_before_anything_is_written(
         ("SELECT parse_json('1') AS y", r"column y is variant.*to_json\(y\)"),
         ("SELECT array(struct(parse_json('1') AS v)) AS y", r"column y\.element\.v is variant"),
         ("SELECT 1 AS x, null AS y", "column y has no type, only nulls: cast it"),
-        ("SELECT 1 AS y, 2 AS y", "columns y, y: Spark takes these names for one"),
-        ("SELECT 1 AS y, 2 AS Y", "columns y, Y: Spark takes these names for one"),
+        ("SELECT 1 AS y, 2 AS y", "columns y, y: Spark treats these names as equal"),
+        ("SELECT 1 AS y, 2 AS Y", "columns y, Y: Spark treats these names as equal"),
         ("SELECT named_struct('a', 1, 'A', 2) AS y", r"columns y\.a, y\.A: Spark takes"),
         ("SELECT 1 AS `a.b`", r"column a\.b: a name in a table has no dot.*'a_b'"),
     ],
@@ -268,7 +268,7 @@ def test_what_cannot_work_is_refused(
 
 def test_a_stream_has_its_own_numbers(spark: SparkSession, warehouse: str) -> None:
     stream = spark.readStream.format("rate").load()
-    with pytest.raises(Refused, match="which its checkpoint keeps"):
+    with pytest.raises(Refused, match="which its checkpoint stores"):
         to_table(stream, TABLE, warehouse=warehouse, txn_app_id="a")
 
 
@@ -353,7 +353,7 @@ def test_without_its_token_the_replay_would_be_written_twice(
     run(spark, tmp_path, warehouse)
     for note in (tmp_path / "checkpoint" / "commits").glob("*0*"):
         note.unlink()
-    monkeypatch.setattr("headwater.table.commit.find", lambda *_: None)
+    monkeypatch.setattr("headwater.table.commit.find_commit", lambda *_: None)
     run(spark, tmp_path, warehouse)
     assert ids(warehouse) == [1, 1]
 

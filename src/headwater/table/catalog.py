@@ -15,6 +15,14 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
+try:
+    from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
+except ModuleNotFoundError as error:
+    # The first import of pyiceberg when headwater.table is imported.
+    raise ModuleNotFoundError(
+        f"Iceberg tables need pyiceberg ({error}): pip install 'pyiceberg>=0.12,<0.13'",
+        name=error.name,
+    ) from error
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
@@ -50,15 +58,6 @@ from headwater.store import Store
 from headwater.store.locations import FileRoot
 from headwater.table.file_io import StoreFileIO
 from headwater.table.pointers import NameWasUsed, Pointers
-
-try:
-    from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
-except ModuleNotFoundError as error:
-    # The first import of pyiceberg wherever headwater.table is imported.
-    raise ModuleNotFoundError(
-        f"Iceberg tables need pyiceberg ({error}): pip install 'pyiceberg>=0.12,<0.13'",
-        name=error.name,
-    ) from error
 
 _log: Final = logging.getLogger("headwater")
 

@@ -219,7 +219,7 @@ def test_a_start_after_the_end_is_refused_with_the_cause(world: World) -> None:
                 "step": 1,
                 "streams": {"orders": {"id": "x", "partitions": {}}},
             },
-            "deleted and made again",
+            "deleted and created again",
         ),
     ],
 )

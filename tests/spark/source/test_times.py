@@ -100,7 +100,7 @@ def test_ingestion_is_a_column_and_a_position_of_its_own(world: World) -> None:
     assert table.column("timestamp").cast(pa.int64()).to_pylist() == [100_000, 50_000]
     named = world.read(columns="ingestionTimestamp,offset")
     assert named.column("ingestionTimestamp").cast(pa.int64()).to_pylist() == ingested
-    with pytest.raises(Refused, match="go by different times"):
+    with pytest.raises(Refused, match="use different times"):
         world.read(startingTimestamp="1", startingIngestionTimestamp="1")
 
 

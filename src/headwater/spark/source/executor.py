@@ -274,8 +274,8 @@ class SliceReader:
     def __init__(
         self, options: ReadOptions, schema: StructType, source_schema: SourceSchema | None
     ) -> None:
-        """`source_schema` is None if the user gave a schema. Whether rows are typed is then taken from the
-        stream, or from the names of the columns if the stream has no records yet."""
+        """`source_schema` is None if the user gave a schema. The stream then says whether rows are
+        typed, or the names of the columns if the stream has no records yet."""
         self._options = options
         self._schema = schema
         self._is_typed = None if source_schema is None else bool(source_schema.typed)
