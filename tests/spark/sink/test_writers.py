@@ -80,7 +80,7 @@ def test_a_query_that_moves_between_processes_leaves_one_copy_of_each_micro_batc
     here: dict[Any, Any] = {}
     there: dict[Any, Any] = {}
     for number, process in enumerate((here, there, here, here, there, there, here)):
-        monkeypatch.setattr(writers, "_kept", process)
+        monkeypatch.setattr(writers, "_open_appendings", process)
         messages = sink.micro_batch(number, values(f"{number}a"), values(f"{number}b"))
         sink.stream_writer(values("a").schema).commit(messages, number)
         sink.stream_writer(values("a").schema).commit(messages, number)
