@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headwater.core import runtime
 from headwater.core.errors import Bug, Contended, NotSupported, OutcomeUnknown, Refused
 from headwater.spark import table_columns
-from headwater.spark.errors import sentence_first
+from headwater.spark.errors import message_first
 from headwater.spark.table_files import (
     WRITTEN_FILE_COLUMNS,
     FilePlan,
@@ -155,7 +155,7 @@ def start_query(
     _check_query(df, target, options)
     query_id = QueryId(checkpoint_location, is_remote=_is_remote(df))
 
-    @sentence_first
+    @message_first
     def write_batch(batch: DataFrame, batch_id: int) -> None:
         write_batch_to_table(batch, target, options, query_id.of(batch), batch_id, is_query=True)
 

@@ -37,7 +37,7 @@ def test_every_column_of_kafkas_sink_is_taken(sink: World) -> None:
     sink.write(table)
     assert sink.rows(2) == [
         {
-            "_appending_key": b"k",
+            "_key": b"k",
             "_value": b"text",
             "_headers": [{"key": "h", "value": b"1"}],
             "_timestamp": NOON,
@@ -63,7 +63,7 @@ def test_typed_columns_keep_their_types_and_reserved_ones_stand_beside(sink: Wor
         {
             "id": pa.array([1, 2], pa.int64()),
             "amount": pa.array([None, 2.5], pa.float64()),
-            "_appending_key": pa.array([b"a", b"b"], pa.binary()),
+            "_key": pa.array([b"a", b"b"], pa.binary()),
             "_partition": pa.array([1, 1], pa.int32()),
             "_operation": pa.array(["delete", None], pa.string()),
             "_timestamp": pa.array([NOON, None], US),
@@ -78,12 +78,7 @@ def test_typed_columns_keep_their_types_and_reserved_ones_stand_beside(sink: Wor
     )
     sink.write(table)
     first, second = sink.rows(1)
-    assert (first["id"], first["amount"], first["_appending_key"], first["_operation"]) == (
-        1,
-        None,
-        b"a",
-        2,
-    )
+    assert (first["id"], first["amount"], first["_key"], first["_operation"]) == (1, None, b"a", 2)
     assert (first["_timestamp"], first["_collection"], first["_kind"]) == (NOON, "c", "k")
     assert (first["_rid"], second["_operation"], second["amount"]) == (5, 0, 2.5)
     assert not {"_topic", "_offset", "_timestampType", "_metadata", "_partition"} & first.keys()

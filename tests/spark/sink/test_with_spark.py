@@ -95,7 +95,7 @@ def test_typed_columns_are_written_and_read_back_as_they_were(
         F.timestamp_seconds(F.col("id")).alias("at"),
         F.expr("date_add(DATE'2026-01-01', int(id))").alias("day"),
         F.create_map(F.lit("k"), F.col("id")).alias("more"),
-        F.col("id").cast("string").cast("binary").alias("_appending_key"),
+        F.col("id").cast("string").cast("binary").alias("_key"),
     )
     save(rows, root)
     back = spark.read.format("headwater").option("subscribe", "orders").load(root.url)
