@@ -21,7 +21,7 @@ from headwater.spark import versions
 from headwater.table.reference import load
 from tests.project.test_docs import FENCE
 from tests.spark.source.engine import positions
-from tests.spark.source.given import World
+from tests.spark.source.source_world import World
 
 SHELL = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WITH_LIMITS = pytest.mark.skipif(

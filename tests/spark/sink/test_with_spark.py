@@ -21,7 +21,7 @@ from headwater.buffer.transaction import CommitAttempt
 from headwater.buffer.transaction.holds import holds_register, read_holds
 from headwater.store.locations import shared_store
 from tests.spark.sink import killed_query
-from tests.spark.sink.given import wait
+from tests.spark.sink.sink_world import wait
 
 ROWS = 5000
 

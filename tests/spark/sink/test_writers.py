@@ -18,7 +18,7 @@ from headwater.core.errors import Bug, NotFound, Refused
 from headwater.core.runtime import RealRuntime
 from headwater.spark.data_source import HeadwaterDataSource
 from headwater.spark.sink import writers
-from tests.spark.sink.given import World, values, wait
+from tests.spark.sink.sink_world import World, values, wait
 
 
 class Late(RealRuntime):

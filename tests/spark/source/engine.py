@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from headwater.spark.source import StreamReader
-from tests.spark.source.given import rows_of, values_of
+from tests.spark.source.source_world import rows_of, values_of
 
 POINTS: Final = ("planned", "acknowledged", "read", "sunk", "done")
 """After which steps the driver may be killed."""

@@ -11,7 +11,7 @@ from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError, Refused, Trimmed
 from headwater.spark.source.slices import SlicePartition
-from tests.spark.source.given import World, rows_of, values_of, wait
+from tests.spark.source.source_world import World, rows_of, values_of, wait
 
 
 def _filled(world: World) -> World:

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Refused
-from tests.spark.source.given import World, rows_of, wait
+from tests.spark.source.source_world import World, rows_of, wait
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 POSITION_COLUMNS = ["topic", "partition", "offset", "timestamp", "timestampType"]

@@ -17,7 +17,7 @@ from headwater.spark.source.feed import QueueOwner
 from headwater.spark.source.offset import StreamPartition
 from headwater.store import locations
 from tests.spark.source.engine import Checkpoint, Engine, positions
-from tests.spark.source.given import Standing, World, rows_of, values_of, wait
+from tests.spark.source.source_world import Standing, World, rows_of, values_of, wait
 
 LIMITS: Any = pytest.importorskip("pyspark.sql.streaming.datasource")
 ALL = LIMITS.ReadAllAvailable()

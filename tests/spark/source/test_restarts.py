@@ -17,7 +17,7 @@ from headwater.core.errors import HeadwaterError
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
 from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed, positions
-from tests.spark.source.given import World, wait
+from tests.spark.source.source_world import World, wait
 from tests.torture.spark_scenarios import RESTARTS
 
 VALUES = [f"{number:03d}".encode() for number in range(40)]

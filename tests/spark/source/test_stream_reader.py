@@ -10,9 +10,9 @@ import pytest
 from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Refused
-from tests.spark.source.asked import ALL, LIMITS, first_rows, next_rows, rows_between
 from tests.spark.source.engine import Checkpoint, Engine, positions
-from tests.spark.source.given import Standing, World, rows_of, values_of, wait
+from tests.spark.source.micro_batch_rows import ALL, LIMITS, first_rows, next_rows, rows_between
+from tests.spark.source.source_world import Standing, World, rows_of, values_of, wait
 
 # Where a query begins
 

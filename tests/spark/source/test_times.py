@@ -13,9 +13,9 @@ import pytest
 
 from headwater.buffer.consumer import UnreadableBatch
 from headwater.core.errors import Refused
-from tests.spark.source.asked import next_rows
 from tests.spark.source.engine import positions
-from tests.spark.source.given import World, values_of, wait
+from tests.spark.source.micro_batch_rows import next_rows
+from tests.spark.source.source_world import World, values_of, wait
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = {"startingOffsetsByTimestampStrategy": "latest"}

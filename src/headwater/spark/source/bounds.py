@@ -14,7 +14,7 @@ from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed
 from headwater.spark.options import ReadOptions, TimeBound
 from headwater.spark.options.values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
-from headwater.spark.source.feed import Bounds, Feed
+from headwater.spark.source.feed import Bounds, PartitionFeed
 from headwater.spark.source.offset import StreamPartition
 
 LOG: Final = logging.getLogger("headwater.spark")
@@ -47,7 +47,9 @@ def _check_partitions(name: str, offsets: Any, parts: Iterable[StreamPartition])
         raise Refused(f"{name} names {other}, which is not read here")
 
 
-async def starting_position(feed: Feed, options: ReadOptions, default: str) -> QueuePosition:
+async def starting_position(
+    feed: PartitionFeed, options: ReadOptions, default: str
+) -> QueuePosition:
     """Where a new read begins."""
     bounds = await feed.bounds()
     if options.starting_time is not None:
@@ -67,7 +69,7 @@ async def starting_position(feed: Feed, options: ReadOptions, default: str) -> Q
         return bounds.oldest
 
 
-async def ending_position(feed: Feed, options: ReadOptions) -> QueuePosition:
+async def ending_position(feed: PartitionFeed, options: ReadOptions) -> QueuePosition:
     """Where a batch read ends."""
     bounds = await feed.bounds()
     if options.ending_time is not None:
@@ -79,7 +81,9 @@ async def ending_position(feed: Feed, options: ReadOptions) -> QueuePosition:
         return bounds.oldest  # all wanted records are gone; `starting_position` raises or warns
 
 
-async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> QueuePosition | None:
+async def _at_time(
+    feed: PartitionFeed, bound: TimeBound, options: ReadOptions
+) -> QueuePosition | None:
     try:
         return await feed.at_time(bound.of(*feed.part), bound.by)
     except UnreadableBatch as error:
@@ -89,7 +93,7 @@ async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> QueueP
         return QueuePosition(error.descriptor.sequence, error.descriptor.first_lsn)
 
 
-def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
+def _nothing_so_late(feed: PartitionFeed, bound: TimeBound) -> Refused:
     late = "was ingested" if bound.by == "ingestion" else "has a timestamp"
     return Refused(
         f"{bound.option}: no retained record of {feed.part} {late} at "
@@ -98,7 +102,7 @@ def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
     )
 
 
-async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> QueuePosition:
+async def _place(feed: PartitionFeed, bounds: Bounds, offsets: Any) -> QueuePosition:
     if offsets == EARLIEST:
         return bounds.oldest
     if offsets == LATEST:

@@ -24,7 +24,7 @@ from headwater.buffer.consumer import QueuePosition, TakenOver
 from headwater.buffer.consumer.group import OtherQuery, QueryStep
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Trimmed
-from headwater.spark.source.feed import Feed, PositionClaim
+from headwater.spark.source.feed import PartitionFeed, PositionClaim
 from headwater.spark.source.offset import Offset, StreamPartition
 
 CONCURRENT_REQUESTS_MAX: Final = 16
@@ -45,13 +45,16 @@ class Membership:
         return self._owns.get(stream, False)
 
     async def join(
-        self, feeds: Iterable[Feed], start: Mapping[StreamPartition, QueuePosition], query: str
+        self,
+        feeds: Iterable[PartitionFeed],
+        start: Mapping[StreamPartition, QueuePosition],
+        query: str,
     ) -> None:
         """Own or follow what was not joined before.
 
         `OtherQuery` if the group goes on with another checkpoint than that of this query.
         """
-        by_stream: dict[str, list[Feed]] = {}
+        by_stream: dict[str, list[PartitionFeed]] = {}
         for feed in feeds:
             if feed.part not in self._joined:
                 by_stream.setdefault(feed.part.stream, []).append(feed)
@@ -62,7 +65,7 @@ class Membership:
                 self._owns[stream] = await self._own(several, start, query)
             self._joined |= {feed.part for feed in several}
 
-    async def check(self, feeds: Iterable[Feed]) -> None:
+    async def check(self, feeds: Iterable[PartitionFeed]) -> None:
         """Raise `Fenced` if the ownership is gone, and say what to do."""
         try:
             await gather_limited(feed.check() for feed in feeds if self.owns(feed.part.stream))
@@ -70,7 +73,7 @@ class Membership:
             raise self._with_advice(error) from error
 
     async def commit(
-        self, feed: Feed, position: QueuePosition, *, query: str, step: QueryStep
+        self, feed: PartitionFeed, position: QueuePosition, *, query: str, step: QueryStep
     ) -> None:
         """Acknowledge, or keep the position."""
         try:
@@ -78,7 +81,7 @@ class Membership:
         except Fenced as error:
             raise self._with_advice(error) from error
 
-    async def _may_own(self, feeds: list[Feed]) -> bool:
+    async def _may_own(self, feeds: list[PartitionFeed]) -> bool:
         owners = await gather_limited(feed.owner() for feed in feeds)
         others = sorted({owner.group for owner in owners} - {"", self._group})
         if not others or self._take_over:
@@ -92,7 +95,7 @@ class Membership:
         return False
 
     async def _own(
-        self, feeds: list[Feed], start: Mapping[StreamPartition, QueuePosition], query: str
+        self, feeds: list[PartitionFeed], start: Mapping[StreamPartition, QueuePosition], query: str
     ) -> bool:
         """Open the consumers: the first one alone, because it decides between two that race."""
         first, *rest = sorted(feeds, key=lambda feed: feed.part)
@@ -106,7 +109,7 @@ class Membership:
         await gather_limited(self._own_one(feed, start[feed.part], query) for feed in rest)
         return True
 
-    async def _own_one(self, feed: Feed, start: QueuePosition, query: str) -> None:
+    async def _own_one(self, feed: PartitionFeed, start: QueuePosition, query: str) -> None:
         try:
             await feed.own(self._group, start, query=query, take_over=self._take_over)
         except OtherQuery:
@@ -115,7 +118,7 @@ class Membership:
             # Another one was opened; or it acknowledged what follows the start, which has expired.
             raise self._lost_race(feed) from error
 
-    def _lost_race(self, feed: Feed) -> Fenced:
+    def _lost_race(self, feed: PartitionFeed) -> Fenced:
         return Fenced(
             f"{feed.part}: another query opened the consumer at the same moment. Start this "
             "query again, unless both are of one group: then stop one of them"
@@ -185,7 +188,7 @@ class CheckpointGuard:
             self._own = runtime.new_token().hex()
         return self._own
 
-    async def stored(self, feeds: Mapping[StreamPartition, Feed]) -> PositionClaim:
+    async def stored(self, feeds: Mapping[StreamPartition, PartitionFeed]) -> PositionClaim:
         """The newest checkpoint and its last micro-batch; this process's own if there is none.
 
         For Spark 4.1, which does not say where a micro-batch begins, so that the group's position
@@ -199,7 +202,7 @@ class CheckpointGuard:
         step = max(one.step for one in claims.values() if one.query == first)
         return PositionClaim(first, step if step.number else BEFORE_ALL)
 
-    async def enter(self, start: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
+    async def enter(self, start: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
         """Before the first micro-batch: claim a new checkpoint, check an old one."""
         if start.query == self._entered:
             return
@@ -210,7 +213,7 @@ class CheckpointGuard:
         await gather_limited(self.claim(feeds[part], start) for part in sorted(here))
         self._entered = start.query
 
-    async def claim(self, feed: Feed, offset: Offset) -> None:
+    async def claim(self, feed: PartitionFeed, offset: Offset) -> None:
         """Claim a partition that is new to the checkpoint, at its position in this offset."""
         position = offset.positions[feed.part]
         try:
@@ -222,13 +225,15 @@ class CheckpointGuard:
                 "again to continue from there; if both are to run, give one a groupId of its own"
             ) from error
 
-    async def check(self, offset: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
+    async def check(self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
         """Refuse the offset of another checkpoint, or of an older copy of this one, once."""
         if offset.query != self._entered:
             await self.check_again(offset, feeds)
             self._entered = offset.query
 
-    async def check_again(self, offset: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
+    async def check_again(
+        self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]
+    ) -> None:
         """As `check`, but every time: another query may have started meanwhile."""
         claims = await self._claims(feeds)
         for part, claim in claims.items():
@@ -263,7 +268,7 @@ class CheckpointGuard:
                 raise self._streams_gone(start, end)
             raise Refused(self._claimed_by_another(min(end.positions, default=None)))
 
-    async def count(self, end: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
+    async def count(self, end: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
         """Count a micro-batch that is in the checkpoint and about to be read."""
         counting_part = self.counting_part(end, feeds)
         if counting_part is None or (end.query, end.step) == self._counted:
@@ -277,7 +282,7 @@ class CheckpointGuard:
         self.note_count(end)
 
     def counting_part(
-        self, offset: Offset, feeds: Mapping[StreamPartition, Feed]
+        self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]
     ) -> StreamPartition | None:
         """The partition that counts the micro-batches: the first one of the offset."""
         return min((part for part in offset.positions if part in feeds), default=None)
@@ -291,7 +296,7 @@ class CheckpointGuard:
         return Fenced(self._claimed_by_another(part))
 
     async def _claims(
-        self, feeds: Mapping[StreamPartition, Feed]
+        self, feeds: Mapping[StreamPartition, PartitionFeed]
     ) -> dict[StreamPartition, PositionClaim]:
         found = await gather_limited(feed.claim_of(self._group) for feed in feeds.values())
         return dict(zip(feeds, found, strict=True))

@@ -1,6 +1,6 @@
 """One partition as a query sees it: its bounds, its batches, and the position of a group.
 
-`BufferFeed` reads them from the queue and the group registers of the buffer. `PendingBatches` holds
+`PartitionFeed` gets them from the queue and the group registers of the buffer. `PendingBatches` has
 the batches that a query has listed and not read yet.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from headwater.buffer.consumer import (
     GroupRegister,
@@ -53,82 +53,12 @@ class PositionClaim(NamedTuple):
     """The last micro-batch that the query planned, if this partition counts them."""
 
 
-class Feed(Protocol):
-    """One partition of one stream."""
-
-    part: StreamPartition
-    stream_id: str
-    origin: bytes
-    """What executors need to read its slices."""
-
-    async def bounds(self) -> Bounds:
-        """What is retained."""
-
-    async def at_lsn(self, lsn: int) -> QueuePosition:
-        """The position before a retained record, or after the last one."""
-
-    async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
-        """The position before the first record at or after a time; None if there is none."""
-
-    async def list_batches(self, sequence: int, limit: int) -> list[Slice]:
-        """List up to `limit` batches from a sequence on; fewer at the end of the queue.
-
-        `Trimmed` if the first one is no longer retained.
-        """
-
-    async def owner(self) -> QueueOwner:
-        """The owner of the partition. Opens no consumer."""
-
-    async def position_of(self, group: str) -> QueuePosition | None:
-        """The position of a group; None if the group is not known."""
-
-    @property
-    def key(self) -> str:
-        """A name that no other partition has, not even of a later stream of the same name."""
-
-    async def begin(
-        self,
-        group: str,
-        position: QueuePosition,
-        *,
-        together: Mapping[str, QueuePosition] | None = None,
-    ) -> QueuePosition:
-        """Record that a group begins here, unless it has begun; returns where it did.
-
-        `together`: where it begins in all partitions, by their keys.
-        """
-
-    async def starting_positions(self, group: str) -> Mapping[str, QueuePosition]:
-        """Where a group began in all partitions, as recorded in this one."""
-
-    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
-        """Become the owner; everything before `start` is processed."""
-
-    async def check(self) -> None:
-        """Raise `Fenced` if this was the owner and is not any more."""
-
-    async def claim_of(self, group: str) -> PositionClaim:
-        """The query that holds the group's position."""
-
-    async def claim(self, group: str, position: QueuePosition, query: str) -> None:
-        """Claim the group's position for a query; `OtherQuery` if it has moved on."""
-
-    async def count(self, group: str, query: str, step: QueryStep) -> None:
-        """Record that the query has planned so many micro-batches and is about to read the last."""
-
-    async def commit(
-        self, group: str, position: QueuePosition, *, query: str, step: QueryStep
-    ) -> None:
-        """Record that everything before this position is processed."""
-
-
-class BufferFeed:
-    """One partition of a stream in the buffer."""
+class PartitionFeed:
+    """One partition of a stream, read from the buffer's queue and group registers."""
 
     def __init__(self, stream: Stream, partition: int, *, gives_up: bool = False) -> None:
         """`gives_up`: continue without a batch whose records cannot be counted (published v1)."""
         self.part = StreamPartition(stream.name, partition)
-        self.stream_id = stream.id
         self.origin = bytes(encode_config(stream.config))
         self._stream = stream
         self._partition = partition
@@ -139,7 +69,7 @@ class BufferFeed:
         """How far another group had acknowledged, while our position is before that."""
 
     async def bounds(self) -> Bounds:
-        """What is retained at this moment."""
+        """What is retained."""
         state = await self._state()
         return Bounds(
             QueuePosition(state.floor_sequence, state.floor_lsn),
@@ -147,7 +77,10 @@ class BufferFeed:
         )
 
     async def at_lsn(self, lsn: int) -> QueuePosition:
-        """`Trimmed`, with the oldest LSN as its floor; `Refused` if it is ahead of the end."""
+        """The position before a retained record, or after the last one.
+
+        `Trimmed`, with the oldest LSN as its floor; `Refused` if it is beyond the end.
+        """
         state = await self._state()
         if lsn < state.floor_lsn:
             raise Trimmed(f"{self.part}: LSN {lsn} is no longer retained", floor=state.floor_lsn)
@@ -162,23 +95,30 @@ class BufferFeed:
         return QueuePosition(state.next_sequence if sequence is None else sequence, lsn)
 
     async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
-        """Reads one batch at most."""
+        """The position before the first record at or after a time; None if there is none.
+
+        Reads one batch at most.
+        """
         async with explain_deletion(self._stream):
             return await position_at_time(self._stream, self._partition, time_us, by)
 
     async def list_batches(self, sequence: int, limit: int) -> list[Slice]:
-        """Descriptors from the queue, without the batches that are inlined in it."""
+        """List up to `limit` batches from a sequence on; fewer at the end of the queue.
+
+        `Trimmed` if the first one is no longer retained.
+        """
         found = await self._after(sequence - 1, limit)
         return [Slice.whole(compact_descriptor(descriptor)) for descriptor in found]
 
     async def owner(self) -> QueueOwner:
-        """As recorded in the queue."""
+        """The owner of the partition. Opens no consumer."""
         state = await self._state()
         return QueueOwner(state.group, QueuePosition(state.acked_sequence, state.acked_lsn))
 
     async def position_of(self, group: str) -> QueuePosition | None:
-        """The register's position, or the queue's if the group owns it: the later of the two.
+        """The position of a group; None if the group is not known.
 
+        It is the later of the register's position and, if the group owns the queue, the queue's.
         If a truncation moved the queue's position and nothing was acknowledged after it, the
         register's counts: the group lost the records between, and its checkpoint is no older copy.
         """
@@ -195,8 +135,8 @@ class BufferFeed:
 
     @property
     def key(self) -> str:
-        """By the stream's id, which a later stream of the same name does not have."""
-        return f"{self.stream_id}/{self._partition}"
+        """A name that no other partition has, not even of a later stream of the same name."""
+        return f"{self._stream.id}/{self._partition}"
 
     async def begin(
         self,
@@ -205,11 +145,14 @@ class BufferFeed:
         *,
         together: Mapping[str, QueuePosition] | None = None,
     ) -> QueuePosition:
-        """Stored in the group's register, once."""
+        """Record that a group begins here, unless it has begun; returns where it did.
+
+        `together`: where it begins in all partitions, by their keys.
+        """
         return await self._with_lsn(await self._register(group).begin(position, together=together))
 
     async def starting_positions(self, group: str) -> Mapping[str, QueuePosition]:
-        """From the group's register."""
+        """Where a group began in all partitions, as recorded in this one."""
         kept = await self._register(group).read()
         return (
             {}
@@ -218,7 +161,7 @@ class BufferFeed:
         )
 
     async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
-        """Open the queue's consumer."""
+        """Become the owner; everything before `start` is processed."""
         owner = await self.owner()
         register = self._register(group)
         if owner.group != group:
@@ -246,12 +189,12 @@ class BufferFeed:
         self._catching_up = acked if kept is not None and kept.behind else None
 
     async def check(self) -> None:
-        """Ask the queue, where this is the owner."""
+        """Raise `Fenced` if this was the owner and is not any more."""
         if self._ownership is not None:
             await self._ownership.check()
 
     async def claim_of(self, group: str) -> PositionClaim:
-        """From the group's register."""
+        """The query that holds the group's position."""
         kept = await self._register(group).read()
         return (
             PositionClaim("", NO_STEP)
@@ -260,19 +203,21 @@ class BufferFeed:
         )
 
     async def claim(self, group: str, position: QueuePosition, query: str) -> None:
-        """In the group's register, an owner's too."""
+        """Claim the group's position for a query; `OtherQuery` if it has moved on."""
         async with explain_deletion(self._stream):
             await self._register(group).claim(position, query)
 
     async def count(self, group: str, query: str, step: QueryStep) -> None:
-        """In the group's register, an owner's too."""
+        """Record that the query has planned so many micro-batches and is about to read the last."""
         async with explain_deletion(self._stream):
             await self._register(group).count(query, step)
 
     async def commit(
         self, group: str, position: QueuePosition, *, query: str, step: QueryStep
     ) -> None:
-        """An owner acknowledges whole batches; the exact position is in the register.
+        """Record that everything before a position is processed.
+
+        An owner acknowledges whole batches; the exact position is in the register.
 
         The register is written before the queue. The later of the two counts, so nothing is read
         twice after a crash.
@@ -324,7 +269,7 @@ PENDING_BATCHES_MAX: Final = 65_536
 class PendingBatches:
     """The batches of a partition that are listed and not read yet, without a gap."""
 
-    def __init__(self, feed: Feed, start: QueuePosition) -> None:
+    def __init__(self, feed: PartitionFeed, start: QueuePosition) -> None:
         self.feed = feed
         self._start = start
         self._wanted = start

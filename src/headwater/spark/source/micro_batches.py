@@ -37,7 +37,7 @@ from headwater.spark.source.checkpoint import (
     Membership,
     gather_limited,
 )
-from headwater.spark.source.feed import BufferFeed, Feed, PendingBatches
+from headwater.spark.source.feed import PartitionFeed, PendingBatches
 from headwater.spark.source.offset import Offset, StreamPartition
 from headwater.spark.source.slices import (
     Limits,
@@ -74,7 +74,7 @@ class MicroBatches:
             else PollBackoff(FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S)
         )
         self._poll_due_s = runtime.monotonic_s()
-        self._feeds: dict[StreamPartition, Feed] = {}
+        self._feeds: dict[StreamPartition, PartitionFeed] = {}
         self._pending: dict[StreamPartition, PendingBatches] = {}
         self._ids: dict[str, str] = {}
         self._refreshed_s: float | None = None
@@ -159,7 +159,7 @@ class MicroBatches:
         self._check_order(start, end)
         self._guard.check_follows(start, end)
         await self._guard.check(end, self._feeds)
-        planned: list[tuple[Feed, list[Slice]]] = []
+        planned: list[tuple[PartitionFeed, list[Slice]]] = []
         for part, until in sorted(end.positions.items()):
             since = start.positions.get(part)
             if since is None and part in self._feeds:
@@ -228,7 +228,7 @@ class MicroBatches:
         for stream, part in parts_of(streams, self._options):
             if part not in self._feeds:
                 gives_up = self._options.on_bad_batch == "deadLetter"
-                self._feeds[part] = BufferFeed(stream, part.partition, gives_up=gives_up)
+                self._feeds[part] = PartitionFeed(stream, part.partition, gives_up=gives_up)
                 self._ids[part.stream] = stream.id
         self._refreshed_s = now_s
 
@@ -263,7 +263,7 @@ class MicroBatches:
                 raise beyond_the_end(part, positions[part], found.latest, whose)
 
     async def _begin(
-        self, feeds: list[Feed], *, is_new: bool = True
+        self, feeds: list[PartitionFeed], *, is_new: bool = True
     ) -> dict[StreamPartition, QueuePosition]:
         """The group's position in each partition; the oldest record of a partition added later."""
         group = self._options.group_id
@@ -293,7 +293,7 @@ class MicroBatches:
         return positions
 
     async def _resolve_start(
-        self, known: list[Feed], missing: list[Feed]
+        self, known: list[PartitionFeed], missing: list[PartitionFeed]
     ) -> dict[str, QueuePosition]:
         """Where the group begins in the partitions of its first start; none for later partitions.
 
@@ -312,7 +312,7 @@ class MicroBatches:
             resolved |= positions
         return resolved
 
-    async def _first_position(self, feed: Feed) -> QueuePosition:
+    async def _first_position(self, feed: PartitionFeed) -> QueuePosition:
         options = self._options
         if options.take_over and options.starting_option is None:
             owner = await feed.owner()
@@ -320,7 +320,7 @@ class MicroBatches:
                 return owner.acked  # continue where the other group was
         return await starting_position(feed, options, LATEST)
 
-    async def _begin_added(self, feed: Feed) -> QueuePosition:
+    async def _begin_added(self, feed: PartitionFeed) -> QueuePosition:
         kept = await feed.position_of(self._options.group_id)
         if kept is not None:
             return kept
@@ -410,7 +410,7 @@ class MicroBatches:
 
 
 def to_tasks(
-    planned: Iterable[tuple[Feed, list[Slice]]], options: ReadOptions
+    planned: Iterable[tuple[PartitionFeed, list[Slice]]], options: ReadOptions
 ) -> list[SlicePartition]:
     """Divide slices into tasks by their size."""
     by_feed = list(planned)

@@ -24,7 +24,7 @@ from headwater.spark.source import bounds
 from headwater.spark.source.bounds import data_loss_before
 from headwater.spark.source.checkpoint import gather_limited
 from headwater.spark.source.executor import SliceReader
-from headwater.spark.source.feed import BufferFeed, Feed, PendingBatches
+from headwater.spark.source.feed import PartitionFeed, PendingBatches
 from headwater.spark.source.micro_batches import MicroBatches, to_tasks
 from headwater.spark.source.offset import Offset
 from headwater.spark.source.slices import Limits, Slice, SlicePartition
@@ -65,14 +65,14 @@ async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
     """The tasks that read the wanted records, as they are retained now."""
     store = shared_store(options.url)
     streams = await subscribed_streams(store, options)
-    feeds = [BufferFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
+    feeds = [PartitionFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
     parts = [feed.part for feed in feeds]
     bounds.check_partitions_named(options, parts)
     found = await gather_limited(_slices(feed, options) for feed in feeds)
     return to_tasks(zip(feeds, found, strict=True), options)
 
 
-async def _slices(feed: Feed, options: ReadOptions) -> list[Slice]:
+async def _slices(feed: PartitionFeed, options: ReadOptions) -> list[Slice]:
     start = await bounds.starting_position(feed, options, EARLIEST)
     end = await bounds.ending_position(feed, options)
     if start >= end:

@@ -23,7 +23,6 @@ from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.queue import Descriptor
 from headwater.spark.source.offset import StreamPartition
 
-BATCH: Final = "batch"
 _FAST: Final = 1
 """Slices are very similar: the fastest level makes them a tenth."""
 
@@ -34,7 +33,6 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     descriptor: Descriptor
     skip: int
     take: int
-    kind: str = BATCH
 
     @classmethod
     def whole(cls, descriptor: Descriptor) -> Slice:
@@ -74,7 +72,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         if (first, end) == (self.first_lsn, self.end_lsn):
             return self
         skip = first - self.descriptor.first_lsn
-        return Slice(self.descriptor, skip, max(0, end - first), self.kind)
+        return Slice(self.descriptor, skip, max(0, end - first))
 
 
 class SlicePartition(InputPartition):
