@@ -46,12 +46,10 @@ class HeadwaterDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(…)`."""
         return "headwater"
 
     @plain_errors
     def schema(self) -> StructType:
-        """The columns of the streams that are read."""
         options = self._options_for_schema()
         self._source_schema = portal.shared().call(_read_schema(options))
         columns = spark_schema(self._source_schema.columns(options))
@@ -59,13 +57,11 @@ class HeadwaterDataSource(DataSource):
 
     @plain_errors
     def reader(self, schema: StructType) -> BatchReader:
-        """The reader for `spark.read`."""
         options = self._checked(Mode.READ, schema)
         return BatchReader(options, schema, self._source_schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
-        """The reader for `spark.readStream`."""
         try:
             options = self._checked(Mode.READ_STREAM, schema)
         except HeadwaterError as error:
@@ -74,13 +70,11 @@ class HeadwaterDataSource(DataSource):
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """The writer for `df.write`."""
         options = WriteOptions.parse(self.options, Mode.WRITE)
         return BatchWriter(options, schema, overwrite=overwrite)
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """The writer for `df.writeStream`."""
         options = WriteOptions.parse(self.options, Mode.WRITE_STREAM)
         return StreamWriter(options, schema, overwrite=overwrite)
 

@@ -1,4 +1,4 @@
-"""JSON to typed columns, in the JVM; the text of rows that do not fit is kept beside them.
+"""JSON to typed columns, in the JVM; the text of rows that do not fit is original beside them.
 
     orders = from_json(spark.readStream.format("headwater")…, "id long, amount decimal(10,2)")
 
@@ -79,10 +79,10 @@ def from_json(
     is_typed = parsed.isNotNull() & parsed.getField(_CORRUPT).isNull()
     is_same = fits_exactly(F.col(_VARIANTS), parsed, wanted, given)
     fits = is_typed & ~has_lone_surrogate(text) & is_same
-    kept = F.when(F.is_valid_utf8(text), text).otherwise(
+    original = F.when(F.is_valid_utf8(text), text).otherwise(
         F.to_json(F.struct(F.base64(text.cast("binary")).alias("base64")))
     )
-    unfit = F.when(text.isNotNull() & ~(is_object & fits), kept)
+    unfit = F.when(text.isNotNull() & ~(is_object & fits), original)
     return staged.select(*typed, unfit.alias(rescued), *others)
 
 

@@ -96,7 +96,6 @@ class RegisterCatalog(MetastoreCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        """Create a table in an existing namespace."""
         for _ in range(CREATE_ATTEMPTS):
             staged = self._create_staged_table(
                 identifier, schema, location, partition_spec, sort_order, properties
@@ -124,7 +123,6 @@ class RegisterCatalog(MetastoreCatalog):
         return self._reload(name, metadata_location)
 
     def load_table(self, identifier: Name) -> Table:
-        """Load the current metadata of a table."""
         name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         while True:
             location = self._metadata_location(name)
@@ -173,7 +171,6 @@ class RegisterCatalog(MetastoreCatalog):
         return self._reload(new, location)
 
     def list_tables(self, namespace: Name) -> list[Identifier]:
-        """List the tables of a namespace."""
         name = self._checked_namespace(namespace)
         return [(name, table) for table in _run(self._pointers.tables(name))]
 
@@ -310,7 +307,6 @@ class RegisterCatalog(MetastoreCatalog):
     # Namespaces
 
     def create_namespace(self, namespace: Name, properties: Properties = EMPTY_DICT) -> None:
-        """Create a namespace."""
         name = self.identifier_to_database(namespace)
         try:
             _run(self._pointers.create_namespace(name, dict(properties)))
@@ -333,7 +329,6 @@ class RegisterCatalog(MetastoreCatalog):
         return [(name,) for name in _run(self._pointers.namespaces())]
 
     def load_namespace_properties(self, namespace: Name) -> Properties:
-        """The properties of a namespace."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
         try:
             return _run(self._pointers.namespace(name))
@@ -343,7 +338,6 @@ class RegisterCatalog(MetastoreCatalog):
     def update_namespace_properties(
         self, namespace: Name, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
     ) -> PropertiesUpdateSummary:
-        """Set and remove properties of a namespace."""
         before = self.load_namespace_properties(namespace)
         summary, _ = self._get_updated_props_and_update_summary(before, removals, updates)
         gone = removals or set()
@@ -361,23 +355,18 @@ class RegisterCatalog(MetastoreCatalog):
     # Views
 
     def list_views(self, namespace: Name) -> list[Identifier]:
-        """Return no views: this catalog has tables only."""
         return []
 
     def view_exists(self, identifier: Name) -> bool:
-        """Return False: this catalog has tables only."""
         return False
 
     def load_view(self, identifier: Name) -> View:
-        """Raise: this catalog has tables only."""
         raise NoSuchViewError(f"there is no view {identifier}: this catalog has tables only")
 
     def drop_view(self, identifier: Name) -> None:
-        """Raise: this catalog has tables only."""
         raise NoSuchViewError(f"there is no view {identifier}: this catalog has tables only")
 
     def register_view(self, identifier: Name, metadata_location: str) -> NoReturn:
-        """Raise: this catalog has tables only."""
         raise NotSupported("this catalog has tables only")
 
 

@@ -39,15 +39,12 @@ class StoreFileIO(FileIO):
 
     @property
     def store(self) -> Store:
-        """The store that has the files."""
         return self._store or self.root.store()
 
     def new_input(self, location: str) -> InputFile:
-        """Open a file for reading."""
         return _StoredFile(self, location)
 
     def new_output(self, location: str) -> OutputFile:
-        """Open a file for writing."""
         return _StoredFile(self, location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
@@ -77,7 +74,6 @@ class _StoredFile(InputFile, OutputFile):
         return self._size_bytes
 
     def exists(self) -> bool:
-        """Whether the file exists."""
         try:
             len(self)
         except FileNotFoundError:
@@ -102,7 +98,6 @@ class _StoredFile(InputFile, OutputFile):
         return _Upload(self)
 
     def store(self, data: bytes) -> None:
-        """Store the whole file."""
         portal.shared().call(self._files.store.put(self._key, data))
         self._size_bytes = len(data)
 

@@ -193,7 +193,6 @@ class Pointers:
         return left.metadata_location
 
     async def tables(self, namespace: str) -> list[str]:
-        """The tables of a namespace."""
         found = []
         async for name in self._names(f"{TABLES}/{_check_name(namespace)}"):
             pointer = await self._visible_pointer(_full_name(namespace, name))
@@ -350,7 +349,6 @@ class Pointers:
         await self._namespace(name).update(apply)
 
     async def namespaces(self) -> list[str]:
-        """List the namespaces."""
         found = []
         async for name in self._names(NAMESPACES):
             if not (await self._namespace(name).read()).value.is_dropped:

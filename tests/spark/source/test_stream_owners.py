@@ -137,7 +137,7 @@ def test_a_run_of_a_replaced_checkpoint_acknowledges_nothing_by_its_opening(
         return await owner(feed)
 
     monkeypatch.setattr(feed.PartitionFeed, "owner", replaced)
-    with pytest.raises(Fenced, match="goes on with another checkpoint"):
+    with pytest.raises(Fenced, match="continues with another checkpoint"):
         world.stream_reader().latestOffset(json.loads(checkpoint.offsets[0]), ALL)
     assert world.state().acked_sequence == 0
 

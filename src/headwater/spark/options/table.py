@@ -53,8 +53,6 @@ _ALL: Final = READING | WRITING
 
 
 class Option(NamedTuple):
-    """One option."""
-
     name: str
     modes: frozenset[Mode]
     parse: Callable[[str, str], Any]

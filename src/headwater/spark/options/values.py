@@ -89,17 +89,14 @@ def parse_streams(name: str, text: str) -> list[str]:
 
 
 def parse_stream(name: str, text: str) -> str:
-    """The name of one stream."""
     return check_stream_name(parse_text(name, text))
 
 
 def parse_group(name: str, text: str) -> str:
-    """The name of a group."""
     return check_group_name(parse_text(name, text))
 
 
 def parse_pattern(name: str, text: str) -> str:
-    """A regular expression."""
     try:
         re.compile(parse_text(name, text))
     except re.error as error:
@@ -108,7 +105,6 @@ def parse_pattern(name: str, text: str) -> str:
 
 
 def parse_offsets(name: str, text: str) -> Offsets:
-    """Where to begin or end."""
     word = text.strip().lower()
     if word == EARLIEST:
         return EARLIEST

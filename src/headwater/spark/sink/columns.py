@@ -195,12 +195,12 @@ class Router:
         self._turn_bytes = 0
 
     def route(
-        self, records: pa.RecordBatch, asked: pa.Array | None
+        self, records: pa.RecordBatch, wanted: pa.Array | None
     ) -> list[tuple[int, pa.RecordBatch]]:
         """The records by partition, in their original order within each."""
         if not records.num_rows:
             return []
-        chosen = None if asked is None else self._checked(asked)
+        chosen = None if wanted is None else self._check_partitions(wanted)
         if chosen is None or chosen.null_count:
             chosen = self._by_key(records, chosen)
         if chosen is None:
@@ -210,8 +210,8 @@ class Router:
             chosen = pc.fill_null(chosen, turn)
         return _split(records, chosen)
 
-    def _checked(self, asked: pa.Array) -> pa.Array:
-        found, last = pc.min_max(asked).as_py(), self._stream.partitions - 1
+    def _check_partitions(self, wanted: pa.Array) -> pa.Array:
+        found, last = pc.min_max(wanted).as_py(), self._stream.partitions - 1
         for number in found.values():
             if number is not None and not 0 <= number <= last:
                 known = f"partitions 0 to {last}" if last else "the partition 0 alone"
@@ -219,7 +219,7 @@ class Router:
                     f"stream {self._stream.name!r} has {known}, and a row asks for {number}. Leave "
                     "the column out to let the key decide"
                 )
-        return asked.cast(pa.int32())
+        return wanted.cast(pa.int32())
 
     def _by_key(self, records: pa.RecordBatch, chosen: pa.Array | None) -> pa.Array | None:
         if KEY not in records.schema.names:

@@ -1,9 +1,9 @@
 """What Spark calls to write a batch DataFrame or the micro-batches of a query.
 
 Spark makes a batch's writer once, and sends the same one to every task and to its commit: a token
-in the writer identifies the job. A stream's writer is made again for the tasks and for the commit
-of each micro-batch; the transaction is identified by the properties of its tasks, which reach the
-driver in their messages.
+in the writer identifies the job. For each micro-batch of a stream, Spark makes one writer for the
+tasks and another for the commit; the transaction is identified by the properties of its tasks,
+which reach the driver in their messages.
 
 Tasks on executors upload Arrow batches and return a message; the driver commits the uploads of all
 messages in one transaction.
@@ -80,8 +80,8 @@ def write_task(
     router = Router(stream, task, options.batch_bytes)
     try:
         for batch in batches:
-            records, asked = columns.records(batch, stream)
-            portal.call(uploader.add_all(router.route(records, asked)))
+            records, partitions = columns.records(batch, stream)
+            portal.call(uploader.add_all(router.route(records, partitions)))
         return TaskCommitMessage(attempt, portal.call(uploader.finish()))
     except BaseException:
         _cancel(portal, uploader)

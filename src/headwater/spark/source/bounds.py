@@ -50,18 +50,17 @@ def _check_partitions(name: str, offsets: Any, parts: Iterable[StreamPartition])
 async def starting_position(
     feed: PartitionFeed, options: ReadOptions, default: str
 ) -> QueuePosition:
-    """Where a new read begins."""
     bounds = await feed.bounds()
     if options.starting_time is not None:
         found = await _at_time(feed, options.starting_time, options)
         if found is None and not options.starts_at_latest:
-            raise _nothing_so_late(feed, options.starting_time)
+            raise _no_record_so_late(feed, options.starting_time)
         return bounds.latest if found is None else found
-    asked = options.starting_offsets
+    offsets = options.starting_offsets
     try:
-        return await _place(feed, bounds, default if asked is None else asked)
+        return await _resolve_offset(feed, bounds, default if offsets is None else offsets)
     except Trimmed:
-        wanted = QueuePosition(-1, asked[feed.part.stream][feed.part.partition])
+        wanted = QueuePosition(-1, offsets[feed.part.stream][feed.part.partition])
         loss = data_loss_before(feed.part, wanted, bounds.oldest, options.url)
         if options.fail_on_data_loss:
             raise loss from None
@@ -70,13 +69,12 @@ async def starting_position(
 
 
 async def ending_position(feed: PartitionFeed, options: ReadOptions) -> QueuePosition:
-    """Where a batch read ends."""
     bounds = await feed.bounds()
     if options.ending_time is not None:
         found = await _at_time(feed, options.ending_time, options)
         return bounds.latest if found is None else found
     try:
-        return await _place(feed, bounds, options.ending_offsets)
+        return await _resolve_offset(feed, bounds, options.ending_offsets)
     except Trimmed:
         return bounds.oldest  # all wanted records are gone; `starting_position` raises or warns
 
@@ -93,7 +91,7 @@ async def _at_time(
         return QueuePosition(error.descriptor.sequence, error.descriptor.first_lsn)
 
 
-def _nothing_so_late(feed: PartitionFeed, bound: TimeBound) -> Refused:
+def _no_record_so_late(feed: PartitionFeed, bound: TimeBound) -> Refused:
     late = "was ingested" if bound.by == "ingestion" else "has a timestamp"
     return Refused(
         f"{bound.option}: no retained record of {feed.part} {late} at "
@@ -102,7 +100,7 @@ def _nothing_so_late(feed: PartitionFeed, bound: TimeBound) -> Refused:
     )
 
 
-async def _place(feed: PartitionFeed, bounds: Bounds, offsets: Any) -> QueuePosition:
+async def _resolve_offset(feed: PartitionFeed, bounds: Bounds, offsets: Any) -> QueuePosition:
     if offsets == EARLIEST:
         return bounds.oldest
     if offsets == LATEST:
@@ -121,19 +119,20 @@ def data_loss_before(
     return Trimmed(
         f"{part}: data loss. Wanted from offset {wanted.lsn} on, and the oldest retained record is "
         f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream and deleted "
-        "by retention, or were truncated, before this query read them. " + _cure(url, part.stream),
+        "by retention, or were truncated, before this query read them. "
+        + _advice(url, part.stream),
         floor=oldest.lsn,
     )
 
 
 def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trimmed:
     """The error of a task whose batch was deleted before it could read it."""
-    kept_ms = stream.config.retention_ms
-    kept = "forever" if kept_ms == UNLIMITED else f"for {kept_ms / 3_600_000:,.1f} h"
+    retention_ms = stream.config.retention_ms
+    retention = "forever" if retention_ms == UNLIMITED else f"for {retention_ms / 3_600_000:,.1f} h"
     return Trimmed(
         f"{StreamPartition(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
         f"{lost.last_lsn}, which were deleted by retention (the stream keeps acknowledged records "
-        f"{kept}) before they were read. " + _cure(stream.store.url, stream.name),
+        f"{retention}) before they were read. " + _advice(stream.store.url, stream.name),
         floor=lost.last_lsn + 1,
     )
 
@@ -150,7 +149,7 @@ def beyond_the_end(
     )
 
 
-def _cure(url: str, stream: str) -> str:
+def _advice(url: str, stream: str) -> str:
     return (
         "To continue with what is left: failOnDataLoss=false. To keep records for longer: "
         f"headwater stream alter {shlex.quote(url)} {stream} --set retention=30d"

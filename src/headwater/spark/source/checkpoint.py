@@ -52,7 +52,7 @@ class Membership:
     ) -> None:
         """Own or follow what was not joined before.
 
-        `OtherQuery` if the group goes on with another checkpoint than that of this query.
+        `OtherQuery` if the group continues with the checkpoint of another query.
         """
         by_stream: dict[str, list[PartitionFeed]] = {}
         for feed in feeds:
@@ -165,7 +165,7 @@ async def gather_limited(awaitables: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 BEFORE_ALL: Final = QueryStep(0, closed=True)
-CURE: Final = (
+ADVICE: Final = (
     "To continue from the group's position, give the query a new checkpoint; to read again, a "
     "new checkpoint, a groupId of its own and startingOffsets"
 )
@@ -303,9 +303,9 @@ class CheckpointGuard:
 
     def _claimed_by_another(self, part: StreamPartition | None) -> str:
         return (
-            f"{part or 'no stream yet'}: group {self._group!r} goes on with another checkpoint, "
-            f"which was started after this one, or with a consumer in Python. {CURE}. If one query "
-            "reads the stream twice, give the second read a groupId of its own"
+            f"{part or 'no stream yet'}: group {self._group!r} continues with another checkpoint, "
+            f"which was started after this one, or with a consumer in Python. {ADVICE}. If one "
+            "query reads the stream twice, give the second read a groupId of its own"
         )
 
     def _streams_gone(self, start: Offset, end: Offset) -> Refused:
@@ -314,7 +314,7 @@ class CheckpointGuard:
         streams = ", ".join(map(repr, gone)) or "no stream"
         return Refused(
             f"the checkpoint has {streams}, and the query reads none of it now: {NOT_READ}. On "
-            f"Spark 4.1 it cannot go on with other streams. {CURE}"
+            f"Spark 4.1 it cannot continue with other streams. {ADVICE}"
         )
 
     def _older_copy(self, part: StreamPartition | None) -> Refused:
@@ -322,5 +322,5 @@ class CheckpointGuard:
             f"{part or 'no stream yet'}: group {self._group!r} has come further than the "
             "checkpoint, which is an older copy. From it, micro-batches would get other rows under "
             "the same numbers, and sinks that know them by their numbers would take those rows for "
-            f"written. {CURE}"
+            f"written. {ADVICE}"
         )

@@ -232,7 +232,6 @@ class SliceFetcher:
         return slices
 
     async def close(self) -> None:
-        """Stop fetching."""
         await self._ahead.close()
 
     async def _next(self) -> BatchSlice | None:
@@ -284,7 +283,6 @@ class SliceReader:
 
     @plain_errors
     def read(self, partition: SlicePartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
         fetcher, rows = self.open(partition, shared_store(self._options.url))
         event_loop = portal.shared()
         try:
@@ -295,7 +293,9 @@ class SliceReader:
 
     def open(self, partition: SlicePartition, store: Store) -> tuple[SliceFetcher, RowBuilder]:
         """The fetcher and the row builder of one task."""
-        config = decode_config(partition.stream, msgspec.Raw(partition.origin), writing=False)
+        config = decode_config(
+            partition.stream, msgspec.Raw(partition.stream_config), writing=False
+        )
         stream = Stream(store, config)
         rows = RowBuilder(
             arrow_schema(self._schema),

@@ -56,13 +56,13 @@ class PositionClaim(NamedTuple):
 class PartitionFeed:
     """One partition of a stream, read from the buffer's queue and group registers."""
 
-    def __init__(self, stream: Stream, partition: int, *, gives_up: bool = False) -> None:
-        """`gives_up`: continue without a batch whose records cannot be counted (published v1)."""
+    def __init__(self, stream: Stream, partition: int, *, skips_uncounted: bool = False) -> None:
+        """`skips_uncounted`: continue without batches that cannot be counted (published v1)."""
         self.part = StreamPartition(stream.name, partition)
-        self.origin = bytes(encode_config(stream.config))
+        self.stream_config = bytes(encode_config(stream.config))
         self._stream = stream
         self._partition = partition
-        self._gives_up = gives_up
+        self._gives_up = skips_uncounted
         self._looker = stream.looker(partition)
         self._ownership: Ownership | None = None
         self._catching_up: QueuePosition | None = None
@@ -122,16 +122,16 @@ class PartitionFeed:
         If a truncation moved the queue's position and nothing was acknowledged after it, the
         register's counts: the group lost the records between, and its checkpoint is no older copy.
         """
-        kept = await self._register(group).read()
+        stored = await self._register(group).read()
         state = await self._state()
         acked = (
             QueuePosition(state.acked_sequence, state.acked_lsn) if state.group == group else None
         )
-        if kept is None:
+        if stored is None:
             return acked
-        position = await self._with_lsn(kept)
+        position = await self._with_lsn(stored)
         is_truncated = 0 < state.truncated_sequence == state.acked_sequence
-        return position if acked is None or kept.behind or is_truncated else max(position, acked)
+        return position if acked is None or stored.behind or is_truncated else max(position, acked)
 
     @property
     def key(self) -> str:
@@ -153,11 +153,11 @@ class PartitionFeed:
 
     async def starting_positions(self, group: str) -> Mapping[str, QueuePosition]:
         """Where a group began in all partitions, as recorded in this one."""
-        kept = await self._register(group).read()
+        stored = await self._register(group).read()
         return (
             {}
-            if kept is None
-            else {key: QueuePosition(*found) for key, found in kept.together.items()}
+            if stored is None
+            else {key: QueuePosition(*found) for key, found in stored.together.items()}
         )
 
     async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
@@ -173,8 +173,8 @@ class PartitionFeed:
         if ahead:
             # The opening acknowledges what the checkpoint has processed. The register comes first:
             # it refuses the checkpoint if another one was started since.
-            kept = await register.read()
-            behind = kept is not None and kept.behind
+            stored = await register.read()
+            behind = stored is not None and stored.behind
             await register.advance(start, behind=behind, query=query)
         self._ownership = await Ownership.open(
             self._stream,
@@ -183,10 +183,10 @@ class PartitionFeed:
             take_over=take_over,
             acked_through=start.sequence - 1 if ahead else None,
         )
-        kept = await register.read()
+        stored = await register.read()
         # What the owner before acknowledged is known for certain only after the opening.
         acked = (await self.owner()).acked
-        self._catching_up = acked if kept is not None and kept.behind else None
+        self._catching_up = acked if stored is not None and stored.behind else None
 
     async def check(self) -> None:
         """Raise `Fenced` if this was the owner and is not any more."""
@@ -195,11 +195,11 @@ class PartitionFeed:
 
     async def claim_of(self, group: str) -> PositionClaim:
         """The query that holds the group's position."""
-        kept = await self._register(group).read()
+        stored = await self._register(group).read()
         return (
             PositionClaim("", NO_STEP)
-            if kept is None
-            else PositionClaim(kept.query, QueryStep(kept.step, kept.closed))
+            if stored is None
+            else PositionClaim(stored.query, QueryStep(stored.step, stored.closed))
         )
 
     async def claim(self, group: str, position: QueuePosition, query: str) -> None:
@@ -245,17 +245,17 @@ class PartitionFeed:
         async with explain_deletion(self._stream):
             return await self._looker.state()
 
-    async def _with_lsn(self, kept: GroupPosition) -> QueuePosition:
+    async def _with_lsn(self, stored: GroupPosition) -> QueuePosition:
         """A stored position with its LSN, which groups without a query do not store."""
-        if kept.lsn is not None:
-            return QueuePosition(kept.next_sequence, kept.lsn)
+        if stored.lsn is not None:
+            return QueuePosition(stored.next_sequence, stored.lsn)
         state = await self._state()
-        if kept.next_sequence >= state.next_sequence:
-            return QueuePosition(kept.next_sequence, state.next_lsn)
-        if kept.next_sequence < state.floor_sequence:
+        if stored.next_sequence >= state.next_sequence:
+            return QueuePosition(stored.next_sequence, state.next_lsn)
+        if stored.next_sequence < state.floor_sequence:
             # It is unknown which record it was, but it is gone, and only that matters.
-            return QueuePosition(kept.next_sequence, 1)
-        (found,) = await self._after(kept.next_sequence - 1, 1)
+            return QueuePosition(stored.next_sequence, 1)
+        (found,) = await self._after(stored.next_sequence - 1, 1)
         return QueuePosition(found.sequence, found.first_lsn)
 
     def _register(self, group: str) -> GroupRegister:

@@ -31,7 +31,7 @@ from headwater.spark.source.bounds import (
     starting_position,
 )
 from headwater.spark.source.checkpoint import (
-    CURE,
+    ADVICE,
     NOT_READ,
     CheckpointGuard,
     Membership,
@@ -171,7 +171,7 @@ class MicroBatches:
             if part not in self._feeds:
                 raise Refused(
                     f"{part}: the checkpoint has a micro-batch with records of it that is to be "
-                    f"run again, and the query does not read it now: {NOT_READ}. {CURE}"
+                    f"run again, and the query does not read it now: {NOT_READ}. {ADVICE}"
                 )
             planned.append((self._feeds[part], await self._slices(end, part, since)))
         await self._guard.count(end, self._feeds)
@@ -227,8 +227,10 @@ class MicroBatches:
         streams = await subscribed_streams(self._store, self._options)
         for stream, part in parts_of(streams, self._options):
             if part not in self._feeds:
-                gives_up = self._options.on_bad_batch == "deadLetter"
-                self._feeds[part] = PartitionFeed(stream, part.partition, gives_up=gives_up)
+                skips_uncounted = self._options.on_bad_batch == "deadLetter"
+                self._feeds[part] = PartitionFeed(
+                    stream, part.partition, skips_uncounted=skips_uncounted
+                )
                 self._ids[part.stream] = stream.id
         self._refreshed_s = now_s
 
@@ -267,9 +269,9 @@ class MicroBatches:
     ) -> dict[StreamPartition, QueuePosition]:
         """The group's position in each partition; the oldest record of a partition added later."""
         group = self._options.group_id
-        kept = await gather_limited(feed.position_of(group) for feed in feeds)
+        known = await gather_limited(feed.position_of(group) for feed in feeds)
         positions = {
-            feed.part: position for feed, position in zip(feeds, kept, strict=True) if position
+            feed.part: position for feed, position in zip(feeds, known, strict=True) if position
         }
         await self._check_ends(positions, f"group {group!r}")
         missing = [feed for feed in feeds if feed.part not in positions]
@@ -321,9 +323,9 @@ class MicroBatches:
         return await starting_position(feed, options, LATEST)
 
     async def _begin_added(self, feed: PartitionFeed) -> QueuePosition:
-        kept = await feed.position_of(self._options.group_id)
-        if kept is not None:
-            return kept
+        position = await feed.position_of(self._options.group_id)
+        if position is not None:
+            return position
         return await feed.begin(self._options.group_id, (await feed.bounds()).oldest)
 
     async def _latest_positions(self) -> dict[StreamPartition, QueuePosition]:
@@ -420,7 +422,7 @@ def to_tasks(
         min_tasks=options.min_partitions,
     )
     return [
-        SlicePartition(feed.part, feed.origin, slices)
+        SlicePartition(feed.part, feed.stream_config, slices)
         for (feed, _), of_part in zip(by_feed, found, strict=True)
         for slices in of_part
     ]

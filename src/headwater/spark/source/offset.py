@@ -30,8 +30,6 @@ FORMAT: Final = 2
 
 
 class StreamPartition(NamedTuple):
-    """One partition of one stream."""
-
     stream: str
     partition: int
 

@@ -44,7 +44,6 @@ class BatchReader(DataSourceReader):
     def __init__(
         self, options: ReadOptions, schema: StructType, source_schema: SourceSchema | None
     ) -> None:
-        """Sends no request."""
         self._options = options
         self._executor = SliceReader(options, schema, source_schema)
 
@@ -55,7 +54,6 @@ class BatchReader(DataSourceReader):
         return tasks or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, on an executor."""
         if not isinstance(partition, SlicePartition):
             return iter(())
         return self._executor.read(partition)
@@ -100,7 +98,6 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
     def __init__(
         self, options: ReadOptions, schema: StructType, source_schema: SourceSchema | None
     ) -> None:
-        """Sends no request."""
         self._options = options
         self._executor = SliceReader(options, schema, source_schema)
         self._live: MicroBatches | None = None
@@ -114,7 +111,6 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
         return portal.shared().call(self._batches().initial()).to_json()
 
     def getDefaultReadLimit(self) -> Any:
-        """The limit in the options."""
         options = self._options
         return versions.default_limit(
             options.max_offsets_per_trigger, options.max_bytes_per_trigger
@@ -153,7 +149,6 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
         portal.shared().call(self._batches().commit(Offset.from_json(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, on an executor."""
         assert isinstance(partition, SlicePartition)
         return self._executor.read(partition)
 
@@ -177,27 +172,21 @@ class RefusedReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow
         self._error = error
 
     def initialOffset(self) -> dict[str, Any]:
-        """Raise the error."""
         self._refuse()
 
     def getDefaultReadLimit(self) -> Any:
-        """Raise the error."""
         self._refuse()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Raise the error."""
         self._refuse()
 
     def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
-        """Raise the error."""
         self._refuse()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Raise the error."""
         self._refuse()
 
     def read(self, partition: InputPartition) -> Any:
-        """Raise the error."""
         self._refuse()
 
     @plain_errors

@@ -28,8 +28,6 @@ _FAST: Final = 1
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
-    """Some rows of one batch."""
-
     descriptor: Descriptor
     skip: int
     take: int
@@ -78,10 +76,12 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 class SlicePartition(InputPartition):
     """One task: slices of one partition of a stream, in order."""
 
-    def __init__(self, part: StreamPartition, origin: bytes, slices: Sequence[Slice]) -> None:
+    def __init__(
+        self, part: StreamPartition, stream_config: bytes, slices: Sequence[Slice]
+    ) -> None:
         self.stream = part.stream
         self.partition = part.partition
-        self.origin = origin
+        self.stream_config = stream_config
         """What executors need to read the slices: the stream's configuration."""
         self._packed = zlib.compress(msgspec.msgpack.encode(list(slices)), _FAST)
 
@@ -90,13 +90,10 @@ class SlicePartition(InputPartition):
 
     @property
     def slices(self) -> list[Slice]:
-        """The slices to read."""
         return msgspec.msgpack.decode(zlib.decompress(self._packed), type=list[Slice])
 
 
 class Limits(NamedTuple):
-    """The limits of a micro-batch."""
-
     rows: int | None = None
     size_bytes: int | None = None
 

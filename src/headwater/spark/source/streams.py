@@ -141,15 +141,15 @@ def check_user_schema(streams: Sequence[Stream], names: list[str], options: Read
 
 
 def _schema_of(stream: Stream, options: ReadOptions) -> SourceSchema:
-    asked = options.value_format
+    value_format = options.value_format
     if stream.schema is not None:
-        if asked == "raw":
+        if value_format == "raw":
             raise Refused(
                 f"valueFormat=raw: stream {stream.name!r} carries columns and has no opaque "
                 "values: leave the option out"
             )
         return SourceSchema(_typed(stream.schema))
-    if asked == "arrow":
+    if value_format == "arrow":
         why = (
             "is in the published v1 format, which carries opaque values alone"
             if stream.config.format == "v1"
