@@ -127,7 +127,7 @@ def test_what_cannot_be_written_says_what_to_do(spark: SparkSession, root: Root)
                 .mode("overwrite")
                 .save(root.url)
             ),
-            "never overwritten",
+            "can only be appended to",
         ),
     }
     for _, (attempt, told) in wrong.items():
