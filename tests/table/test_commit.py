@@ -27,13 +27,20 @@ from headwater.core.errors import (
 from headwater.core.retry import RetryPolicy
 from headwater.store import Backend
 from headwater.table import commit as commit_module
-from headwater.table import commit as token_module
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import APP, FORGET_AFTER_MS, LAST, Commit, CommitToken, Landed, commit
+from headwater.table.commit import (
+    APP,
+    FORGET_AFTER_MS,
+    LAST,
+    Commit,
+    CommittedVersion,
+    CommitToken,
+    commit,
+)
 from headwater.table.data_files import FilesRefused, discard_files
 from headwater.testing import Faults, FaultyStore
-from tests.spark.table.given import KEEP, ORDERS, Warehouse, append, made, stored, written
-from tests.spark.table.test_catalog import interrupted
+from tests.table.test_catalog import interrupted
+from tests.table.warehouse import KEEP, ORDERS, Warehouse, append, made, stored, written
 
 POINTER_FAULTS = ["answer lost", "never sent", "lands late"]
 SEEDS = 12
@@ -68,7 +75,7 @@ def test_a_commit_is_one_snapshot_that_says_who_wrote_it(warehouse: Warehouse) -
     made(catalog)
     done = append(catalog, [1, 2, 3], "query", 7)
     assert isinstance(done, Commit)
-    assert (done.rows, done.files, done.was_there) == (3, 1, False)
+    assert (done.rows, done.files, done.already_committed) == (3, 1, False)
     snapshot = catalog.load_table(ORDERS).current_snapshot()
     assert snapshot is not None
     assert snapshot.snapshot_id == done.snapshot_id
@@ -91,7 +98,7 @@ def test_a_query_from_an_old_checkpoint_is_refused_and_not_passed_over(
     with pytest.raises(Refused, match="older copy"):
         commit(catalog, ORDERS, files, older, keep_snapshots=KEEP)
     last = CommitToken("query", 2, "another run", is_query=True)
-    assert isinstance(commit(catalog, ORDERS, files, last, keep_snapshots=KEEP), Landed)
+    assert isinstance(commit(catalog, ORDERS, files, last, keep_snapshots=KEEP), CommittedVersion)
     assert stored(catalog) == [0, 1, 2]
 
 
@@ -102,7 +109,7 @@ def test_a_version_that_is_there_is_not_written_again(warehouse: Warehouse) -> N
     append(catalog, [2], "query", 1)
     for version in (0, 1):
         landed = append(warehouse.catalog(), [99], "query", version)
-        assert isinstance(landed, Landed)
+        assert isinstance(landed, CommittedVersion)
         assert landed.is_ours is False
     append(catalog, [3], "another", 0)
     assert stored(catalog) == [1, 2, 3]
@@ -120,7 +127,7 @@ def test_a_version_is_known_after_its_snapshot_has_expired(warehouse: Warehouse)
     assert all(one is not None and one[APP] == "busy" for one in said)
     for version in (4, 5):
         landed = append(catalog, [99], "old", version, keep=3)
-        assert isinstance(landed, Landed)
+        assert isinstance(landed, CommittedVersion)
         assert landed.snapshot_id is None
         assert landed.is_ours is (False if version == 5 else None)
     assert stored(catalog) == list(range(7))
@@ -139,7 +146,7 @@ def test_whoever_is_overtaken_by_its_twin_leaves_it_at_that(warehouse: Warehouse
     made(other)
     catalog = raced(warehouse, lambda: append(other, [1], "query", 0))
     landed = append(catalog, [1], "query", 0)
-    assert isinstance(landed, Landed)
+    assert isinstance(landed, CommittedVersion)
     assert landed.is_ours is False
     assert stored(other) == [1]
 
@@ -171,7 +178,7 @@ def test_without_looking_for_its_token_a_replay_would_write_twice(
     catalog = warehouse.catalog()
     made(catalog)
     append(catalog, [1], "query", 0)
-    monkeypatch.setattr(token_module, "find_commit", lambda *_: None)
+    monkeypatch.setattr(commit_module, "find_commit", lambda *_: None)
     append(catalog, [1], "query", 0)
     assert stored(catalog) == [1, 1]
 
@@ -268,7 +275,7 @@ def test_others_who_always_win_are_named(warehouse: Warehouse) -> None:
         catalog.overtake = win
 
     catalog.overtake = win
-    with pytest.raises(Contended, match="others won"):
+    with pytest.raises(Contended, match="other commits came first"):
         append(catalog, [0], "query", 0)
     assert stored(other) == list(range(1, won + 1))
 
@@ -431,7 +438,9 @@ def test_twins_on_a_bad_day_write_each_version_once(warehouse: Warehouse, seed: 
             except (HeadwaterError, CommitStateUnknownException):
                 given_up += 1  # as a query that fails, and is started again
         # A replay, as after a crash between this commit and Spark's own.
-        assert isinstance(append(warehouse.catalog(), [version], "query", version), Landed)
+        assert isinstance(
+            append(warehouse.catalog(), [version], "query", version), CommittedVersion
+        )
     assert stored(warehouse.catalog()) == [0, 1, 2, 3], f"given up {given_up} times"
 
 
@@ -464,7 +473,7 @@ def test_snapshots_that_a_tag_holds_do_not_expire(warehouse: Warehouse) -> None:
 def test_applications_that_fell_silent_are_forgotten_in_the_end(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_module, "APPS_MAX", 3)
+    monkeypatch.setattr(commit_module, "APPS_MAX", 3)
     catalog = warehouse.catalog()
     made(catalog)
     now_ms = 10 * FORGET_AFTER_MS
@@ -491,5 +500,5 @@ def test_files_that_are_discarded_are_gone(warehouse: Warehouse) -> None:
     catalog = warehouse.catalog()
     made(catalog)
     files = written(catalog, [1])
-    assert discard_files(catalog.place, files) == []
+    assert discard_files(catalog.root, files) == []
     assert not any("/data/" in key for key in warehouse.objects._objects)

@@ -18,7 +18,7 @@ from headwater.table.commit import CommitToken, commit
 from headwater.table.data_files import FilesRefused, to_data_files
 from headwater.table.orphans import remove_orphans
 from headwater.table.reference import TableReference
-from tests.spark.table.given import KEEP, ORDERS, Warehouse, append, made, stored, written
+from tests.table.warehouse import KEEP, ORDERS, Warehouse, append, made, stored, written
 
 HOUR_MS = 3_600_000
 
@@ -144,7 +144,7 @@ def test_of_two_removals_at_once_the_later_one_does_not_lower_the_floor(
             assert len(remove_orphans(ORDERS, warehouse=warehouse.url).locations) == 2
         return before or catalog.load_table(ORDERS)
 
-    orphans._with_floor(loaded, table, lower.location.rpartition("/")[2].partition(".")[0])
+    orphans._raise_floor(loaded, table, lower.location.rpartition("/")[2].partition(".")[0])
     with pytest.raises(FilesRefused, match="remove_orphans"):
         commit(catalog, ORDERS, [higher], CommitToken("query", 0, "w"), keep_snapshots=KEEP)
 
@@ -243,7 +243,7 @@ def test_what_others_put_there_stays(warehouse: Warehouse, later: Callable[[floa
 
 def test_less_than_a_day_is_refused(warehouse: Warehouse) -> None:
     made(warehouse.catalog())
-    with pytest.raises(Refused, match="still running"):
+    with pytest.raises(Refused, match="running job"):
         remove_orphans(ORDERS, warehouse=warehouse.url, older_than_hours=23)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from headwater.core import runtime
-from tests.spark.table.given import Instant, Warehouse
+from tests.table.warehouse import Instant, Warehouse
 
 
 @pytest.fixture

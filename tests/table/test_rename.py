@@ -26,7 +26,7 @@ from headwater.store.objects import Buffer
 from headwater.table.catalog import RegisterCatalog
 from headwater.table.pointers import Pointers
 from headwater.testing import simulate
-from tests.spark.table.given import COLUMNS, IMPATIENT, ORDERS, Warehouse, append, made, stored
+from tests.table.warehouse import COLUMNS, IMPATIENT, ORDERS, Warehouse, append, made, stored
 
 WRITES = (1, 2, 3, 4)
 """A rename writes that many pointers: leave, arrive, free the old name, say that it is free."""

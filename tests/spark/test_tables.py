@@ -25,7 +25,7 @@ from headwater.table import commit as commits
 from headwater.table.commit import Commit
 from headwater.table.reference import load
 from tests.interop.servers import Server
-from tests.spark.table.killed_query import SCHEMA
+from tests.spark.killed_table_query import SCHEMA
 
 TABLE = "shop.orders"
 ROOT = Path(__file__).parents[3]
@@ -70,7 +70,7 @@ def test_a_table_is_made_from_a_dataframe_and_holds_every_type(
     )
     df = spark.createDataFrame([values, (None,) * len(values)], schema)
     done = write(df, warehouse)
-    assert (done.rows, done.was_there) == (2, False)
+    assert (done.rows, done.already_committed) == (2, False)
     back = (
         read_table(spark, TABLE, warehouse=warehouse).orderBy(F.col("d").asc_nulls_last()).collect()
     )
@@ -85,8 +85,8 @@ def test_a_version_of_an_application_is_written_once(spark: SparkSession, wareho
     first = write(rows(spark, 1, 2), warehouse, txn_app_id="nightly", txn_version=3)
     again = write(rows(spark, 1, 2), warehouse, txn_app_id="nightly", txn_version=3)
     older = write(rows(spark, 1, 2), warehouse, txn_app_id="nightly", txn_version=2)
-    assert (again.was_there, again.snapshot_id) == (True, first.snapshot_id)
-    assert (older.was_there, older.rows) == (True, 0)
+    assert (again.already_committed, again.snapshot_id) == (True, first.snapshot_id)
+    assert (older.already_committed, older.rows) == (True, 0)
     assert write(rows(spark, 3), warehouse, txn_app_id="nightly", txn_version=4).rows == 1
     assert ids(warehouse) == [1, 2, 3]
 
@@ -98,7 +98,7 @@ def test_batches_that_nobody_numbered_are_all_written(spark: SparkSession, wareh
 
 
 def test_no_rows_make_a_table_and_no_snapshot(spark: SparkSession, warehouse: str) -> None:
-    assert write(rows(spark), warehouse) == Commit(None, 0, 0, was_there=False)
+    assert write(rows(spark), warehouse) == Commit(None, 0, 0, already_committed=False)
     assert load(TABLE, warehouse=warehouse).current_snapshot() is None
 
 
@@ -158,8 +158,8 @@ def test_another_type_is_refused_before_anything_is_written(
         ("SELECT parse_json('1') AS y", r"column y is variant.*to_json\(y\)"),
         ("SELECT array(struct(parse_json('1') AS v)) AS y", r"column y\.element\.v is variant"),
         ("SELECT 1 AS x, null AS y", "column y has no type, only nulls: cast it"),
-        ("SELECT 1 AS y, 2 AS y", "columns y, y: Spark takes these names for one"),
-        ("SELECT 1 AS y, 2 AS Y", "columns y, Y: Spark takes these names for one"),
+        ("SELECT 1 AS y, 2 AS y", "columns y, y: Spark treats these names as equal"),
+        ("SELECT 1 AS y, 2 AS Y", "columns y, Y: Spark treats these names as equal"),
         ("SELECT named_struct('a', 1, 'A', 2) AS y", r"columns y\.a, y\.A: Spark takes"),
         ("SELECT 1 AS `a.b`", r"column a\.b: a name in a table has no dot.*'a_b'"),
     ],
@@ -268,7 +268,7 @@ def test_what_cannot_work_is_refused(
 
 def test_a_stream_has_its_own_numbers(spark: SparkSession, warehouse: str) -> None:
     stream = spark.readStream.format("rate").load()
-    with pytest.raises(Refused, match="which its checkpoint keeps"):
+    with pytest.raises(Refused, match="which its checkpoint stores"):
         to_table(stream, TABLE, warehouse=warehouse, txn_app_id="a")
 
 
@@ -353,7 +353,7 @@ def test_without_its_token_the_replay_would_be_written_twice(
     run(spark, tmp_path, warehouse)
     for note in (tmp_path / "checkpoint" / "commits").glob("*0*"):
         note.unlink()
-    monkeypatch.setattr("headwater.table.commit.find", lambda *_: None)
+    monkeypatch.setattr("headwater.table.commit.find_commit", lambda *_: None)
     run(spark, tmp_path, warehouse)
     assert ids(warehouse) == [1, 1]
 
@@ -363,7 +363,7 @@ def test_a_query_killed_between_its_commit_and_sparks_loses_and_doubles_nothing(
 ) -> None:
     for number in range(4):
         produce(tmp_path, number, *range(number * 10, number * 10 + 10))
-    command = [sys.executable, "-m", "tests.spark.table.killed_query", str(tmp_path), "1"]
+    command = [sys.executable, "-m", "tests.spark.killed_table_query", str(tmp_path), "1"]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert ids(warehouse) == list(range(20))
@@ -385,7 +385,7 @@ def test_a_twin_that_was_faster_makes_ones_own_files_go(
 
     monkeypatch.setattr(commits, "commit", overtaken)
     done = write(rows(spark, 1), warehouse, txn_app_id="nightly", txn_version=1)
-    assert done.was_there
+    assert done.already_committed
     assert ids(warehouse) == [1]
     assert len(list((tmp_path / "warehouse" / "shop" / "orders" / "data").glob("*.parquet"))) == 1
 

@@ -16,8 +16,8 @@ from pyiceberg.table import Table
 
 from headwater.core import portal
 from headwater.core.errors import Conflict, NotFound
-from headwater.table import commit, orphans, pointers, sweep
 from headwater.table import commit as commits
+from headwater.table import orphans, pointers, sweep
 from headwater.table.catalog import RegisterCatalog
 from headwater.table.data_files import FLOOR
 from headwater.table.file_io import StoreFileIO
@@ -33,7 +33,7 @@ CAUGHT = (*NOTICED, OSError, ValueError, KeyError)
 async def frees_whatever_is_there(self: Pointers, name: str, pointer: TablePointer | None) -> None:
     """The last step of a rename goes over any pointer that the old name has by then."""
     if pointer is not None and pointer.leaving is not None and await self._arrive(name, pointer):
-        name, pointer = pointer.leaving.to, await self._pointer(pointer.leaving.to)
+        name, pointer = pointer.leaving.to, await self._read_pointer(pointer.leaving.to)
     if pointer is None or pointer.arrived is None:
         return
     arrival = pointer.arrived
@@ -79,7 +79,7 @@ async def leaves_its_name_free(self: Pointers, *names: str) -> str:
         left.append(now.metadata_location)
         return TablePointer(None, now.changes + 1, moved_to=new)
 
-    target = await self._pointer(new)
+    target = await self._read_pointer(new)
     if target is not None and target.metadata_location is not None:
         raise Conflict(new)
     await self._table(name).update(leave)
@@ -104,12 +104,12 @@ def sweeps_by_the_writers_clock(table: Table, before: Any, *, grace_ms: int = 0)
     """As it once was: lists after the commit, and compares its own clock with the store's."""
     files = table.io
     assert isinstance(files, StoreFileIO)
-    needed = sweep._needed(table, files)
+    needed = sweep._referenced(table, files)
     oldest_ms = table.metadata.last_updated_ms - grace_ms
     now = [
         meta
         for meta in sweep.list_metadata_files(table)
-        if meta.modified_ms < oldest_ms and files.place.location(meta.key) not in needed
+        if meta.modified_ms < oldest_ms and files.root.location(meta.key) not in needed
     ]
 
     async def remove() -> None:
@@ -141,17 +141,17 @@ PLANTED: dict[str, list[Replacement]] = {
     "rename-arrives-wherever-it-is-free": [(Pointers, "_arrive", arrives_wherever_it_is_free)],
     "rename-leaves-its-name-free": [(Pointers, "rename", leaves_its_name_free)],
     "rename-is-not-finished-first": [(TablePointer, "is_settled", property(lambda _: True))],
-    "files-of-any-table": [(commits, "check_belong", lambda *_: None)],
+    "files-of-any-table": [(commits, "check_files_belong", lambda *_: None)],
     "unknown-is-hidden": [
-        (commits, "in_doubt", hides_the_unknown),
+        (commits, "keeping_unknown", hides_the_unknown),
         (pointers, "staying_unknown", hides_the_unknown),
         (RegisterCatalog, "_has_landed", hides_it_in_the_catalog),
     ],
     "sweep-by-the-writers-clock": [(commits, "sweep", sweeps_by_the_writers_clock)],
-    "orphans-without-a-floor": [(orphans, "_with_floor", raises_no_floor)],
-    "orphans-of-the-name": [(orphans, "_with_floor", raises_the_floor_of_the_name)],
+    "orphans-without-a-floor": [(orphans, "_raise_floor", raises_no_floor)],
+    "orphans-of-the-name": [(orphans, "_raise_floor", raises_the_floor_of_the_name)],
     "floor-looked-at-too-early": [(commits._SameFloor, "validate", lambda *_: None)],
-    "token-is-not-looked-for": [(commit, "find", lambda *_: None)],
+    "token-is-not-looked-for": [(commits, "find_commit", lambda *_: None)],
 }
 FIRST_SEEDS = {
     "rename-frees-whatever-is-there": 18,

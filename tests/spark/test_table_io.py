@@ -13,18 +13,18 @@ from pyiceberg.types import NestedField
 from pyiceberg.types import StringType as IcebergString
 from pyspark.sql.types import LongType, StringType, StructType
 
-from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import Bug, Contended, OutcomeUnknown, Refused, Unavailable
 from headwater.spark import table_columns, table_io
-from headwater.spark.table_io import TableOptions
+from headwater.spark.table_io import QueryId, TableOptions
 from headwater.store.locations import FileRoot
 from headwater.table import commit as commits
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import Commit, Landed
+from headwater.table.commit import Commit, CommittedVersion
 from headwater.table.data_files import FilesRefused
 from headwater.table.reference import TableReference, table_reference
-from tests.spark.table.given import ORDERS, Warehouse, made, stored
-from tests.spark.table.test_catalog import interrupted
-from tests.spark.table.test_commit import raced
+from tests.table.test_catalog import interrupted
+from tests.table.test_commit import raced
+from tests.table.warehouse import ORDERS, Warehouse, made, stored
 
 OPTIONS = TableOptions(properties={}, evolve=True, keep_snapshots=100, file_bytes=1 << 20)
 
@@ -54,7 +54,7 @@ def write(
     monkeypatch: pytest.MonkeyPatch, catalog: RegisterCatalog, frame: Any, version: int = 0
 ) -> Commit:
     monkeypatch.setattr(TableReference, "open_catalog", lambda _: catalog)
-    target = table_reference(ORDERS, catalog.place.url, None, {})
+    target = table_reference(ORDERS, catalog.root.url, None, {})
     return table_io.write_batch_to_table(frame, target, OPTIONS, "query", version)
 
 
@@ -67,7 +67,7 @@ def test_a_batch_makes_the_table_and_is_written_once(
 ) -> None:
     catalog = warehouse.catalog()
     assert write(monkeypatch, catalog, Frame(1, 2)).rows == 2
-    assert write(monkeypatch, catalog, Frame(1, 2)).was_there
+    assert write(monkeypatch, catalog, Frame(1, 2)).already_committed
     assert stored(catalog) == [1, 2]
     assert len(data_files(warehouse)) == 1, "the replay looked before it wrote"
 
@@ -97,7 +97,7 @@ def test_files_that_cannot_be_removed_are_named(
     monkeypatch.setattr("headwater.store.store.Store.delete", refuse)
     with pytest.raises(Contended):
         write(monkeypatch, warehouse.catalog(), Frame(1))
-    assert "1 files that no snapshot names could not be removed" in caplog.text
+    assert "1 files that are in no snapshot could not be deleted" in caplog.text
 
 
 def test_files_of_a_commit_that_may_have_landed_are_kept(
@@ -115,11 +115,11 @@ def test_files_of_a_commit_that_may_have_landed_are_kept(
 def test_files_that_a_version_long_passed_may_have_in_the_table_are_kept(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def passed(*_: object, **__: object) -> Landed:
-        return Landed(None, is_ours=None)
+    def passed(*_: object, **__: object) -> CommittedVersion:
+        return CommittedVersion(None, is_ours=None)
 
     monkeypatch.setattr(commits, "commit", passed)
-    assert write(monkeypatch, warehouse.catalog(), Frame(1)).was_there
+    assert write(monkeypatch, warehouse.catalog(), Frame(1)).already_committed
     assert len(data_files(warehouse)) == 1
 
 
@@ -157,7 +157,7 @@ def test_columns_that_others_always_change_first_are_given_up(
         raise CommitFailedException("another commit came first")
 
     made(warehouse.catalog())
-    monkeypatch.setattr(table_columns, "grow", refuse)
+    monkeypatch.setattr(table_columns, "add_columns", refuse)
     with pytest.raises(Contended, match="columns could not be changed"):
         write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
 
@@ -173,7 +173,7 @@ def test_a_change_of_columns_that_may_have_landed_is_not_called_failed(
         raise CommitStateUnknownException("no answer")
 
     made(warehouse.catalog())
-    monkeypatch.setattr(table_columns, "grow", unknown)
+    monkeypatch.setattr(table_columns, "add_columns", unknown)
     with pytest.raises(OutcomeUnknown, match="no answer; then: no route"):
         write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
 
@@ -196,7 +196,7 @@ def test_files_for_a_table_that_is_another_by_now_are_removed_and_written_again_
             write(patch, catalog, Frame(1))
     assert data_files(warehouse) == []
     assert write(monkeypatch, catalog, Frame(1)).rows == 1
-    folder = catalog.place.key(catalog.load_table(ORDERS).location())
+    folder = catalog.root.key(catalog.load_table(ORDERS).location())
     assert [key.startswith(f"{folder}/data/") for key in data_files(warehouse)] == [True]
 
 
@@ -237,7 +237,7 @@ def test_a_table_of_another_catalog_stands_where_that_says(warehouse: Warehouse)
             return "s3a://bucket/db/orders"
 
     elsewhere: Any = Elsewhere()
-    place = table_reference(ORDERS, None, "prod", {"region": "eu-west-1"}).place(elsewhere)
+    place = table_reference(ORDERS, None, "prod", {"region": "eu-west-1"}).file_root(elsewhere)
     assert place == FileRoot("s3://bucket/db/orders?region=eu-west-1", "s3a://bucket/db/orders")
 
 
@@ -248,3 +248,50 @@ def test_a_drop_that_may_still_land_is_not_called_failed(warehouse: Warehouse) -
     with pytest.raises(CommitStateUnknownException, match="may still land"):
         catalog.drop_table(ORDERS)
     assert warehouse.catalog().table_exists(ORDERS)
+
+
+class Batch:
+    """A micro-batch whose session answers as Spark's does, and counts how often it is asked."""
+
+    def __init__(self, running: str | None = None, kept: str | None = None) -> None:
+        self.asked: list[str] = []
+        self._running = running
+        self._kept = kept
+
+    sparkSession = property(lambda self: self)
+    sparkContext = property(lambda self: self)
+    read = property(lambda self: self)
+
+    def getLocalProperty(self, name: str) -> str | None:
+        self.asked.append(name)
+        return self._running
+
+    def text(self, path: str) -> Batch:
+        self.asked.append(path)
+        return self
+
+    def first(self) -> tuple[str] | None:
+        return None if self._kept is None else (self._kept,)
+
+
+def test_a_query_of_this_process_tells_its_id_once() -> None:
+    batch: Any = Batch(running="q")
+    names = QueryId(None, is_remote=False)
+    assert [names.of(batch), names.of(batch)] == ["q", "q"]
+    assert batch.asked == ["sql.streaming.queryId"]
+
+
+def test_a_query_of_a_remote_server_is_known_by_its_checkpoint() -> None:
+    batch: Any = Batch(kept='{"id":"q"}')
+    assert QueryId("/checkpoint", is_remote=True).of(batch) == "q"
+    assert batch.asked == ["/checkpoint/metadata"]
+
+
+def test_a_query_that_cannot_be_named_is_not_written() -> None:
+    with pytest.raises(Refused, match="checkpoint_location="):
+        QueryId(None, is_remote=True)
+    nameless: Any = Batch()
+    with pytest.raises(Refused, match="has no id of its query"):
+        QueryId("/checkpoint", is_remote=True).of(nameless)
+    with pytest.raises(Bug):
+        QueryId(None, is_remote=False).of(nameless)

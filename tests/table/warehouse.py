@@ -18,7 +18,7 @@ from headwater.spark.table_files import FilePlan, write_files_task
 from headwater.store import Backend, MemoryBackend, Store
 from headwater.store.address import _memory
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import Commit, CommitToken, Landed, commit
+from headwater.table.commit import Commit, CommittedVersion, CommitToken, commit
 from headwater.table.data_files import FLOOR, WrittenFile
 
 ORDERS = "shop.orders"
@@ -70,7 +70,7 @@ def written(catalog: RegisterCatalog, ids: Sequence[int]) -> list[WrittenFile]:
     table = catalog.load_table(ORDERS)
     schema, order = table_columns.file_columns(table, COLUMNS)
     plan = FilePlan(
-        place=catalog.place,
+        root=catalog.root,
         folder=f"{table.location()}/data",
         schema=schema.serialize().to_pybytes(),
         order=order,
@@ -85,7 +85,7 @@ def written(catalog: RegisterCatalog, ids: Sequence[int]) -> list[WrittenFile]:
 
 def append(
     catalog: RegisterCatalog, ids: Sequence[int], app: str, version: int, *, keep: int = KEEP
-) -> Commit | Landed:
+) -> Commit | CommittedVersion:
     """Commit these rows as a version of an application."""
     token = CommitToken(app, version, runtime.new_ulid())
     return commit(catalog, ORDERS, written(catalog, ids), token, keep_snapshots=keep)

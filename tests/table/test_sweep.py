@@ -13,7 +13,7 @@ from headwater.table import commit as commits
 from headwater.table import sweep as sweeps
 from headwater.table.catalog import RegisterCatalog
 from headwater.table.sweep import list_metadata_files, sweep
-from tests.spark.table.given import ORDERS, Warehouse, append, made, stored
+from tests.table.warehouse import ORDERS, Warehouse, append, made, stored
 
 
 def metadata_files(warehouse: Warehouse) -> set[str]:

@@ -214,17 +214,17 @@ def test_what_is_meant_is_told_by_options_that_one_kind_of_read_has() -> None:
         ("startingOffsets", '{"orders": 5}', "expected earliest, latest"),
         ("startingOffsets", '{"orders": {"x": 5}}', "not the number of a partition"),
         ("startingOffsets", '{"orders": {"0": 0}}', "offsets begin with 1"),
-        ("startingOffsets", '{"orders": {"0": -3}}', "is no offset"),
+        ("startingOffsets", '{"orders": {"0": -3}}', "is not an offset"),
         ("startingTimestamp", "soon", "milliseconds since 1970"),
         ("startingOffsetsByTimestamp", '{"orders": 5}', "expected"),
         ("startingOffsetsByTimestamp", '{"orders": {"0": "soon"}}', "milliseconds since 1970"),
         ("startingOffsetsByTimestampStrategy", "earliest", "error or latest"),
         ("groupId", "a/b", "is not a valid group name"),
         ("takeOver", "maybe", "true or false"),
-        ("maxOffsetsPerTrigger", "0", "above 0"),
+        ("maxOffsetsPerTrigger", "0", "1 or more"),
         ("maxBytesPerTrigger", "0", "above 0"),
         ("maxBytesPerTrigger", "lots", "8MiB"),
-        ("minPartitions", "-1", "above 0"),
+        ("minPartitions", "-1", "1 or more"),
         ("columns", "a,a", "each once"),
         ("valueFormat", "json", "raw or arrow"),
         ("onBadBatch", "ignore", "fail or skip or deadLetter"),
@@ -243,7 +243,7 @@ def test_a_value_that_does_not_fit_is_refused(name: str, text: str, told: str) -
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("txnVersion", "-1", "0 or above"),
+        ("txnVersion", "-1", "0 or more"),
         ("txnAppId", " ", "is empty"),
         ("sinkTimeout", "0s", "above 0"),
         ("compression", "gzip", "none or zstd or lz4"),
@@ -266,7 +266,7 @@ def test_every_option_says_what_it_is_for() -> None:
 
 
 def test_every_option_is_on_its_page_with_its_default() -> None:
-    page = (Path(__file__).parents[3] / "docs/spark.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/spark.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     wanted = [
         (

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from headwater.core.errors import Bug, Refused, Trimmed
-from headwater.spark.errors import HIDE, plain_errors, sentence_first
+from headwater.spark.errors import HIDE, message_first, plain_errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +76,7 @@ def test_a_process_of_the_users_own_is_left_alone(monkeypatch: pytest.MonkeyPatc
     assert HIDE not in os.environ
 
 
-@sentence_first
+@message_first
 def called_back(error: Exception) -> None:
     raise error
 

@@ -37,7 +37,7 @@ from headwater.store.objects import Buffer, ByteRange
 from headwater.table.catalog import RegisterCatalog
 from headwater.table.file_io import StoreFileIO
 from headwater.table.pointers import Pointers
-from tests.spark.table.given import COLUMNS, IMPATIENT, ORDERS, Warehouse, made
+from tests.table.warehouse import COLUMNS, IMPATIENT, ORDERS, Warehouse, made
 
 SECRET = "wJalrXUtnFEMI"
 POINTER = "catalog/tables/shop/orders.json"
@@ -183,7 +183,7 @@ class Unanswered(RegisterCatalog):
 
     def _swap(self, name: tuple[str, str], expected: str, staged: StagedTable) -> None:
         super()._swap(name, expected, staged)
-        renamed(RegisterCatalog("other", store=self._store, warehouse=self.place.url), "second")
+        renamed(RegisterCatalog("other", store=self._store, warehouse=self.root.url), "second")
         reset = OutcomeUnknown("connection reset")
         with mock.patch.object(Pointers, "point", side_effect=reset):
             super()._swap(name, expected, staged)
@@ -236,7 +236,7 @@ def test_a_purge_leaves_only_files_that_cannot_be_deleted(
     catalog.purge_table(ORDERS)
     left = [key for key in warehouse.objects._objects if key.startswith("shop/")]
     assert [location.endswith(key) for location, key in zip(denied, left, strict=True)] == [True]
-    assert f"{denied[0]} is left of a purged table: not yours" in caplog.text
+    assert f"{denied[0]} of a purged table could not be deleted: not yours" in caplog.text
 
 
 def test_a_purge_leaves_a_table_that_was_renamed_meanwhile(warehouse: Warehouse) -> None:
@@ -271,7 +271,7 @@ def test_a_name_that_cannot_be_a_key_is_refused(warehouse: Warehouse, name: str)
 def test_a_namespace_stays_clear_of_what_streams_and_catalog_keep(
     warehouse: Warehouse, name: str
 ) -> None:
-    with pytest.raises(Refused, match="another meaning"):
+    with pytest.raises(Refused, match="another use"):
         warehouse.catalog().create_namespace(name)
 
 

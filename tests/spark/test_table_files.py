@@ -10,7 +10,7 @@ import pytest
 from headwater.core.errors import NotSupported, Refused
 from headwater.spark.table_files import FilePlan, ReadPlan, read_files_task, write_files_task
 from headwater.store.locations import FileRoot
-from tests.spark.table.given import Warehouse
+from tests.table.warehouse import Warehouse
 
 FIELD_ID = "PARQUET:field_id"
 
@@ -22,7 +22,7 @@ def column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
 def write(warehouse: Warehouse, rows: pa.RecordBatch, *columns: pa.Field, **plan: Any) -> list[str]:
     """The locations of the files that a task makes of these rows."""
     how = FilePlan(
-        place=FileRoot.at(warehouse.url),
+        root=FileRoot.at(warehouse.url),
         folder=f"{warehouse.url}/t/data",
         schema=pa.schema(list(columns)).serialize().to_pybytes(),
         order=plan.get("order", list(range(len(columns)))),
@@ -38,7 +38,7 @@ def write(warehouse: Warehouse, rows: pa.RecordBatch, *columns: pa.Field, **plan
 def read(warehouse: Warehouse, locations: list[str], *columns: tuple[pa.Field, int]) -> list[Any]:
     schema = pa.schema([field for field, _ in columns])
     how = ReadPlan(
-        place=FileRoot.at(warehouse.url),
+        root=FileRoot.at(warehouse.url),
         schema=schema.serialize().to_pybytes(),
         field_ids=[field_id for _, field_id in columns],
     )

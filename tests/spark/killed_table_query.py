@@ -1,6 +1,6 @@
 """A query that dies between its sink's commit and Spark's own: run as a program, and killed.
 
-python -m tests.spark.table.killed_query FOLDER BATCH
+python -m tests.spark.killed_table_query FOLDER BATCH
 """
 
 from __future__ import annotations
