@@ -13,12 +13,12 @@ from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.loose import Chunks, Loose
 from headwater.buffer.producer import Producer
-from headwater.buffer.producer.pieces import (
+from headwater.buffer.producer.record_columns import (
     LOOSE_MIN_BYTES,
+    RecordLists,
     joined,
     loosely_joined,
 )
-from headwater.buffer.producer.rows import Rows
 from headwater.core.limits import KIB
 from tests.buffer.producer.fakes import fake_stream
 from tests.store.scripted import virtual
@@ -27,13 +27,15 @@ ID = "01J5T4R3KXBMZ7QV9N2WSP8YDH"
 CALLS = Calls.of([Call(0, 1_700_000_000_000, None)])
 
 
-def rows_of(values: list[bytes | None], sizes: list[int] | None = None) -> Rows:
-    rows = Rows()
+def rows_of(values: list[bytes | None], sizes: list[int] | None = None) -> RecordLists:
+    rows = RecordLists()
     rows.extend(values, keys=[b"k"] * len(values), sizes=sizes)
     return rows
 
 
-def both_ways(rows: Rows, compression: Compression = Compression.NONE) -> tuple[bytes, bytes]:
+def both_ways(
+    rows: RecordLists, compression: Compression = Compression.NONE
+) -> tuple[bytes, bytes]:
     records, values = rows.to_loose_arrow()
     loosely = encode_parts(Batch(ID, records, CALLS, values), compression)
     assert len(loosely) == len(bytes(loosely))

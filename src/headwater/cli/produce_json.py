@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from headwater.buffer.producer.dict_rows import table_of
-from headwater.buffer.producer.exact import check_exact
+from headwater.buffer.producer.rows import check_exact, table_of
 from headwater.buffer.records import KEY, RESERVED, from_arrow
 from headwater.buffer.widening import Inexact, exact_cast, extended_type, typed_as
 from headwater.cli.json_columns import JsonColumns, suspicious_numbers

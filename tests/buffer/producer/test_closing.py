@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from headwater.buffer.producer import Producer
-from headwater.buffer.producer.engine import GOODBYE_S
+from headwater.buffer.producer.sender import CLOSE_TIMEOUT_S
 from headwater.buffer.queue.contract import Resumed
 from headwater.buffer.stream import create_stream
 from headwater.core import runtime
@@ -118,7 +118,7 @@ async def test_a_produce_that_was_cancelled_has_kept_nothing() -> None:
                     continue
                 with pytest.raises(asyncio.CancelledError):
                     await call
-                assert producer._accumulator.untold_rows == 0
+                assert producer._batches.pending_rows == 0
             await producer.flush()
             await runtime.sleep(1)
 
@@ -233,7 +233,7 @@ async def test_goodbyes_of_many_partitions_take_no_longer_than_that_of_one() -> 
         producer = await Producer.open(stream)
         started_s = runtime.monotonic_s()
         await producer.close()
-    assert runtime.monotonic_s() - started_s == pytest.approx(GOODBYE_S)
+    assert runtime.monotonic_s() - started_s == pytest.approx(CLOSE_TIMEOUT_S)
     assert len(begun) == 100
 
 

@@ -1,31 +1,19 @@
-"""What one produce call brings, checked: from here on nothing of it can be refused.
+"""One produce call: what the caller gives for its records, checked and made plain.
 
-A small call stays a few lists; a large one, or one of typed columns, becomes Arrow record batches.
+From here on nothing of the call can be refused for what it is. A small call stays a few lists; a
+large one, or one of typed columns, becomes Arrow record batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from headwater.buffer.expansion import check_expansion
-from headwater.buffer.producer.given import (
-    OFFSET_BYTES,
-    checked_keys,
-    checked_metadata,
-    header_bytes,
-    header_items,
-    header_pairs,
-    is_text,
-    keys_are_text,
-    listed_values,
-    micros,
-    operation_code,
-)
-from headwater.buffer.producer.rows import Header, Rows
+from headwater.buffer.producer.record_columns import Header, RecordLists
 from headwater.buffer.records import (
     HEADERS,
     KEY,
@@ -33,6 +21,7 @@ from headwater.buffer.records import (
     RESERVED,
     TIMESTAMP,
     VALUE,
+    Operation,
     check_operations,
     check_sizes,
     from_arrow,
@@ -54,9 +43,20 @@ Operations: TypeAlias = str | int | Sequence[str | int | None] | pa.Array | None
 LIST_MAX_ROWS: Final = 16_384
 """Calls of more records become Arrow columns at once."""
 _INT32_MAX: Final = (1 << 31) - 1
+OFFSET_BYTES: Final = 4
+"""What Arrow keeps beside every value of variable size."""
+
+OPERATION_WORDS: Final = ", ".join(operation.name.lower() for operation in Operation)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_INT64_MAX: Final = (1 << 63) - 1
+_CODES: Final[dict[Any, int]] = {
+    **{operation.name.lower(): int(operation) for operation in Operation},
+    **{int(operation): int(operation) for operation in Operation},
+}
 
 
-class Extras:
+class OptionalColumns:
     """The columns that a call of valued records may have beside the value."""
 
     __slots__ = ("headers", "keys", "operations", "timestamps")
@@ -86,7 +86,7 @@ class Extras:
             elif isinstance(given, pa.ChunkedArray):
                 found[name] = given.combine_chunks()
             elif isinstance(given, str) and name == KEY:
-                raise keys_are_text()
+                raise text_keys_refused()
             elif name == TIMESTAMP and isinstance(given, str | bytes | float | date):
                 micros(given)  # which refuses it, and says what a timestamp is
             elif isinstance(given, Sequence | pa.Array) and not isinstance(given, str | bytes):
@@ -123,7 +123,7 @@ def _repeated(name: str, value: Any, rows: int) -> Any:
     return pa.repeat(pa.scalar(value, RESERVED[KEY]), rows)
 
 
-class Parcel:
+class ProduceCall:
     """One call's records: `values` and the lists beside it, or `batches`."""
 
     __slots__ = (
@@ -163,9 +163,9 @@ class Parcel:
         self.timestamps: list[int | None] | None = None
         self.operations: list[int | None] | None = None
 
-    def rows_of_lists(self) -> Rows:
+    def as_lists(self) -> RecordLists:
         """The lists, for whoever makes columns of them."""
-        rows = Rows()
+        rows = RecordLists()
         rows.extend(self.values or [], self.keys, self.headers, self.timestamps, self.operations)
         return rows
 
@@ -216,27 +216,27 @@ class Parcel:
 def valued(
     entries: Entries,
     metadata: bytes | None,
-    extras: Extras,
+    extras: OptionalColumns,
     partition: int | None,
     *,
     as_lists: bool = True,
-) -> Parcel:
+) -> ProduceCall:
     """A call of opaque values. With `as_lists`, a small one is not made into Arrow columns."""
-    parcel = Parcel(metadata, partition)
+    call = ProduceCall(metadata, partition)
     if isinstance(entries, pa.Array | pa.ChunkedArray):
-        _take_arrow(parcel, entries, extras)
-        return parcel
+        _take_arrow(call, entries, extras)
+        return call
     values = listed_values(entries)
     columns = extras.columns(len(values))
     in_lists = not any(isinstance(column, pa.Array) for column in columns.values())
     if not values:
         _check_counts(columns, 0)
     elif as_lists and in_lists and len(values) <= LIST_MAX_ROWS:
-        parcel.take_lists(values, columns)
+        call.take_lists(values, columns)
     else:
         found = pa.array(values, pa.binary())
-        _take_arrow(parcel, found, extras)
-    return parcel
+        _take_arrow(call, found, extras)
+    return call
 
 
 def typed(
@@ -246,28 +246,30 @@ def typed(
     carried: pa.Schema | None = None,
     *,
     is_ours: bool = False,
-) -> Parcel:
+) -> ProduceCall:
     """A call of typed columns and reserved ones. A batch of the schema `carried` goes as it is."""
     if data.num_rows and not data.num_columns:
         raise Refused(f"{data.num_rows:,} rows without any column: there is nothing to carry them")
-    parcel = Parcel(metadata, partition)
-    parcel.is_ours = is_ours
+    call = ProduceCall(metadata, partition)
+    call.is_ours = is_ours
     if (
         carried is not None
         and isinstance(data, pa.RecordBatch)
         and data.schema.equals(carried, check_metadata=True)
     ):
         check_sound(data)
-        parcel.take_batches([data])
+        call.take_batches([data])
     else:
-        parcel.take_batches(from_arrow(data))
-    return parcel
+        call.take_batches(from_arrow(data))
+    return call
 
 
-def _take_arrow(parcel: Parcel, entries: pa.Array | pa.ChunkedArray, extras: Extras) -> None:
+def _take_arrow(
+    call: ProduceCall, entries: pa.Array | pa.ChunkedArray, extras: OptionalColumns
+) -> None:
     chunks = entries.chunks if isinstance(entries, pa.ChunkedArray) else [entries]
     if any(pa.types.is_string(c.type) or pa.types.is_large_string(c.type) for c in chunks):
-        raise is_text()
+        raise text_refused()
     columns = extras.columns(len(entries))
     _check_counts(columns, len(entries))
     batches, start = [], 0
@@ -281,7 +283,7 @@ def _take_arrow(parcel: Parcel, entries: pa.Array | pa.ChunkedArray, extras: Ext
             batch = with_column(batch, name, _plain(name, values))
         start += len(chunk)
         batches += from_arrow(batch) if columns else [batch]
-    parcel.take_batches(batches)
+    call.take_batches(batches)
 
 
 def _check_array(name: str, column: pa.Array) -> None:
@@ -316,3 +318,168 @@ def _check_counts(columns: Mapping[str, Any], rows: int) -> None:
     for name, column in columns.items():
         if len(column) != rows:
             raise Refused(f"{name}: {len(column)} values for {rows} records")
+
+
+# What callers give for a record
+
+
+def listed_values(entries: Any) -> list[bytes | None]:
+    """The entries as a list of bytes and None; `Refused` says what else was found."""
+    if isinstance(entries, bytes):
+        return [entries]
+    if isinstance(entries, str):
+        raise text_refused()
+    if isinstance(entries, bytearray | memoryview):
+        return [bytes(entries)]
+    if not isinstance(entries, Sequence):
+        raise Refused(
+            f"entries are a sequence of bytes or None, one for each record, not "
+            f"{type(entries).__name__}"
+        )
+    kinds = set(map(type, entries))
+    if kinds <= {bytes, type(None)}:
+        return list(entries)
+    if any(issubclass(kind, str) for kind in kinds):
+        raise text_refused()
+    if all(issubclass(kind, bytes | bytearray | memoryview | type(None)) for kind in kinds):
+        # Copied: whoever holds them may change them before they are sent.
+        return [None if entry is None else bytes(entry) for entry in entries]
+    strange = sorted(kind.__name__ for kind in kinds - {bytes, type(None)})
+    raise Refused(f"entries are bytes or None, not {', '.join(strange)}")
+
+
+def text_refused() -> Refused:
+    """Text where bytes belong."""
+    return Refused("entries are bytes, not text: encode it first, as in text.encode()")
+
+
+def text_keys_refused() -> Refused:
+    """Text where keys belong."""
+    return Refused("keys are bytes, not text: encode them first, as in key.encode()")
+
+
+def arrow_table(data: Any) -> pa.RecordBatch | pa.Table:
+    """Columns as pyarrow has them, from whatever has Arrow's C interface: a frame or a result."""
+    if isinstance(data, pa.RecordBatch | pa.Table):
+        check_pandas_index(data.schema)
+        return data
+    if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
+        raise Refused(
+            "produce_arrow takes a pyarrow RecordBatch or Table, or what has Arrow's C interface "
+            f"(__arrow_c_stream__: frames of pandas and polars, results of DuckDB), not "
+            f"{type(data).__name__}; for a list of dicts there is produce_rows"
+        )
+    try:
+        table = pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise Refused(f"the columns of a {type(data).__name__} cannot be read: {error}") from error
+    check_pandas_index(table.schema)
+    return table
+
+
+def check_pandas_index(schema: pa.Schema) -> None:
+    """Refuse an index that is a range and no plain count.
+
+    Arrow keeps a range in the metadata alone, and no column has its values: they would be lost.
+    """
+    if b'"range"' not in (schema.metadata or {}).get(b"pandas", b""):
+        return
+    for index in schema.pandas_metadata.get("index_columns", ()):
+        if isinstance(index, dict) and index.get("kind") == "range":
+            name, start, step = index.get("name"), index.get("start"), index.get("step")
+            if name is not None or start != 0 or step != 1:
+                title = "" if name is None else f" {name!r}"
+                raise Refused(
+                    f"the index{title} of pandas is a range from {start} in steps of {step}, which "
+                    "no column holds: reset_index() first, or reset_index(drop=True)"
+                )
+
+
+def checked_metadata(metadata: Any) -> bytes | None:
+    """The metadata of a call."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, bytes):
+        raise Refused(f"metadata are bytes, not {type(metadata).__name__}")
+    if len(metadata) > limits.METADATA_MAX_BYTES:
+        raise LimitExceeded(
+            f"metadata of {len(metadata):,} bytes; METADATA_MAX_BYTES is "
+            f"{limits.METADATA_MAX_BYTES:,}"
+        )
+    return metadata
+
+
+def checked_keys(keys: Any) -> list[bytes | None]:
+    """One key, or None, for each record."""
+    if any(isinstance(key, str) for key in keys):
+        raise text_keys_refused()
+    strange = {type(key).__name__ for key in keys} - {"bytes", "NoneType", "bytearray"}
+    if strange:
+        raise Refused(f"keys are bytes or None, not {', '.join(sorted(strange))}")
+    return [None if key is None else bytes(key) for key in keys]
+
+
+def header_items(pairs: Any) -> list[tuple[Any, Any]]:
+    """The pairs of one record's headers."""
+    return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
+
+
+def header_pairs(pairs: Any) -> Header | None:
+    """The headers of one record as the record model holds them."""
+    if pairs is None:
+        return None
+    try:
+        header = [{"key": key, "value": value} for key, value in header_items(pairs)]
+    except (TypeError, ValueError):
+        header = [{"key": None}]
+    for pair in header:
+        if not isinstance(pair["key"], str) or not isinstance(pair["value"], bytes | None):
+            raise Refused(
+                "headers: for each record one mapping, or a list of (text, bytes) pairs, or None"
+            )
+        if not is_whole_text(pair["key"]):
+            raise Refused(f"headers: the key {pair['key']!r}: half a character is no text")
+    return header
+
+
+def is_whole_text(text: str) -> bool:
+    """Whether it can be written down: a lone surrogate, as a broken decoder leaves one, cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def header_bytes(header: Header | None) -> int:
+    """What the headers of one record take."""
+    if header is None:
+        return OFFSET_BYTES
+    return sum(len(pair["key"]) + len(pair["value"] or b"") + 3 * OFFSET_BYTES for pair in header)
+
+
+def micros(given: Any) -> int | None:
+    """Microseconds since 1970; a time without a zone counts as UTC."""
+    if given is None:
+        return None
+    if isinstance(given, datetime):
+        if getattr(given, "nanosecond", 0):
+            raise Refused(f"timestamps have microseconds, not {given!r}: round it first")
+        aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+        return (aware - _EPOCH) // _MICROSECOND
+    if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= _INT64_MAX:
+        return given
+    raise Refused(f"timestamps are datetimes, or whole microseconds since 1970, not {given!r}")
+
+
+def operation_code(given: Any) -> int | None:
+    """The code of an operation, from its code or its word."""
+    if given is None:
+        return None
+    known = isinstance(given, str | int) and not isinstance(given, bool)
+    code = _CODES.get(given.lower() if isinstance(given, str) else given) if known else None
+    if code is None:
+        raise Refused(f"operations are {OPERATION_WORDS}, not {given!r}")
+    return code
