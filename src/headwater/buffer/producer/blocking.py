@@ -65,6 +65,7 @@ class BlockingProducer(BaseProducer):
         super().__init__(producer._sender)
         self._producer = producer
         self._portal = home
+        self._wall_ms = runtime.current().wall_ms
 
     @classmethod
     def open(
@@ -137,9 +138,13 @@ class BlockingProducer(BaseProducer):
                 and (key is None or type(key) is bytes)
                 and (metadata is None or type(metadata) is bytes)
             ):
-                accumulator = self._accumulator
-                with accumulator.lock:
-                    handle = accumulator.append_value(value, key, metadata, self._wall_ms())
+                accumulator, now_ms = self._accumulator, self._wall_ms()
+                lock = accumulator.lock
+                lock.acquire()  # `with` takes as long as all the rest of the call
+                try:
+                    handle = accumulator.append_value(value, key, metadata, now_ms)
+                finally:
+                    lock.release()
                 if handle is not None:
                     if self._batches.is_stirred:
                         self._portal.post(self._sender.wakeup)
